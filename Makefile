@@ -1,0 +1,42 @@
+# `make repro` and `make test` set up all they need on a machine with Python 3.11+, git and make.
+
+PYTHON ?= python3
+RUN ?=
+GPU ?=
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: repro test soak lint clean
+
+repro: .venv/installed$(if $(GPU),-gpu)
+ifneq ($(RUN),)
+	test $(RUN) -ef params/run.toml || cp $(RUN) params/run.toml
+endif
+	dvc repro
+	@lockstep summary
+
+test: .venv/installed-test
+	pytest -q -n 2 --dist loadgroup -m "not soak"
+
+soak: .venv/installed-test
+	pytest -q -n 2 --dist loadgroup -m soak
+
+lint: .venv/installed-test
+	ruff format --check .
+	ruff check .
+
+clean:
+	rm -rf .venv
+
+# One marker file per set of packages; pip is asked again only when these files change.
+.venv/installed%: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.$(EXTRA$*)'
+	touch $@
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+EXTRA-test := [test]
+EXTRA-gpu := [cuda12]

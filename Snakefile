@@ -1,0 +1,30 @@
+"""`snakemake train --cores all`: one rule for each stage of dvc.yaml. A bare `snakemake` runs them all."""
+from pathlib import Path
+
+from pipeline.keys import OUT, RUN_FILE, STAGES, Keys, needs
+
+KEYS = Keys(Path(RUN_FILE))
+
+
+rule all:
+    default_target: True
+    input:
+        [KEYS.made(name) for name in STAGES],
+
+
+# A key holds all that a stage depends on, so times of files say nothing: `ancient`.
+for name in STAGES:
+
+    rule:
+        name:
+            name
+        input:
+            [ancient(KEYS.made(need)) for need in needs(name)],
+        output:
+            KEYS.made(name),
+        log:
+            f"logs/{name}.log",
+        params:  # not `shell: stage["cmd"]`, which every rule would share: the loop's last
+            cmd=STAGES[name]["cmd"],
+        shell:
+            "{params.cmd} 2>&1 | tee {log}"

@@ -1,0 +1,118 @@
+"""`lockstep COMMAND`, also `python -m pipeline COMMAND`: every stage by hand, and a few tools.
+
+Imports nothing heavy before it knows what is asked, so that `--help` answers at once.
+"""
+
+import logging
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.errors import LockstepError
+from pipeline.keys import RUN_FILE, STAGES
+
+app = typer.Typer(
+    help="Reproducible low-communication LLM pre-training: the stages, one by one.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
+Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
+DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
+
+
+def _stage(name: str, run: Path, root: Path) -> None:
+    """Runs one stage, alone under its locks, unless its result is there already."""
+    from pipeline import config, devices, lifeline, lock
+    from pipeline.artifacts import Paths, verify
+
+    settings = config.load(run)
+    paths = Paths(name, run, root)
+    lifeline.watch()
+    with (
+        lock.hold(root / "data" / f".{name}.lock"),
+        lock.hold(paths.runs / f"{paths.key}.lock"),
+    ):
+        if paths.is_made(name):
+            verify(root / paths.keys.made(name))
+            print(f"{name}: {root / paths.keys.made(name)} is there already")
+            return
+        logging.basicConfig(
+            level=settings.runtime.log_level.upper(), format="%(message)s", stream=sys.stdout
+        )
+        for library in ("jax", "matplotlib", "httpx", "httpx2", "filelock"):
+            logging.getLogger(library).setLevel(logging.WARNING)
+        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns of what is not wrong
+        devices.prepare(settings)
+        import_module(f"pipeline.{name}").run(settings, paths)
+
+
+def _add_stage(name: str, description: str) -> None:
+    @app.command(name, help=description)
+    def stage(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
+        _stage(name, run, root)
+
+
+for _name, _entry in STAGES.items():
+    _add_stage(_name, f"{_entry['desc']}.")
+
+
+@app.command()
+def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
+    """Print what the run came to; exit with status 1 where its export was refused."""
+    from pipeline import summary as table
+    from pipeline.artifacts import Paths
+
+    raise typer.Exit(table.show(Paths("report", run, root)))
+
+
+@app.command("import")
+def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.")]) -> None:
+    """Print a whole run file made out of a Psyche configuration."""
+    from pipeline.importer import import_psyche
+
+    typer.echo(import_psyche(source), nl=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a run file."""
+    from pipeline import schema as schema_
+
+    typer.echo(schema_.generate(), nl=False)
+
+
+@app.command()
+def clean(root: Root = DEFAULT_ROOT) -> None:
+    """Remove the work in progress that killed runs left."""
+    import shutil
+
+    from pipeline import lock
+
+    runs = root / "data" / "runs"
+    for folder in sorted(path for path in runs.glob("*") if path.is_dir()):
+        with lock.hold(runs / f"{folder.name}.lock", patience_seconds=0):
+            print(f"clean: {folder}")
+            shutil.rmtree(folder)
+
+
+def main() -> None:
+    """The command line: a user's mistake is one line and status 1, never a traceback."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        app()
+    except LockstepError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:  # the disk is full, a folder not writable, a file gone
+        place = error.filename or "input or output"
+        sys.exit(f"error: {place}: {error.strerror or error}, expected to read or write there")
+
+
+if __name__ == "__main__":
+    main()

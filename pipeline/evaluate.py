@@ -1,0 +1,207 @@
+"""Stage evaluate: the exported folder on held-out text, and what it writes -> data/evaluate.
+
+What is measured is what was exported: the weights are read back from the Hugging Face folder.
+Shapes in names: N sequences of T tokens, V vocabulary.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Tokenizer
+
+from pipeline import artifacts, config, devices, held_out, hf
+from pipeline.artifacts import Paths
+from pipeline.errors import LockstepError
+from pipeline.generate import generate
+from pipeline.loss import cross_entropy
+from pipeline.optim.optimizer import Tree
+
+REFUSED = "refused.json"  # what stage export leaves in place of weights
+UNKNOWN = -1  # bytes of a token that the tokenizer does not have
+NOTHING = {
+    "held_out_loss": None,
+    "perplexity": None,
+    "bits_per_byte": None,
+    "sequences": None,
+    "tokens": None,
+    "bytes": None,
+}
+
+
+class Exported(NamedTuple):
+    """What an exported folder holds.
+
+    hf_config: its config.json; context: the most tokens it is made for; apply(params, tokens_BT)
+    gives logits_BTV; tokenizer: None where there is no tokenizer.json.
+    """
+
+    hf_config: dict
+    context: int
+    params: Tree
+    apply: Callable[[Tree, jax.Array], jax.Array]
+    tokenizer: Tokenizer | None
+
+
+def run(run: config.Run, paths: Paths) -> None:
+    """Writes evaluate.json, sample.txt and metrics/evaluate.json; nulls where nothing is known."""
+    shards, export = paths.need("download"), paths.need("export")
+    devices.keep_compiled(paths.store / "compiled")
+    notes: list[str] = []
+    if (export / REFUSED).exists():
+        measured, text = NOTHING, None
+        notes.append("the export was refused, so there is nothing to measure")
+    else:
+        exported = read(export, run)
+        measured = _measure(run, exported, held_out.read(run, shards), export, notes)
+        text = _sample(run, exported, notes)
+    result = measured | {"prompt": run.evaluate.prompt, "text": text, "notes": notes}
+    with paths.building() as folder:
+        artifacts.write_json(folder / "evaluate.json", result)
+        artifacts.write_text(folder / "sample.txt", text or "")
+        artifacts.write_json(paths.metrics / "evaluate.json", measured)
+    for name in ("held_out_loss", "perplexity", "bits_per_byte"):
+        if measured[name] is not None:
+            print(f"evaluate: {name.replace('_', ' ')} {measured[name]:.4f}")
+    for note in notes:
+        print(f"evaluate: {note}")
+
+
+def read(export: Path, run: config.Run) -> Exported:
+    """Reads an exported folder.
+
+    Raises:
+      LockstepError: it is not one.
+    """
+    hf_config, params = hf.read_folder(export)
+    model, model_config = hf.model_of(hf_config, export / hf.CONFIG)
+    scan, dtype = run.peers.scan_layers, jnp.dtype("float32")
+    apply = partial(model.apply, model_config, scan=scan, dtype=dtype)
+    context = min(model_config.max_position_embeddings, run.llm.max_seq_len)
+    return Exported(hf_config, context, params, apply, _tokenizer(export / "tokenizer.json"))
+
+
+def _tokenizer(path: Path) -> Tokenizer | None:
+    if not path.exists():
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise LockstepError(f"{path}: expected a tokenizer: {error}") from error
+
+
+# ---- Held-out text ----
+
+
+def _measure(
+    run: config.Run, exported: Exported, tokens_NT: np.ndarray, export: Path, notes: list[str]
+) -> dict:
+    """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted."""
+    if not len(tokens_NT):
+        notes.append("the data has no held-out split, so there is no loss to measure")
+        return NOTHING
+    measure = jax.jit(lambda params, lot: cross_entropy(exported.apply(params, lot), lot))
+    params_on = {device: jax.device_put(exported.params, device) for device in jax.devices()}
+    loss = held_out.mean_loss(measure, params_on, tokens_NT, run.peers.micro_batch)
+    perplexity = float(np.exp(loss))
+    if not math.isfinite(perplexity):
+        raise LockstepError(
+            f"{export}: held-out loss is {loss}, expected a number; [export] dtype = "
+            f"{run.export.dtype} may be too narrow for these weights"
+        )
+    labels_NS = tokens_NT[:, 1:]
+    size = bytes_of(labels_NS, exported.tokenizer, notes)
+    return {
+        "held_out_loss": loss,
+        "perplexity": perplexity,
+        "bits_per_byte": loss * labels_NS.size / math.log(2) / size if size else None,
+        "sequences": len(tokens_NT),
+        "tokens": labels_NS.size,
+        "bytes": size,
+    }
+
+
+def bytes_of(tokens_NS: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
+    """The bytes of text that these tokens stand for; None, and a note, where none can say.
+
+    In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
+    for each of its bytes. A special token, such as the end of a document, is no text: its bits
+    count in bits per byte, and it has no bytes.
+    """
+    if tokenizer is None:
+        notes.append("there is no tokenizer.json, so bits per byte are unknown")
+        return None
+    if "ByteLevel" not in _decoders(tokenizer):
+        notes.append("the tokenizer is not byte-level, so bits per byte are unknown")
+        return None
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    bytes_V = np.full(max(*vocabulary.values(), tokens_NS.max()) + 1, UNKNOWN)
+    for token, index in vocabulary.items():
+        bytes_V[index] = len(token)
+    for index, added in tokenizer.get_added_tokens_decoder().items():
+        bytes_V[index] = 0 if added.special else len(added.content.encode())
+    found_NS = bytes_V[tokens_NS]
+    if (found_NS == UNKNOWN).any():
+        notes.append(
+            f"token {tokens_NS[found_NS == UNKNOWN][0]} of the held-out split is not in the "
+            "tokenizer, so bits per byte are unknown"
+        )
+        return None
+    return int(found_NS.sum())
+
+
+def _decoders(tokenizer: Tokenizer) -> list[str]:
+    """The kinds of the tokenizer's decoders, one after the other."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    if decoder is None:
+        return []
+    chain = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return [part["type"] for part in chain]
+
+
+# ---- The text sample ----
+
+
+def _sample(run: config.Run, exported: Exported, notes: list[str]) -> str | None:
+    """`[evaluate] prompt` and what the model makes of it; None without a tokenizer."""
+    if exported.tokenizer is None:
+        notes.append("there is no tokenizer.json, so there is no text sample")
+        return None
+    hf_config, settings = exported.hf_config, run.evaluate
+    prompt = exported.tokenizer.encode(settings.prompt).ids or _beginning(hf_config)
+    continued = generate(
+        exported.apply,
+        jax.device_put(exported.params, jax.devices()[0]),
+        prompt,
+        max_new_tokens=settings.max_new_tokens,
+        context=exported.context,
+        temperature=settings.temperature,
+        seed=settings.seed,
+        ends=_ids(hf_config, "eos_token_id"),
+    )
+    return exported.tokenizer.decode(prompt + continued, skip_special_tokens=True)
+
+
+def _beginning(hf_config: dict) -> list[int]:
+    """The token that a text without a prompt begins with; where there is none, the one that ends
+    the text before it."""
+    found = _ids(hf_config, "bos_token_id") or _ids(hf_config, "eos_token_id")
+    if not found:
+        raise LockstepError(
+            "[evaluate] prompt is empty, expected text: the model's config.json has no bos_token_id"
+        )
+    return found[:1]
+
+
+def _ids(hf_config: dict, key: str) -> list[int]:
+    """A token id of a config.json, where it may be absent, null, one number or a list."""
+    value = hf_config.get(key)
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]

@@ -1,0 +1,94 @@
+"""What an optimizer is: five pure functions, and how they compose into an optax transform."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Tree = Any  # a pytree of arrays; params are nested dicts
+Schedule = Callable[[jax.Array], jax.Array]  # step, the first is 1 -> learning rate
+
+
+class Optimizer(NamedTuple):
+    """Five pure functions. `own` is what each peer owns; `shared` is one copy, the same for all.
+
+    init(params)                                    -> own, shared
+    look(params, own, shared, step)                 -> params, where a peer takes its gradient
+    inner(grads, own, params, step)                 -> own, once for each local batch
+    send(own, params, shared, step)                 -> message, own, once a round
+    receive(messages, present, params, shared, step) -> updates, shared, once a round
+
+    A sixth serves an audit on other hardware, where bits cannot be equal:
+
+    compare(own, message) -> distance, own: how far a sent message lies from what a peer with this
+    `own` (after `inner`) would send, as a share of its scale; and `own` after sending that message.
+
+    `messages` holds every peer's message along a leading axis [peer]; `present` is a boolean for
+    each of them, so that shapes do not change when one is missing. `step` counts from 1. No
+    function knows whether peers are rows of an array or machines.
+    """
+
+    init: Callable[[Tree], tuple[Tree, Tree]]
+    look: Callable[[Tree, Tree, Tree, jax.Array], Tree]
+    inner: Callable[[Tree, Tree, Tree, jax.Array], Tree]
+    send: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
+    receive: Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]
+    compare: Callable[[Tree, Tree], tuple[jax.Array, Tree]]
+
+
+Exchange = Callable[[Tree, jax.Array], tuple[Tree, Tree]]  # message, step -> sent, received [peer]
+
+
+class OptimizerState(NamedTuple):
+    """State of `as_transform`: the step about to be taken, and the two parts of the optimizer's."""
+
+    step: jax.Array
+    own: Tree
+    shared: Tree
+
+
+def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTransformation:
+    """The five functions around an exchange, as a transform for any jitted step.
+
+    sent, received = exchange(message, step): what this peer sent, and every peer's message with a
+    leading axis [peer], as `jax.lax.all_gather` gives over a mesh axis. Gradients are to be taken
+    at `optimizer.look(params, ...)`: the params themselves for AdamW and DisTrO without overlap.
+    """
+
+    def init(params: Tree) -> OptimizerState:
+        own, shared = optimizer.init(params)
+        return OptimizerState(jnp.ones((), jnp.int32), own, shared)
+
+    def update(
+        updates: Tree, state: OptimizerState, params: Tree | None = None
+    ) -> tuple[Tree, OptimizerState]:
+        if params is None:
+            raise ValueError(optax.NO_PARAMS_MSG)
+        step, own, shared = state
+        own = optimizer.inner(updates, own, params, step)
+        message, own = optimizer.send(own, params, shared, step)
+        _, received = exchange(message, step)
+        present = jnp.ones(jax.tree.leaves(received)[0].shape[0], bool)
+        updates, shared = optimizer.receive(received, present, params, shared, step)
+        return updates, OptimizerState(step + 1, own, shared)
+
+    return optax.GradientTransformation(init, update)
+
+
+def look_here(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    """The default `look`: the gradient is taken at the params themselves."""
+    del own, shared, step
+    return params
+
+
+def clip(grads: Tree, max_norm: float | None) -> Tree:
+    """Scales gradients to a global L2 norm of at most `max_norm`, as PyTorch and Psyche do.
+
+    g <- g * min(1, max_norm / (||g|| + 1e-6)); `None` or 0 leaves them as they are.
+    """
+    if not max_norm:
+        return grads
+    scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
+    return jax.tree.map(lambda g: g * scale, grads)

@@ -1,0 +1,59 @@
+"""What training starts from: fresh params, or the whole state in which an earlier run ended."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipeline import config
+from pipeline.artifacts import read_json
+from pipeline.checkpoint import load_nested, load_tree
+from pipeline.earlier import EARLIER
+from pipeline.errors import LockstepError
+from pipeline.swarm.state import State
+from pipeline.train_step import Programs
+
+
+class Start(NamedTuple):
+    """The state before the first round, and how many rounds and sequences are behind it."""
+
+    state: State
+    step: int
+    data_index: int
+
+
+def read(init: Path, run: config.Run, programs: Programs) -> Start:
+    """Reads what stage convert left.
+
+    Raises:
+      LockstepError: an earlier run's state is of another number of peers or another optimizer.
+    """
+    params = load_nested(init / "params.safetensors")
+    own, shared = jax.tree.map(np.asarray, programs.init(params))
+    fresh = State(params, shared, (own,) * run.peers.count)
+    if not (init / EARLIER).exists():
+        return Start(fresh, 0, 0)
+    earlier = read_json(init / EARLIER)
+    if earlier["peers"] != run.peers.count:
+        raise LockstepError(
+            f"[peers] count = {run.peers.count}, expected {earlier['peers']} as in run "
+            f"{earlier['key']}, which this one extends: each peer goes on with its own state"
+        )
+    folder = init / "earlier"
+    state = State(
+        params,
+        load_tree(folder / "shared.safetensors", shared),
+        tuple(
+            load_tree(folder / f"own-{peer:03}.safetensors", own) for peer in range(run.peers.count)
+        ),
+    )
+    return Start(state, earlier["step"], earlier["data_index"])
+
+
+def sequences_needed(run: config.Run, start: Start) -> int:
+    """Where the data index stands after the run's last round, with the batch ramp."""
+    index = start.data_index
+    for _ in range(start.step, run.config.total_steps):
+        index += run.config.batch_size(index * run.llm.max_seq_len)
+    return index

@@ -1,0 +1,177 @@
+"""What a run came to: the results of all stages in one place, and a short table of them.
+
+The report's page and the table that `make repro` ends with say the same, because both say it in the
+words of this file.
+"""
+
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.artifacts import Paths, read_json
+from pipeline.errors import LockstepError
+
+PAGE = "report.html"
+READ = ("train", "witness", "export", "evaluate", "report")  # stages whose results are shown
+LINES_OF_TEXT = 6
+UNKNOWN = "\ufffd"  # Unicode's character for what cannot be shown
+NAMED = 4  # liars that one line has room for
+
+
+class Results(NamedTuple):
+    """What the stages left, as they wrote it.
+
+    header: the transcript's; trained, evaluated: the numbers of metrics/train.json and of
+    evaluate.json; verdict: of verdict.json.
+    """
+
+    header: dict
+    trained: dict
+    verdict: dict
+    evaluated: dict
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """Nats per token of the exported weights; where there are none, at the end of training."""
+        measured = self.evaluated["held_out_loss"]
+        return self.trained["held_out_loss"] if measured is None else measured
+
+    @property
+    def chance(self) -> float:
+        """The loss of a model that knows nothing: ln(vocabulary)."""
+        return math.log(self.header["model"]["vocab_size"])
+
+    @property
+    def times_less(self) -> float:
+        """How many times as much plain data parallelism sends, per peer and round."""
+        return self.trained["bytes_up_of_data_parallel"] / self.trained["bytes_up"]
+
+
+def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
+    """Reads the folders of the stages train, witness and evaluate."""
+    return Results(
+        read_json(trained / "transcript" / "header.json"),
+        read_json(trained / "metrics.json"),
+        read_json(verdict / "verdict.json"),
+        read_json(evaluated / "evaluate.json"),
+    )
+
+
+def show(paths: Paths) -> int:
+    """Prints the table, and returns the exit status: 1 where the export was refused.
+
+    Raises:
+      LockstepError: a stage has not run with today's parameters.
+    """
+    for stage in READ:
+        if not paths.is_made(stage):
+            raise LockstepError(
+                f"{paths.root / paths.keys.made(stage)}: not there, expected from stage {stage} "
+                f"with today's {paths.run}; run `lockstep {stage}`, or an engine"
+            )
+    results = read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
+    accepted = results.verdict["accepted"]
+    _print_table(_rows(results, paths), visible(results.evaluated["text"] or ""), accepted)
+    if accepted:
+        print(f"The export is ready: {paths.out('export')}")
+        return 0
+    print(f"REFUSED, no weights were exported: {blame(results.verdict['findings'])}")
+    return 1
+
+
+def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
+    """Names and values, top to bottom."""
+    trained, evaluated = results.trained, results.evaluated
+    before, after = trained["held_out_loss_before"], results.held_out_loss
+    loss = "not measured: the data has no held-out split"
+    if before is not None and after is not None:
+        loss = f"{before:.3f} -> {after:.3f} nats per token (chance: {results.chance:.3f})"
+    bits = evaluated["bits_per_byte"]
+    up, data_parallel = trained["bytes_up"], trained["bytes_up_of_data_parallel"]
+    return [
+        ("held-out loss", loss),
+        ("bits per byte", "not measured" if bits is None else f"{bits:.3f}"),
+        ("tokens", f"{trained['tokens']:,} in {trained['rounds']:,} rounds"),
+        (
+            "sent",
+            f"{size(up)} per peer and round; plain data parallelism {size(data_parallel)}, "
+            f"{times(results.times_less)} as much",
+        ),
+        ("verdict", verdict_line(results.verdict)),
+        ("export", str(paths.out("export")) if results.verdict["accepted"] else "refused"),
+        ("report", str(paths.out("report") / PAGE)),
+    ]
+
+
+def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None:
+    lines = [line for line in text.splitlines() if line.strip()][:LINES_OF_TEXT]
+    if not sys.stdout.isatty():
+        width = max(len(name) for name, _ in rows)
+        plain = [f"{name:<{width}}  {value}" for name, value in rows]
+        plain += ["generated text:", *(f"    {line}" for line in lines)] if lines else []
+        said = "\n".join(plain).replace(UNKNOWN, "?")
+        print(said.encode("ascii", "backslashreplace").decode())
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        style = "" if name != "verdict" else "bold green" if accepted else "bold red"
+        table.add_row(Text(name, style="dim"), Text(value, style=style))
+    if lines:
+        table.add_row(Text("generated text", style="dim"), Text("\n".join(lines), style="cyan"))
+    console.print(table)
+
+
+# ---- Words that the page uses too ----
+
+
+def verdict_line(verdict: dict) -> str:
+    """The verdict in one line."""
+    word = "accepted" if verdict["accepted"] else "REFUSED"
+    how = "bit for bit" if verdict["method"] == "bitwise" else "within a tolerance"
+    return (
+        f"{word}: {verdict['audited_rounds']:,} rounds audited, {len(verdict['replayed_windows'])} "
+        f"of {verdict['windows']} windows replayed {how}"
+    )
+
+
+def blame(findings: Iterable[dict]) -> str:
+    """Who did what in which round: one entry for each peer and kind, with its first round."""
+    first: dict[tuple[str, str], int] = {}
+    for finding in findings:
+        entry = (who(finding["peer"]), finding["kind"])
+        first[entry] = min(first.get(entry, finding["round"]), finding["round"])
+    said = [f"{name} in round {round} ({kind})" for (name, kind), round in first.items()]
+    more = len(said) - NAMED
+    return "; ".join(said[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def who(peer: int | None) -> str:
+    """Who a finding is about."""
+    return "the transcript" if peer is None else f"peer {peer}"
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them, in powers of 1000: 34.1 kB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def times(ratio: float) -> str:
+    """A ratio: 249 times, or 1.5 times where it is small."""
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def visible(text: str) -> str:
+    """Text that a model wrote, without characters that would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else UNKNOWN for c in text)

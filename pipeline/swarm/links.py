@@ -1,0 +1,99 @@
+"""Simulated time: what a peer's speed and links, from `[links]`, make of its tokens and bytes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.errors import LockstepError
+
+PerPeer = float | Sequence[float]  # one number for all peers, or one for each
+
+
+class Links(Protocol):
+    """The `[links]` table; each value is one number, or a list with one number per peer."""
+
+    @property
+    def tokens_per_second(self) -> PerPeer: ...
+    @property
+    def latency_seconds(self) -> PerPeer: ...
+    @property
+    def upload_mbps(self) -> PerPeer: ...
+    @property
+    def download_mbps(self) -> PerPeer: ...
+
+
+@dataclass(frozen=True)
+class Times:
+    """One peer's simulated seconds in one round; each direction includes the latency once."""
+
+    train_seconds: float
+    upload_seconds: float
+    download_seconds: float
+
+    @property
+    def arrival(self) -> float:
+        """Seconds from the round's start until the peer's message has left it whole."""
+        return self.train_seconds + self.upload_seconds
+
+
+def round_times(links: Links, peer: int, *, tokens: int, bytes_up: int, bytes_down: int) -> Times:
+    """Return what a round costs a peer.
+
+    train = tokens / tokens_per_second; each direction = latency + 8 bytes / (10^6 mbps).
+
+    Args:
+      links: The `[links]` table.
+      peer: The peer, an index into the table's lists.
+      tokens: Tokens the peer trains on.
+      bytes_up: Bytes of the message it sends.
+      bytes_down: Bytes of the messages it receives.
+    """
+    latency = _of(links, "latency_seconds", peer)
+    return Times(
+        train_seconds=tokens / _of(links, "tokens_per_second", peer),
+        upload_seconds=latency + _transfer(bytes_up, _of(links, "upload_mbps", peer)),
+        download_seconds=latency + _transfer(bytes_down, _of(links, "download_mbps", peer)),
+    )
+
+
+def arrivals(
+    links: Links, receivers: Sequence[int], tokens: Mapping[int, int], sizes: Mapping[int, int]
+) -> dict[int, float]:
+    """Return the seconds from the round's start until each peer's message is at every receiver.
+
+    A peer trains, then uploads once; each receiver downloads the others' messages one after the
+    other as they become available, so that a slow downlink delays everything behind it.
+
+    Args:
+      links: The `[links]` table.
+      receivers: The peers that need the messages, the senders among them.
+      tokens: Tokens that each sender trains on.
+      sizes: Bytes of each sender's message.
+    """
+    sent = {
+        peer: round_times(links, peer, tokens=tokens[peer], bytes_up=size, bytes_down=0).arrival
+        for peer, size in sizes.items()
+    }
+    arrived = dict(sent)
+    for receiver in receivers:
+        mbps, free = _of(links, "download_mbps", receiver), 0.0
+        for peer in sorted(sent, key=lambda peer: (sent[peer], peer)):
+            if peer != receiver:
+                free = max(free, sent[peer]) + _transfer(sizes[peer], mbps)
+                arrived[peer] = max(arrived[peer], free)
+    return dict(sorted(arrived.items()))
+
+
+def _transfer(size: int, mbps: float) -> float:
+    return size * 8 / (mbps * 1e6)
+
+
+def _of(links: Links, name: str, peer: int) -> float:
+    value = getattr(links, name)
+    if isinstance(value, int | float):
+        return value
+    if peer >= len(value):
+        raise LockstepError(
+            f"[links] {name}: {len(value)} numbers and a peer {peer}, expected one for each peer"
+        )
+    return value[peer]

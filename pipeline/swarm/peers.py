@@ -1,0 +1,205 @@
+"""All peers of a run, on the devices there are: in turns where peers are more than devices."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+from pipeline import config
+from pipeline.optim.optimizer import Tree
+from pipeline.swarm.state import State
+from pipeline.tokens import Sequences
+from pipeline.train_step import PeerResult, Programs, micro_batches
+
+
+class Work(NamedTuple):
+    """What a peer is to do in a round: int32 tokens_MBT, of which `count` sequences are real."""
+
+    tokens_MBT: np.ndarray
+    count: int
+
+
+class Done(NamedTuple):
+    """What a peer did: its message on the host, and its mean loss before the round."""
+
+    message: Tree
+    loss: float
+
+
+class Peers:
+    """The peers' state on devices, and the programs that change it, a round at a time.
+
+    layout "each" dispatches `peer_step` once per peer, on that peer's device: the program a witness
+    replays. "shard_map" and "vmap" are one fused program for all peers, whose bits differ from it.
+
+    Args:
+      programs: the run's jitted programs.
+      layout: "each", "shard_map" or "vmap".
+      state: where to start.
+      devices: to spread the peers over.
+    """
+
+    def __init__(self, programs: Programs, layout: str, state: State, devices: list[jax.Device]):
+        self.programs = programs
+        self.count = len(state.own)
+        self.devices = devices[: min(len(devices), self.count)]
+        if layout == "vmap":
+            self.devices = self.devices[:1]
+        self._step_all = {
+            "each": self._step_each,
+            "shard_map": self._step_fused,
+            "vmap": self._step_fused,
+        }[layout]
+        self._fused = None if layout == "each" else self._fuse(layout)
+        self._spread(state.params, state.shared)
+        self._own = self._place_own(state.own)
+
+    def device_of(self, peer: int) -> jax.Device:
+        """Where a peer runs; peers beyond the number of devices run in turns."""
+        if self._fused is None:
+            return self.devices[peer % len(self.devices)]
+        return self.devices[peer // self._turns]
+
+    def step(self, work: dict[int, Work], step: int) -> dict[int, Done]:
+        """Every peer with work takes its step. The others' state stays as it is."""
+        return self._step_all(work, jnp.int32(step))
+
+    def receive(self, messages: dict[int, Tree], like: Tree, step: int) -> None:
+        """All peers apply the messages that the round decided on, absent peers' rows zero."""
+        stacked, present_P = stack(messages, like, self.count)
+        first = self.devices[0]
+        self._spread(
+            *self.programs.receive(
+                jax.device_put(stacked, first),
+                jax.device_put(present_P, first),
+                self._params[first],
+                self._shared[first],
+                jax.device_put(np.int32(step), first),
+            )
+        )
+
+    @property
+    def params_on(self) -> dict[jax.Device, Tree]:
+        """The params, one copy on each device."""
+        return self._params
+
+    def state(self) -> State:
+        """A copy of the whole state on the host."""
+        first = self.devices[0]
+        own = self._own if self._fused is None else _unstack(self._own, self.count)
+        return jax.tree.map(np.array, State(self._params[first], self._shared[first], tuple(own)))
+
+    def _spread(self, params: Tree, shared: Tree) -> None:
+        """One copy of what peers agree on, on each device. Computed once: copies cannot differ."""
+        self._params = {device: jax.device_put(params, device) for device in self.devices}
+        self._shared = {device: jax.device_put(shared, device) for device in self.devices}
+
+    def _step_each(self, work: dict[int, Work], step: jax.Array) -> dict[int, Done]:
+        results: dict[int, PeerResult] = {}
+        for peer, (tokens_MBT, count) in work.items():
+            device = self.device_of(peer)
+            arguments = jax.device_put((tokens_MBT, np.int32(count), step), device)
+            results[peer] = self.programs.peer_step(
+                self._params[device], self._own[peer], self._shared[device], *arguments
+            )
+            self._own[peer] = results[peer].own
+        # only now wait: until here, the devices worked side by side
+        done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
+        return {peer: Done(message, float(loss)) for peer, (message, loss) in done.items()}
+
+    # One fused program for all peers, for many devices.
+
+    def _fuse(self, layout: str) -> jax.stages.Wrapped:
+        def step_or_stay(
+            params: Tree, shared: Tree, step: jax.Array, peer: tuple[Tree, jax.Array, jax.Array]
+        ) -> PeerResult:
+            own, tokens_MBT, count = peer
+            result = self.programs.step_of_a_peer(
+                params, own, shared, tokens_MBT, jnp.maximum(count, 1), step
+            )
+            stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, own)
+            return result._replace(own=stayed)
+
+        self._turns = -(-self.count // len(self.devices))
+        self._mesh = Mesh(np.array(self.devices), "peer", axis_types=(AxisType.Auto,))
+
+        if layout == "vmap":
+
+            def step_all(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
+                return jax.vmap(partial(step_or_stay, params, shared, step))(peers)
+
+            return jax.jit(step_all)
+
+        def step_shard(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
+            # in turns, not vmapped: peers of one device share its memory
+            return jax.lax.map(partial(step_or_stay, params, shared, step), peers)
+
+        # check_vma would sum each peer's gradient of the replicated params over the peers
+        return jax.jit(
+            jax.shard_map(
+                step_shard,
+                mesh=self._mesh,
+                in_specs=(Spec(), Spec(), Spec(), Spec("peer")),
+                out_specs=Spec("peer"),
+                check_vma=False,
+            )
+        )
+
+    def _place_own(self, own: tuple[Tree, ...]) -> list[Tree] | Tree:
+        if self._fused is None:
+            return [jax.device_put(tree, self.device_of(peer)) for peer, tree in enumerate(own)]
+        rows = [own[min(peer, self.count - 1)] for peer in range(self._rows)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        return jax.device_put(stacked, NamedSharding(self._mesh, Spec("peer")))
+
+    @property
+    def _rows(self) -> int:
+        """Peers, and idle ones that fill the last turn."""
+        return self._turns * len(self.devices)
+
+    def _step_fused(self, work: dict[int, Work], step: jax.Array) -> dict[int, Done]:
+        idle = np.zeros_like(next(iter(work.values())).tokens_MBT)
+        filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
+        tokens = np.stack([w.tokens_MBT for w in filled])
+        counts = np.array([w.count for w in filled], np.int32)
+        spread = NamedSharding(self._mesh, Spec("peer"))
+        everywhere = NamedSharding(self._mesh, Spec())
+        params, shared = jax.device_put(
+            (self._params[self.devices[0]], self._shared[self.devices[0]]), everywhere
+        )
+        tokens, counts = jax.device_put((tokens, counts), spread)
+        result = self._fused(
+            params, shared, jax.device_put(step, everywhere), (self._own, tokens, counts)
+        )
+        self._own = result.own
+        messages = _unstack(jax.device_get(result.message), self._rows)
+        losses = jax.device_get(result.loss)
+        return {peer: Done(messages[peer], float(losses[peer])) for peer in work}
+
+
+def _unstack(tree: Tree, count: int) -> list[Tree]:
+    return [jax.tree.map(lambda leaf, row=row: leaf[row], tree) for row in range(count)]
+
+
+def stack(messages: dict[int, Tree], like: Tree, count: int) -> tuple[Tree, np.ndarray]:
+    """Messages as one tree with a leading axis [peer], absent rows zero; and `present_P`."""
+    absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    rows = [messages.get(peer, absent) for peer in range(count)]
+    present_P = np.array([peer in messages for peer in range(count)])
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows), present_P
+
+
+def assigned(data: Sequences, span: tuple[int, int], run: config.Run) -> Work:
+    """What a peer trains on that is assigned the sequences of `span`, first and last included."""
+    tokens_NT = data.take(np.arange(span[0], span[1] + 1))
+    most = capacity(run)
+    return Work(micro_batches(tokens_NT, most, run.peers.micro_batch), len(tokens_NT))
+
+
+def capacity(run: config.Run) -> int:
+    """The most sequences that one peer is assigned in any round."""
+    return -(-run.config.global_batch_size_end // run.peers.count)

@@ -1,0 +1,171 @@
+"""The transcript of a run: all that anyone needs to recompute a window and get the same hashes.
+
+    header.json            format, what was run, on what machine
+    rounds.jsonl           one line per round: seed, assignment, committee, commitments,
+                           attestations, the coordinator's decision, where each payload lies
+    payloads/00001.bin     the payloads of one window, named for its first step, one after another;
+                           dense ones (AdamW's) are not kept: their hash and size are
+    snapshots/00000/       the full state after that step, and `state.json` with its hashes
+
+A window is what lies between two snapshots. Docs: docs/transcript.md.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline.artifacts import read_json, write_json, write_text
+from pipeline.checkpoint import load_tree, save_tree
+from pipeline.errors import LockstepError
+from pipeline.swarm.entry import FORMAT, Entry, Header, Message
+from pipeline.swarm.state import State, hashes
+from pipeline.table import Table
+
+RELEASE = {1: "0.1"}  # the first release that reads a format
+
+
+def window_start(step: int, first: int, every: int) -> int:
+    """The snapshot that opens the window of a step: the last one before it.
+
+    Args:
+      step: of a round, from 1.
+      first: the step of the run's first snapshot, 0 unless it extends another run.
+      every: `[witness] snapshot_every`.
+    """
+    return max(first, (step - 1) // every * every)
+
+
+class Writer:
+    """Appends to a transcript, and can be cut back to where a checkpoint was.
+
+    Args:
+      folder: of the transcript; made if it is not there.
+      first: the step of the first snapshot.
+      every: rounds between snapshots.
+      keep_payloads: whether payloads are kept.
+    """
+
+    def __init__(self, folder: Path, *, first: int, every: int, keep_payloads: bool):
+        self.folder, self.first, self.every = folder, first, every
+        self.keep_payloads = keep_payloads
+        (folder / "payloads").mkdir(parents=True, exist_ok=True)
+        (folder / "snapshots").mkdir(exist_ok=True)
+
+    def header(self, header: Header) -> None:
+        """Writes header.json."""
+        write_text(self.folder / "header.json", header.model_dump_json(indent=2) + "\n")
+
+    def cut(self, step: int) -> None:
+        """Forgets all after `step`: what a killed run wrote beyond its last checkpoint."""
+        rounds = self.folder / "rounds.jsonl"
+        lines = rounds.read_text().splitlines(keepends=True) if rounds.exists() else []
+        kept = lines[: step - self.first]
+        write_text(rounds, "".join(kept))
+        ends: dict[str, int] = {}
+        for line in kept:
+            for message in Entry.model_validate_json(line).messages.values():
+                if message.payload:
+                    ends[message.payload] = message.offset + message.bytes
+        for payload in (self.folder / "payloads").iterdir():
+            os.truncate(payload, ends.get(payload.name, 0))
+
+    def round(self, entry: Entry, payloads: dict[int, bytes]) -> None:
+        """Appends a round; each of its messages gains where the payload lies, if it is kept."""
+        if self.keep_payloads:
+            name = f"{window_start(entry.round.step, self.first, self.every) + 1:05}.bin"
+            messages = {}
+            with open(self.folder / "payloads" / name, "ab") as file:
+                for peer, message in entry.messages.items():
+                    where = {"payload": name, "offset": file.tell()}
+                    messages[peer] = message.model_copy(update=where)
+                    file.write(payloads[peer])
+            entry = entry.model_copy(update={"messages": messages})
+        with open(self.folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+            file.write(entry.model_dump_json() + "\n")
+
+    def snapshot(self, step: int, state: State) -> None:
+        """Writes the state after `step`, with the hashes that each peer commits to."""
+        folder = self.folder / "snapshots" / f"{step:05}"
+        save_tree(folder / "params.safetensors", state.params)
+        save_tree(folder / "shared.safetensors", state.shared)
+        for peer, own in enumerate(state.own):
+            save_tree(folder / f"own-{peer:03}.safetensors", own)
+        write_json(folder / "state.json", {"step": step} | hashes(state))
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A transcript, read."""
+
+    folder: Path
+
+    @cached_property
+    def header(self) -> Header:
+        """Raises: LockstepError: its format is one that this release cannot read."""
+        path = self.folder / "header.json"
+        found = read_json(path).get("format")
+        if found != FORMAT:
+            release = RELEASE.get(found, "later than this one")
+            raise LockstepError(
+                f"{path}: format {found}, expected {FORMAT}; release {release} reads it"
+            )
+        return _parse(Header, path.read_text(encoding="utf-8"), path)
+
+    @cached_property
+    def rounds(self) -> list[Entry]:
+        """Raises: LockstepError: a line is not what it should be."""
+        path = self.folder / "rounds.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LockstepError(f"{path}: expected one JSON object per line: {error}") from error
+        return [_parse(Entry, line, f"{path}:{n}") for n, line in enumerate(lines, start=1)]
+
+    @cached_property
+    def snapshots(self) -> list[int]:
+        """The steps after which the state was kept, ascending."""
+        folders = (self.folder / "snapshots").iterdir()
+        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+    def recorded(self, step: int) -> dict:
+        """The hashes that were committed to at a snapshot."""
+        return read_json(self.folder / "snapshots" / f"{step:05}" / "state.json")
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """Each window as the steps of its two snapshots: rounds first + 1 to last."""
+        yield from zip(self.snapshots, self.snapshots[1:], strict=False)
+
+    def state(self, step: int, like: State) -> State:
+        """The state kept after `step`, in the structure of `like`."""
+        folder = self.folder / "snapshots" / f"{step:05}"
+        return State(
+            load_tree(folder / "params.safetensors", like.params),
+            load_tree(folder / "shared.safetensors", like.shared),
+            tuple(
+                load_tree(folder / f"own-{peer:03}.safetensors", own)
+                for peer, own in enumerate(like.own)
+            ),
+        )
+
+    def payload(self, message: Message) -> bytes:
+        """The bytes of a message; fewer than it says where its file was cut, or is not there."""
+        try:
+            with open(self.folder / "payloads" / message.payload, "rb") as file:
+                file.seek(message.offset)
+                return file.read(message.bytes)
+        except FileNotFoundError:
+            return b""
+
+
+def _parse(kind: type[Table], text: str, where: object) -> Any:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise LockstepError(f"{where}: {name or kind.__name__}: {first['msg']}") from error

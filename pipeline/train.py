@@ -1,0 +1,250 @@
+"""Stage train: the peers take rounds until total_steps -> data/trained, metrics/train.json.
+
+Work in progress lies in data/runs/<key>: the transcript as it grows, and checkpoints. Killed at any
+moment and started again, the stage ends with the same bytes.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pipeline import (
+    artifacts,
+    config,
+    devices,
+    earlier,
+    held_out,
+    history,
+    lifeline,
+    start,
+    tokens,
+)
+from pipeline.artifacts import Paths
+from pipeline.checkpoint import Checkpoints
+from pipeline.errors import LockstepError
+from pipeline.progress import Progress
+from pipeline.swarm import rounds, wire
+from pipeline.swarm.entry import TABLES, Header
+from pipeline.swarm.faults import Faults
+from pipeline.swarm.peers import Peers, assigned
+from pipeline.swarm.replay import repeats_bit_for_bit
+from pipeline.swarm.take_round import NotFinite, Taken, take_round
+from pipeline.swarm.transcript import Transcript, Writer
+from pipeline.train_step import Programs
+
+log = logging.getLogger(__name__)
+
+WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  # a snapshot has them
+
+
+def run(run: config.Run, paths: Paths) -> None:
+    """Trains from data/init on data/shards, going on from this key's newest checkpoint."""
+    init, shards = paths.need("convert"), paths.need("download")
+    devices.keep_compiled(paths.store / "compiled")
+    hf_config = artifacts.read_json(init / "hf" / "config.json")
+    programs = Programs(run, hf_config, earlier.trained_steps(init))
+    begin = start.read(init, run, programs)
+    data = tokens.open_shards(shards, "train", run.llm.max_seq_len)
+    _check(run, shards, data, hf_config, begin)
+    held_out_NT = held_out.read(run, shards)
+    if not len(held_out_NT):
+        log.warning("train: the data has no held-out split, so no held-out loss is measured")
+
+    training = _Training(run, paths, programs, begin, data, held_out_NT)
+    training.prepare(hf_config)
+    training.take_rounds()
+
+    transcript = Transcript(training.writer.folder)
+    rows = history.rows(transcript)
+    metrics = history.metrics(rows, transcript, begin.state.params)
+    with paths.building() as folder:
+        _link_tree(transcript.folder, folder / "transcript")
+        shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
+        history.write(rows, folder)
+        artifacts.write_json(folder / "metrics.json", metrics)
+        artifacts.write_json(folder / "final.json", history.final(transcript))
+        history.write(rows, paths.metrics)
+        artifacts.write_json(paths.metrics / "train.json", metrics)
+    shutil.rmtree(paths.scratch)
+
+
+class _Training:
+    """A training in progress: what take_rounds needs, and what a kill must not lose."""
+
+    def __init__(
+        self,
+        run: config.Run,
+        paths: Paths,
+        programs: Programs,
+        begin: start.Start,
+        data: tokens.Sequences,
+        held_out_NT: np.ndarray,
+    ):
+        self.run, self.paths, self.programs, self.begin = run, paths, programs, begin
+        self.data, self.held_out_NT = data, held_out_NT
+        self.form = wire.form_of(programs.optimizer, begin.state.params)
+        self.faults = Faults(run.faults.schedule)
+        self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
+        self.writer = Writer(
+            paths.scratch / "transcript",
+            first=begin.step,
+            every=run.witness.snapshot_every,
+            keep_payloads=self.form.kind != wire.DENSE,
+        )
+
+    def prepare(self, hf_config: dict) -> None:
+        """Goes back to the newest checkpoint, or begins."""
+        run, begin = self.run, self.begin
+        saved = self.checkpoints.newest(begin.state)
+        self.step = saved.step if saved else begin.step
+        state = saved.state if saved else begin.state
+        self.peers = Peers(self.programs, run.peers.layout, state, jax.devices())
+        if saved:
+            log.info(f"train: goes on after round {self.step}")
+            self.progress = rounds.Progress.from_json(saved.rest["progress"], run.config)
+        else:
+            self.progress = rounds.start(
+                run.config,
+                run.peers.count,
+                run.peers.seed,
+                run.llm.max_seq_len,
+                begin.step,
+                begin.data_index,
+            )
+            first_work = assigned(self.data, (begin.data_index, begin.data_index), run)
+            bitwise = repeats_bit_for_bit(self.programs, begin.state, first_work, begin.step)
+            self.writer.header(
+                Header(
+                    key=self.paths.key,
+                    run=run.model_dump(mode="json", include=TABLES),
+                    model=hf_config,
+                    environment=devices.describe(),
+                    bitwise=bitwise,
+                    held_out_loss=self._measure(),
+                )
+            )
+            self.writer.snapshot(self.step, begin.state)
+        self.writer.cut(self.step)
+        self.header = Transcript(self.writer.folder).header
+        self._say_where()
+
+    def take_rounds(self) -> None:
+        """Takes rounds until the last; asked to stop, saves and ends the process."""
+        run, began, tokens_done = self.run, time.monotonic(), 0
+        shown = self.header.held_out_loss
+        bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
+        with lifeline.stopping() as asked_to_stop, bar:
+            while taken := self._take_round():
+                self.step = taken.round.step
+                last = self.step == run.config.total_steps
+                measured = None
+                if last or self.step % run.held_out.every == 0:
+                    shown = measured = self._measure()
+                    self._check_divergence(measured)
+                self._keep(taken, measured, last, stop=asked_to_stop())
+                if asked_to_stop() and not last:
+                    self.checkpoints.close()
+                    sys.exit(143)
+                tokens_done += taken.tokens
+                bar.advance(
+                    loss=f"{taken.loss:.3f}",
+                    held_out="-" if shown is None else f"{shown:.3f}",
+                    tokens_per_second=f"{tokens_done / (time.monotonic() - began):,.0f}",
+                    sent_per_peer=f"{np.mean(list(taken.bytes_sent.values())) / 1e3:.1f} kB",
+                )
+        self.checkpoints.close()
+
+    def _take_round(self) -> Taken | None:
+        try:
+            self.progress, taken = take_round(
+                self.run, self.progress, self.peers, self.data, self.form, self.faults
+            )
+        except NotFinite as error:
+            raise self._stopped(str(error)) from error
+        return taken
+
+    def _keep(self, taken: Taken, measured: float | None, last: bool, stop: bool) -> None:
+        """Appends the round to the transcript; where due, a snapshot and a checkpoint."""
+        run = self.run
+        payloads = {peer: sent.payload for peer, sent in taken.sent.items()}
+        self.writer.round(taken.entry(measured), payloads)
+        snapshot = last or self.step % run.witness.snapshot_every == 0
+        checkpoint = last or stop or self.step % run.runtime.checkpoint_every == 0
+        if not (snapshot or checkpoint):
+            return
+        state = self.peers.state()
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
+            raise self._stopped(f"params are not finite after round {self.step}")
+        if snapshot:
+            self.writer.snapshot(self.step, state)
+        if checkpoint:
+            self.checkpoints.save(self.step, state, {"progress": self.progress.to_json()})
+
+    def _measure(self) -> float | None:
+        if not len(self.held_out_NT):
+            return None
+        measure, size = self.programs.measure, self.run.peers.micro_batch
+        return held_out.mean_loss(measure, self.peers.params_on, self.held_out_NT, size)
+
+    def _check_divergence(self, loss: float | None) -> None:
+        before, factor = self.header.held_out_loss, self.run.held_out.stop_above
+        if loss is not None and not loss <= factor * before:
+            raise self._stopped(
+                f"held-out loss is {loss:.3f} after round {self.step}, expected at most "
+                f"[held_out] stop_above = {factor} times the {before:.3f} it began with"
+            )
+
+    def _stopped(self, reason: str) -> LockstepError:
+        self.checkpoints.close()
+        return LockstepError(
+            f"train: diverged: {reason}; the last good checkpoint is kept in "
+            f"{self.paths.scratch / 'checkpoints'}; try a lower base_lr or a longer warm-up"
+        )
+
+    def _say_where(self) -> None:
+        for peer in range(self.run.peers.count):
+            log.info(f"train: peer {peer} runs on {self.peers.device_of(peer)}")
+        equal = self.header.bitwise and self.run.peers.layout == "each"
+        device = self.header.environment["device_kind"]
+        how = "bit for bit" if equal else "within a tolerance"
+        log.info(f"train: on {device}, layout {self.run.peers.layout}: a witness replays {how}")
+
+
+def _check(
+    run: config.Run, shards: Path, data: tokens.Sequences, hf_config: dict, begin: start.Start
+) -> None:
+    if run.config.checkpointers:
+        raise LockstepError(
+            f"[config] checkpointers = {list(run.config.checkpointers)}, expected []: no peer "
+            "uploads checkpoints while training in this release"
+        )
+    if run.llm.data_type != "Pretraining":
+        raise LockstepError(
+            f"model.LLM.data_type: {run.llm.data_type}: this release has no labels to train on, "
+            "expected Pretraining"
+        )
+    needed = start.sequences_needed(run, begin)
+    if needed > len(data):
+        raise LockstepError(
+            f"{shards}: {len(data)} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
+            f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
+        )
+    tokens.check_ids(shards, hf_config["vocab_size"])
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Copies a folder without copying bytes: a kill before the end must find the source whole."""
+
+    def link(file: str, to: str) -> None:
+        try:
+            os.link(file, to)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(file, to)
+
+    shutil.copytree(source, target, copy_function=link)

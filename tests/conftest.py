@@ -1,0 +1,16 @@
+"""All tests see four CPU devices and one thread-pool size, set before JAX is imported."""
+
+import os
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+os.environ["NPROC"] = "4"
+os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
+os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+
+# Tests compile the same small programs over and over; what they compare are the bits of results.
+COMPILED = Path(__file__).resolve().parent.parent / ".pytest_cache" / "compiled"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"

@@ -1,0 +1,301 @@
+"""models/llama.py is transformers' LlamaForCausalLM: values, gradients and config."""
+
+import dataclasses
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import AxisType, PartitionSpec
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+
+import models
+from models import llama
+
+torch.set_num_threads(1)
+
+BASE = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+}
+CASES = {
+    "one kv head per query head": {},
+    "grouped queries": {"num_key_value_heads": 2},
+    "one kv head, explicit head_dim": {"num_key_value_heads": 1, "head_dim": 16},
+    "tied embeddings": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+}
+each_case = pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
+CONFIG = llama.Config.from_hf(BASE)
+TOKENS = np.random.default_rng(0).integers(0, 96, (2, 37))  # 37: no quarter is like another
+SCALES = (1.0, 0.5, 2.0, -1.0)
+
+
+def pytorch_model(config: llama.Config) -> LlamaForCausalLM:
+    """Random weights and norms that are not one, so that no swap of tensors goes unseen."""
+    model = LlamaForCausalLM(LlamaConfig(**config.to_hf()))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.uniform_(0.5, 1.5, generator=generator)
+            else:
+                weight.normal_(0, 0.1, generator=generator)
+    return model
+
+
+def as_params(config: llama.Config, tensors: dict[str, torch.Tensor]) -> dict:
+    """PyTorch's tensors in our layout."""
+    params = {}
+    for path in flatten_dict(jax.eval_shape(lambda: llama.init(config, 0)), sep="/"):
+        name, transposed = llama.NAMES[path]
+        layers = range(config.num_hidden_layers) if "{layer}" in name else [None]
+        found = [tensors[name.format(layer=layer)].detach().numpy() for layer in layers]
+        found = [tensor.T if transposed else tensor for tensor in found]
+        params[path] = np.stack(found) if "{layer}" in name else found[0]
+    return unflatten_dict(params, sep="/")
+
+
+def loss(config, params, tokens_BT, *, scan):
+    logits_BTV = llama.apply(config, params, tokens_BT, scan=scan, dtype=jnp.float32)
+    chosen = jax.nn.log_softmax(logits_BTV[:, :-1])
+    return -jnp.take_along_axis(chosen, tokens_BT[:, 1:, None], -1).mean(), logits_BTV
+
+
+def value_and_grads(config, params, *, scan):
+    program = jax.value_and_grad(lambda p: loss(config, p, TOKENS, scan=scan), has_aux=True)
+    return jax.jit(program)(params)
+
+
+def assert_close(found, expected, tolerance):
+    """Every leaf within `tolerance` of the largest value in the leaf."""
+    found, expected = flatten_dict(found, sep="/"), flatten_dict(expected, sep="/")
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        error = np.abs(np.asarray(found[path]) - value).max() / np.abs(value).max()
+        assert error < tolerance, f"{path}: {error}"
+
+
+# ---- The same function as PyTorch's ----
+
+
+@each_case
+def test_logits_loss_and_every_gradient_are_those_of_pytorch(changes):
+    config = llama.Config.from_hf(BASE | changes)
+    reference = pytorch_model(config)
+    tokens = torch.from_numpy(TOKENS)
+    answer = reference(tokens, labels=tokens)
+    answer.loss.backward()
+    grads = {name: weight.grad for name, weight in reference.named_parameters()}
+
+    params = as_params(config, dict(reference.named_parameters()))
+    (value, logits_BTV), found = value_and_grads(config, params, scan=False)
+    assert logits_BTV.dtype == jnp.float32
+    np.testing.assert_allclose(logits_BTV, answer.logits.detach().numpy(), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(value, answer.loss.item(), rtol=1e-5)
+    assert_close(found, as_params(config, grads), 1e-4)
+
+
+def test_frequencies_have_the_bits_of_pytorch():
+    for head_dim, theta in ((16, 500.0), (32, 1e4), (64, 1e4), (128, 5e5)):
+        config = LlamaConfig(**BASE | {"head_dim": head_dim, "rope_theta": theta})
+        expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
+        np.testing.assert_array_equal(llama.inverse_frequencies(theta, head_dim), expected)
+
+
+def test_a_norm_in_bfloat16_rounds_where_pytorch_rounds():
+    rng = np.random.default_rng(0)
+    x, scale = rng.normal(size=(64, 64)), rng.uniform(0.5, 1.5, 64)
+    reference = LlamaRMSNorm(64, eps=1e-5).to(torch.bfloat16)
+    with torch.no_grad():
+        reference.weight.copy_(torch.from_numpy(scale))
+        expected = reference(torch.from_numpy(x).to(torch.bfloat16)).float().numpy()
+    norm = llama.RMSNorm(64, eps=1e-5)
+    norm.scale[...] = jnp.asarray(scale, jnp.float32)
+    found = np.asarray(norm(jnp.asarray(x, jnp.bfloat16)), np.float32)
+    assert (found == expected).mean() > 0.999  # scaling before rounding: 0.7
+
+
+def test_bfloat16_computes_near_float32_and_keeps_the_params_gradients_float32():
+    params = as_params(CONFIG, dict(pytorch_model(CONFIG).named_parameters()))
+    apply = partial(llama.apply, CONFIG, tokens_BT=TOKENS, scan=True)
+    found, expected = (jax.jit(partial(apply, dtype=d))(params) for d in ("bfloat16", "float32"))
+    assert found.dtype == jnp.float32
+    assert 1e-4 < np.abs(found - expected).max() < 0.1
+    grads = jax.eval_shape(jax.grad(lambda p: apply(p, dtype="bfloat16").sum()), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+
+
+# ---- Its own properties ----
+
+
+def test_scanned_and_unrolled_layers_agree():
+    params = llama.init(CONFIG, 0)
+    (unrolled, _), grads = value_and_grads(CONFIG, params, scan=False)
+    (scanned, _), scanned_grads = value_and_grads(CONFIG, params, scan=True)
+    np.testing.assert_allclose(unrolled, scanned, rtol=1e-6)
+    assert_close(scanned_grads, grads, 1e-6)
+
+
+def test_no_token_sees_a_later_one():
+    params = llama.init(CONFIG, 0)
+    program = jax.jit(lambda t: llama.apply(CONFIG, params, t, scan=True, dtype=jnp.float32))
+    before = np.asarray(program(TOKENS))
+    for place in (1, 9, 10, 18, 36):  # on both sides of the edges of a block of queries
+        changed = TOKENS.copy()
+        changed[:, place] = (changed[:, place] + 1) % 96
+        after = np.asarray(program(changed))
+        np.testing.assert_array_equal(after[:, :place], before[:, :place])
+        assert (after[:, place:] != before[:, place:]).any(axis=(0, 2)).all()
+
+
+def test_any_length_gives_the_logits_of_the_longer_text():
+    params = llama.init(CONFIG, 0)
+    program = jax.jit(lambda t: llama.apply(CONFIG, params, t, scan=True, dtype=jnp.float32))
+    whole = program(TOKENS)
+    for length in (1, 3, 30):  # of the first two, some quarters are empty
+        part = program(TOKENS[:, :length])
+        np.testing.assert_allclose(part, whole[:, :length], atol=1e-6)
+
+
+def test_the_gradient_of_unrolled_layers_never_sums_whole_stacks():
+    params = llama.init(CONFIG, 0)
+    stacks = {leaf.shape for leaf in jax.tree.leaves(params["layers"])}
+    program = jax.make_jaxpr(jax.grad(lambda p: loss(CONFIG, p, TOKENS, scan=False)[0]))(params)
+    made = [
+        (equation.primitive.name, out.aval.shape)
+        for equation in program.eqns
+        for out in equation.outvars
+        if out.aval.shape in stacks
+    ]
+    assert made, "nothing of a stack's shape: this test looks in the wrong place"
+    assert {name for name, _ in made} == {"concatenate"}
+
+
+def test_params_can_be_mapped_over_peers_and_devices():
+    one = jax.jit(lambda p: llama.apply(CONFIG, p, TOKENS, scan=True, dtype=jnp.float32))
+    params = llama.init(CONFIG, 0)
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf * scale for scale in SCALES]), params)
+    expected = [one(jax.tree.map(lambda leaf, n=n: leaf[n], stacked)) for n in range(4)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(one))(stacked), expected, atol=1e-6)
+    mesh = jax.make_mesh((4,), ("peer",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("peer")
+    sharded = jax.shard_map(
+        lambda p: one(jax.tree.map(lambda leaf: leaf[0], p))[None],
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
+    )
+    np.testing.assert_allclose(jax.jit(sharded)(stacked), expected, atol=1e-6)
+
+
+# ---- Fresh params ----
+
+
+def test_fresh_params_are_hugging_faces_draw_and_follow_from_the_seed():
+    params = flatten_dict(llama.init(CONFIG, 0), sep="/")
+    assert params.keys() == llama.NAMES.keys()
+    for path, leaf in params.items():
+        assert leaf.dtype == jnp.float32
+        if "norm" in path:
+            assert (leaf == 1).all()
+        else:
+            assert 0.95 < np.std(leaf) / 0.02 < 1.05
+            assert abs(np.mean(leaf)) < 0.001
+    same, other = (flatten_dict(llama.init(CONFIG, seed), sep="/") for seed in (0, 1))
+    assert all((same[path] == params[path]).all() for path in params)
+    drawn = [path for path in params if "norm" not in path]
+    assert all((other[path] != params[path]).any() for path in drawn)
+    in_layers = [path for path in drawn if path.startswith("layers/")]
+    assert all((params[path][0] != params[path][1]).any() for path in in_layers)
+
+
+def test_fresh_params_are_the_pinned_ones():
+    """A change here changes every run that begins from `Init`."""
+    params = llama.init(CONFIG, 0)
+    found = [params["embed"]["embedding"][0, 0], params["layers"]["mlp"]["up"]["kernel"][1, 0, 0]]
+    np.testing.assert_allclose(found, [0.0200803, 0.0266983], rtol=1e-5)
+
+
+# ---- Config ----
+
+
+def test_transformers_reads_the_config_that_we_write():
+    config = dataclasses.replace(CONFIG, rope_theta=5e5, eos_token_id=(2, 3))
+    read = LlamaConfig(**json.loads(json.dumps(config.to_hf("bfloat16"))))
+    assert read.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+    assert read.dtype in ("bfloat16", torch.bfloat16)
+    assert read.eos_token_id == [2, 3]
+    assert llama.Config.from_hf(read.to_dict()) == config
+
+
+def test_both_spellings_of_rope_are_read():
+    base = {key: value for key, value in BASE.items() if key != "rope_theta"}
+    version_4 = base | {"rope_theta": 5e5, "rope_scaling": None}
+    version_5 = base | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert llama.Config.from_hf(version_4) == llama.Config.from_hf(version_5)
+    assert llama.Config.from_hf(version_4).rope_theta == 5e5
+    assert llama.Config.from_hf(base).rope_theta == 1e4
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes():
+    short = {key: BASE[key] for key in list(BASE)[:5]}
+    assert llama.Config.from_hf(short) == llama.Config.from_hf(LlamaConfig(**short).to_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        ({"attention_bias": True}, "attention_bias is True, but only False"),
+        ({"mlp_bias": True}, "mlp_bias is True, but only False"),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
+        ({"quantization_config": {}}, "quantization_config is {}, but only None"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type is 'linear'"),
+        (
+            {"rope_parameters": {"rope_type": "llama3"}},
+            "rope_parameters.rope_type is 'llama3', but",
+        ),
+        ({"rope_parameters": "yarn"}, "rope_parameters is 'yarn', expected a table"),
+        ({"hidden_size": "64"}, "hidden_size is '64', expected an integer above 0"),
+        ({"hidden_size": 60}, "hidden_size is 60, expected a multiple of num_attention_heads (8)"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor of"),
+        ({"head_dim": 7}, "head_dim is 7, expected an even number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer above 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number above 0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
+        ({"eos_token_id": [1, "</s>"]}, "eos_token_id is (1, '</s>'), expected a token id"),
+    ],
+)
+def test_a_config_that_is_not_computed_here_is_refused_by_key_and_value(changes, said):
+    with pytest.raises(models.ModelError) as caught:
+        llama.Config.from_hf(BASE | changes)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named():
+    for key in list(BASE)[:5]:
+        with pytest.raises(models.ModelError, match=f"{key} is missing"):
+            llama.Config.from_hf({k: v for k, v in BASE.items() if k != key})
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", None, ["llama"]])
+def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
+    with pytest.raises(models.ModelError, match="expected one of: llama"):
+        models.get(model_type)
+    assert models.get("llama") is llama

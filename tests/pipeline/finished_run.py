@@ -1,0 +1,165 @@
+"""A finished run, made by hand in the formats of the stages: what the last stages read.
+
+Nothing is trained; the numbers are chosen. Each folder is left as its stage leaves it, with its
+made file, for a run file that differs from the default in a few values.
+"""
+
+import math
+import re
+from pathlib import Path
+
+from pipeline import config, history
+from pipeline.artifacts import Paths, write_json, write_text
+from pipeline.keys import PROJECT, RUN_FILE
+from pipeline.swarm.entry import Entry, Header, Message
+from pipeline.swarm.rounds import Decision, Round
+from pipeline.swarm.transcript import Writer
+
+ROUNDS, EVERY, PEERS, BYTES = 40, 10, 4, 34_000
+PARAMETERS = 2_000_000
+LIAR = {"round": 12, "peer": 2, "kind": "message", "detail": "sent 0123, its replay gives <4567>"}
+TEXT = "def f(x):\n    return '<b>&\x1b[31m' + x\n"
+
+
+def write_run_file(root: Path, **edits: str) -> Path:
+    """The default run file, shorter; `edits` set further keys, by name."""
+    text = (PROJECT / RUN_FILE).read_text()
+    for key, value in ({"total_steps": str(ROUNDS), "snapshot_every": str(EVERY)} | edits).items():
+        text, count = re.subn(rf"(?m)^{key} = [^#\n]*", f"{key} = {value} ", text)
+        assert count, f"{RUN_FILE} has no {key}"
+    path = root / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def finish(
+    root: Path,
+    *,
+    findings: tuple[dict, ...] = (),
+    held_out: bool = True,
+    text: str | None = TEXT,
+    method: dict | None = None,
+) -> Path:
+    """Leaves the folders of all stages but the report; returns the run file.
+
+    Args:
+      root: where `data/` is made.
+      findings: of the witness; with any, the export is refused.
+      held_out: whether there is a held-out split.
+      text: what the model writes.
+      method: takes the place of entries of the verdict.
+    """
+    run_file = write_run_file(root)
+    run = config.load(run_file)
+    for stage in ("download", "convert"):
+        with Paths(stage, run_file, root).building() as folder:
+            write_text(folder / "here", stage)
+    _train(run, Paths("train", run_file, root), held_out)
+    _witness(Paths("witness", run_file, root), findings, method or {})
+    with Paths("export", run_file, root).building() as folder:
+        if findings:
+            write_json(folder / "refused.json", {"findings": list(findings)})
+        else:
+            write_text(folder / "model.safetensors", "weights")
+    _evaluate(run, Paths("evaluate", run_file, root), held_out and not findings, text, findings)
+    return run_file
+
+
+def _loss(step: float) -> float:
+    return 8.317 - 2.7 * (1 - math.exp(-step / 15))
+
+
+def _train(run: config.Run, paths: Paths, held_out: bool) -> None:
+    entries = [_entry(step, held_out) for step in range(1, ROUNDS + 1)]
+    rows = [
+        {
+            "step": entry.round.step,
+            "loss": entry.loss,
+            "tokens": entry.round.step * 16 * run.llm.max_seq_len,
+            "bytes_up": entry.round.step * BYTES,
+            "bytes_down": entry.round.step * BYTES * (PEERS - 1),
+            "seconds": entry.decision.now,
+            "held_out_loss": entry.held_out_loss,
+        }
+        for entry in entries
+    ]
+    with paths.building() as folder:
+        writer = Writer(folder / "transcript", first=0, every=EVERY, keep_payloads=True)
+        header = Header(
+            key=paths.key,
+            run={},
+            model={"model_type": "llama", "vocab_size": 4096},
+            environment={"platform": "cpu", "threads": "4", "jax": "0.0"},
+            bitwise=True,
+            held_out_loss=_loss(0) if held_out else None,
+        )
+        writer.header(header)
+        for entry in entries:
+            writer.round(entry, {peer: b"x" for peer in range(PEERS)})
+        for step in range(0, ROUNDS + 1, EVERY):
+            write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
+        history.write(rows, folder)
+        write_json(
+            folder / "metrics.json",
+            {
+                "rounds": ROUNDS,
+                "tokens": rows[-1]["tokens"],
+                "parameters": PARAMETERS,
+                "loss": rows[-1]["loss"],
+                "held_out_loss_before": _loss(0) if held_out else None,
+                "held_out_loss": rows[-1]["held_out_loss"],
+                "bytes_up": BYTES,
+                "bytes_down": BYTES * (PEERS - 1),
+                "bytes_up_of_data_parallel": 4 * PARAMETERS,
+                "bits_per_parameter_and_round": 8 * BYTES / PARAMETERS,
+                "simulated_seconds": rows[-1]["seconds"],
+            },
+        )
+
+
+def _entry(step: int, held_out: bool) -> Entry:
+    late = (3,) if step == 5 else ()
+    applied = tuple(peer for peer in range(PEERS) if peer not in late)
+    noise = 0.03 * math.sin(7 * step)
+    return Entry(
+        round=Round(step, 0, 7, 16 * (step - 1), 16, {peer: (0, 3) for peer in range(PEERS)}, (0,)),
+        messages={peer: Message(commitment="00" * 32, bytes=BYTES) for peer in range(PEERS)},
+        arrivals={peer: 0.5 + 0.1 * peer for peer in range(PEERS)},
+        decision=Decision(applied, late, (), 1, 0.6, 3.0 + 1.6 * step),
+        loss=_loss(step) + noise,
+        held_out_loss=_loss(step) if held_out and step % EVERY == 0 else None,
+    )
+
+
+def _witness(paths: Paths, findings: tuple[dict, ...], method: dict) -> None:
+    replayed = [(1, 10, 3), (11, 20, 2), (21, 30, 0), (31, 40, 1)]
+    with paths.building() as folder:
+        write_json(
+            folder / "verdict.json",
+            {
+                "accepted": not findings,
+                "method": "bitwise",
+                "why_not_bitwise": None,
+                "audited_rounds": ROUNDS,
+                "windows": ROUNDS // EVERY * PEERS,
+                "replayed_windows": [
+                    {"first": first, "last": last, "peer": peer} for first, last, peer in replayed
+                ],
+                "sample_seed": "5eed",
+                "findings": list(findings),
+            }
+            | method,
+        )
+
+
+def _evaluate(
+    run: config.Run, paths: Paths, measured: bool, text: str | None, findings: tuple[dict, ...]
+) -> None:
+    names = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
+    values = (5.617, 275.1, 2.312, 64, 16_320, 57_200) if measured else [None] * len(names)
+    result = dict(zip(names, values, strict=True))
+    result |= {"prompt": run.evaluate.prompt, "text": None if findings else text}
+    result["notes"] = [] if measured else ["there is nothing to measure"]
+    with paths.building() as folder:
+        write_json(folder / "evaluate.json", result)
+        write_text(folder / "sample.txt", result["text"] or "")

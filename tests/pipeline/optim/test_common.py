@@ -1,0 +1,147 @@
+"""Behaviour that every optimizer shares: add a line to OPTIMIZERS and a new one is tested."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pipeline.optim.adamw import adamw
+from pipeline.optim.distro import distro
+from pipeline.optim.optimizer import as_transform, clip
+from pipeline.swarm.exchange import all_gather
+
+PEERS = 4
+
+
+def _distro(**changes):
+    settings = {
+        "compression_decay": 0.9,
+        "compression_topk": 8,
+        "compression_chunk": 8,
+        "quantize_1bit": True,
+    }
+    return distro(optax.linear_schedule(0.03, 0.0, 400), **settings | changes)
+
+
+OPTIMIZERS = {
+    "adamw": lambda: adamw(
+        optax.linear_schedule(0.03, 0.0, 400),
+        betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0,
+    ),
+    "distro": _distro,
+    "distro_real_values": lambda: _distro(quantize_1bit=False),
+}  # fmt: skip
+each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def target(peer: jax.Array) -> dict:
+    """Each peer pulls elsewhere; only together do they know the minimum, which is at their mean."""
+    key = jax.random.key(7)
+    common = {"w": jax.random.normal(key, (8, 16)), "b": jax.random.normal(key, (16,))}
+    offset = jnp.array([0.1, -0.1, 0.2, -0.2])[peer]
+    return jax.tree.map(lambda x: x + offset, common)
+
+
+def optimum() -> dict:
+    return jax.tree.map(lambda *leaves: sum(leaves) / PEERS, *map(target, range(PEERS)))
+
+
+def train(name: str, steps: int) -> dict:
+    tx = as_transform(OPTIMIZERS[name](), all_gather("peer"))
+    params = jax.tree.map(jnp.zeros_like, target(0))
+
+    @jax.jit
+    def step(params, state):
+        def one(state, peer):
+            grads = jax.tree.map(jnp.subtract, params, target(peer))
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        stepped, state = jax.vmap(one, axis_name="peer")(state, jnp.arange(PEERS))
+        return jax.tree.map(lambda x: x[0], stepped), state
+
+    state = jax.vmap(lambda _: tx.init(params))(jnp.arange(PEERS))
+    for _ in range(steps):
+        params, state = step(params, state)
+    assert step._cache_size() == 1  # nothing recompiles between steps
+    return params
+
+
+@each_optimizer
+def test_converges_to_the_minimum_that_only_all_peers_know(name):
+    params = train(name, 400)
+    error = optax.tree.norm(jax.tree.map(jnp.subtract, params, optimum()))
+    assert error < 0.05 * optax.tree.norm(optimum())
+
+
+@each_optimizer
+def test_same_steps_give_the_same_bits(name):
+    jax.tree.map(np.testing.assert_array_equal, train(name, 5), train(name, 5))
+
+
+@each_optimizer
+def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
+    optimizer = OPTIMIZERS[name]()
+    params = jax.tree.map(jnp.zeros_like, target(0))
+    own, shared = optimizer.init(params)
+    messages = []
+    for peer in range(2):
+        after = optimizer.inner(target(peer), own, params, 1)
+        messages.append(optimizer.send(after, params, shared, 1)[0])
+    spoilt = jax.tree.map(
+        lambda x: jnp.full_like(x, jnp.nan) if x.dtype == jnp.float32 else x, messages[1]
+    )
+
+    def receive(second):
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), messages[0], second)
+        return optimizer.receive(stacked, jnp.array([True, False]), params, shared, 1)
+
+    jax.tree.map(np.testing.assert_array_equal, receive(messages[1]), receive(spoilt))
+    alone = jax.tree.map(lambda x: x[None], messages[0])
+    expected = optimizer.receive(alone, jnp.array([True]), params, shared, 1)
+    jax.tree.map(np.testing.assert_array_equal, receive(spoilt), expected)
+
+
+@each_optimizer
+def test_inside_shard_map_gives_the_same_params_as_vmap(name):
+    tx = as_transform(OPTIMIZERS[name](), all_gather("peer"))
+    params = jax.tree.map(jnp.zeros_like, target(0))
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((PEERS,), ("peer",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def one(peer):
+        grads = jax.tree.map(jnp.subtract, params, target(peer[0]))
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return jax.tree.map(lambda x: x[None], optax.apply_updates(params, updates))
+
+    shard = jax.shard_map(
+        one, mesh=mesh, in_specs=spec("peer"), out_specs=spec("peer"), check_vma=False
+    )
+    found = jax.jit(shard)(jnp.arange(PEERS))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), found, train(name, 1))
+
+
+def test_adamw_alone_is_optax_adamw():
+    rate, wd = 0.01, 0.1
+    mine = as_transform(
+        adamw(lambda _: rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=wd),
+        lambda message, step: (message, jax.tree.map(lambda x: x[None], message)),
+    )
+    theirs = optax.adamw(rate, b1=0.9, b2=0.95, eps=1e-8, weight_decay=wd)
+    params = [target(0), target(0)]
+    states = [mine.init(params[0]), theirs.init(params[1])]
+    for _ in range(5):
+        for i, tx in enumerate((mine, theirs)):
+            grads = jax.tree.map(jnp.sin, params[i])
+            updates, states[i] = tx.update(grads, states[i], params[i])
+            params[i] = optax.apply_updates(params[i], updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *params)
+
+
+def test_clip_bounds_the_global_norm_and_leaves_small_gradients_alone():
+    grads = {"a": jnp.full((3,), 3.0), "b": jnp.full((4,), 4.0)}
+    norm = optax.tree.norm(grads)
+    np.testing.assert_allclose(optax.tree.norm(clip(grads, 1.0)), 1.0, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, clip(grads, float(norm) * 2), grads)
+    jax.tree.map(np.testing.assert_array_equal, clip(grads, None), grads)

@@ -1,0 +1,79 @@
+"""The chunked DCT: orthonormal, invertible, and top-k that everybody finds alike."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import fft
+
+from pipeline.optim import dct
+
+SHAPES = [(7,), (64,), (100,), (128, 352), (4, 128, 128), (3, 97, 10), (12, 1), ()]
+
+
+@pytest.mark.parametrize(
+    "size, expected", [(32000, 64), (50257, 29), (128256, 64), (100, 50), (12, 12), (97, 1)]
+)
+def test_divisor_is_the_largest_one_within_the_limit(size, expected):
+    assert dct.divisor(size, 64) == expected
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 29, 64])
+def test_basis_is_scipys_orthonormal_dct(n):
+    expected = fft.dct(np.eye(n), norm="ortho", axis=0)
+    np.testing.assert_allclose(dct.basis(n), expected, atol=1e-6)
+    np.testing.assert_allclose(dct.basis(n) @ dct.basis(n).T, np.eye(n), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode_inverts_encode_and_keeps_the_norm(shape):
+    x = jax.random.normal(jax.random.key(0), shape)
+    cut = dct.layout(shape, 64)
+    coefficients_NA = dct.encode(x, cut)
+    assert coefficients_NA.shape == (cut.blocks, cut.area)
+    np.testing.assert_allclose(dct.decode(coefficients_NA, cut), x, atol=2e-5)
+    np.testing.assert_allclose(jnp.linalg.norm(coefficients_NA), jnp.linalg.norm(x), rtol=1e-5)
+
+
+def test_a_block_is_the_two_dimensional_dct_of_its_place_in_the_matrix():
+    x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
+    cut = dct.layout(x.shape, 4)
+    second_row_third_column = dct.encode(x, cut).reshape(2, 3, 4, 4)[1, 2]
+    expected = fft.dctn(x[4:8, 8:12], norm="ortho")
+    np.testing.assert_allclose(second_row_third_column, expected, atol=1e-5)
+
+
+def test_stacked_vectors_are_cut_layer_by_layer():
+    x = np.random.default_rng(0).normal(size=(4, 128)).astype(np.float32)
+    cut = dct.layout(x.shape, 64, stacked=True)
+    assert (cut.blocks, cut.area) == (8, 64)
+    expected = fft.dct(x.reshape(8, 64), norm="ortho")
+    np.testing.assert_allclose(dct.encode(x, cut), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: lambda x: jax.vmap(f)(x[None])])
+def test_of_equal_magnitudes_the_lowest_place_is_kept(wrap):
+    x = jnp.array([[1.0, -2.0, 2.0, 0.0, 2.0, -1.0]])
+    index_NK, value_NK = wrap(lambda x: dct.top_k(x, 4))(x)
+    assert index_NK.ravel().tolist() == [0, 1, 2, 4]
+    assert value_NK.ravel().tolist() == [1.0, -2.0, 2.0, 2.0]
+
+
+def test_top_k_of_zeros_and_of_a_small_block_is_all_there_is():
+    index_NK, _ = dct.top_k(jnp.zeros((2, 3)), 8)
+    assert index_NK.tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_mean_counts_present_senders_only():
+    index_PNK = jnp.array([[[0, 1]], [[1, 3]], [[1, 2]]], jnp.uint8)
+    value_PNK = jnp.array([[[4.0, 2.0]], [[6.0, 5.0]], [[jnp.nan, 9.0]]])
+    present_P = jnp.array([True, True, False])
+    mean_NA = dct.mean_of_senders(index_PNK, value_PNK, present_P, 5)
+    assert mean_NA.tolist() == [[4.0, 4.0, 0.0, 5.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "area, dtype", [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)]
+)
+def test_places_take_the_narrowest_integer(area, dtype):
+    assert dct.index_dtype(area) == dtype

@@ -1,0 +1,187 @@
+"""Evaluation of a tiny exported folder: what is measured is what was exported."""
+
+import json
+import math
+from functools import cache, partial
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from models import llama
+from pipeline import config, evaluate, hf, tokens
+from pipeline.artifacts import Paths, read_json, write_json
+from pipeline.errors import LockstepError
+from pipeline.generate import generate
+from pipeline.held_out import mean_loss
+from pipeline.train_step import Programs
+from tests.pipeline.finished_run import write_run_file
+
+END, LENGTH = 0, 32
+WORDS = ("de", "ef", "def", "\u0120x", "(x", "re", "turn")  # merged tokens; \u0120 is a space
+HF_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "bos_token_id": END,
+    "eos_token_id": END,
+}
+
+
+@cache
+def make_params() -> dict:
+    """Random params; so large that the likeliest token is far from the next one."""
+    shapes = jax.eval_shape(partial(llama.init, llama.Config.from_hf(HF_CONFIG), 0))
+    draw = np.random.default_rng(0).normal
+    return jax.tree.map(lambda leaf: draw(0, 0.25, leaf.shape).astype(np.float32), shapes)
+
+
+def make_tokenizer() -> Tokenizer:
+    """Byte-level, as the Corpus provider's: the end of text, all bytes, a few merged tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<|endoftext|>", *alphabet, *WORDS]
+    merges = [("d", "e"), ("e", "f"), ("de", "f"), ("\u0120", "x"), ("(", "x"), ("r", "e")]
+    tokenizer = Tokenizer(models.BPE({n: i for i, n in enumerate(names)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return tokenizer
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes what evaluate reads, and runs it: made(...) -> (paths, metrics, evaluate.json)."""
+
+    def make(*, tokenizer=None, held_out=(), refused=False, **edits):
+        edits = {"max_seq_len": str(LENGTH), "max_new_tokens": "16", "temperature": "0.0"} | edits
+        run_file = write_run_file(tmp_path, **edits)
+        run = config.load(run_file)
+        with Paths("download", run_file, tmp_path).building() as folder:
+            for split, content in (("train", [END] * 2 * LENGTH), ("held_out", held_out)):
+                if len(content):
+                    (folder / split).mkdir()
+                    np.asarray(content, "<u2").tofile(folder / split / "00000.ds")
+            tokens.write_shards(folder, 2, None, "DontShuffle", {})
+        with Paths("export", run_file, tmp_path).building() as folder:
+            if refused:
+                write_json(folder / "refused.json", {"findings": []})
+            else:
+                hf.write_folder(folder, HF_CONFIG, make_params(), "float32")
+                if tokenizer:
+                    tokenizer.save(str(folder / "tokenizer.json"))
+        paths = Paths("evaluate", run_file, tmp_path)
+        evaluate.run(run, paths)
+        written = read_json(paths.out("evaluate") / "evaluate.json")
+        return paths, read_json(tmp_path / "metrics" / "evaluate.json"), written
+
+    return make
+
+
+def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
+    held_out = np.random.default_rng(0).integers(1, 260, 7 * LENGTH)
+    paths, metrics, _ = made(held_out=held_out, sequences="5", micro_batch="5")
+    run = config.load(paths.run)
+    programs = Programs(run, HF_CONFIG)
+    first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
+    expected = mean_loss(programs.measure, {jax.devices()[0]: make_params()}, first_five_NT, 5)
+    assert metrics["held_out_loss"] == pytest.approx(expected, abs=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+    assert (metrics["sequences"], metrics["tokens"]) == (5, 5 * (LENGTH - 1))
+
+
+def test_bits_per_byte_divides_by_the_bytes_of_the_text_that_is_predicted(made):
+    tokenizer = make_tokenizer()
+    text = "def f(x): return x\n\u00e9"
+    ids = [*tokenizer.encode(text).ids, END]
+    held_out = (ids * LENGTH)[:LENGTH]
+    labels = held_out[1:]
+    unseen = tokenizer.decode(held_out[:1])
+    whole = tokenizer.decode(held_out, skip_special_tokens=True)
+    assert END in labels and "\ufffd" not in whole
+    size = len(whole.encode()) - len(unseen.encode())
+    _, metrics, _ = made(tokenizer=tokenizer, held_out=held_out)
+    assert metrics["bytes"] == size
+    bits = metrics["held_out_loss"] * len(labels) / math.log(2)
+    assert metrics["bits_per_byte"] == pytest.approx(bits / size)
+
+
+def test_text_of_temperature_zero_is_what_transformers_generates(made):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    paths, _, written = made(tokenizer=make_tokenizer(), prompt='"def f(x"')
+    export = paths.out("export")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(export / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
+    prompt = tokenizer("def f(x", return_tensors="pt")["input_ids"]
+    ids = model.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=END)[0]
+    assert len(set(ids.tolist())) > 4
+    assert written["text"] == tokenizer.decode(ids, skip_special_tokens=True)
+    assert (paths.out("evaluate") / "sample.txt").read_bytes().decode() == written["text"]
+
+
+def test_an_empty_prompt_begins_where_a_document_begins(made):
+    paths, _, written = made(tokenizer=make_tokenizer(), prompt='""', max_new_tokens="4")
+    exported = evaluate.read(paths.out("export"), config.load(paths.run))
+    settings = {"max_new_tokens": 4, "context": LENGTH, "temperature": 0, "seed": 0, "ends": [END]}
+    ids = generate(exported.apply, exported.params, [END], **settings)
+    assert written["text"] == make_tokenizer().decode(ids) != ""
+
+
+def test_a_refused_export_gives_nulls_and_says_so(made):
+    paths, metrics, written = made(refused=True, held_out=[1] * LENGTH)
+    assert set(metrics.values()) == {None}
+    assert written["text"] is None and "refused" in written["notes"][0]
+    assert (paths.out("evaluate") / "sample.txt").read_text() == ""
+
+
+def test_without_a_held_out_split_there_is_a_text_but_no_loss(made, capsys):
+    _, metrics, written = made(tokenizer=make_tokenizer())
+    assert set(metrics.values()) == {None}
+    assert written["text"].startswith("def ")
+    assert "no held-out split" in capsys.readouterr().out
+
+
+def test_without_a_tokenizer_there_is_a_loss_but_no_text_and_no_bits_per_byte(made):
+    _, metrics, written = made(held_out=[1, 2] * LENGTH)
+    assert metrics["held_out_loss"] > 0
+    assert metrics["bits_per_byte"] is metrics["bytes"] is written["text"] is None
+    assert len(written["notes"]) == 2
+
+
+def test_a_tokenizer_that_is_not_byte_level_gives_no_bits_per_byte():
+    tokenizer = make_tokenizer()
+    tokenizer.decoder = decoders.Fuse()
+    notes: list[str] = []
+    assert evaluate.bytes_of(np.array([[1, 2]]), tokenizer, notes) is None
+    assert "not byte-level" in notes[0]
+
+
+def test_byte_level_among_several_decoders_is_found():
+    tokenizer = make_tokenizer()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
+    assert evaluate.bytes_of(np.array([[1, 2, END]]), tokenizer, []) == 2
+
+
+def test_a_token_that_the_tokenizer_lacks_gives_no_bits_per_byte():
+    notes: list[str] = []
+    assert evaluate.bytes_of(np.array([[1, 9999]]), make_tokenizer(), notes) is None
+    assert "token 9999" in notes[0]
+
+
+def test_a_damaged_tokenizer_is_refused_with_its_name(tmp_path):
+    hf.write_folder(tmp_path, HF_CONFIG, make_params(), "float32")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 1}))
+    with pytest.raises(LockstepError, match=r"tokenizer\.json: expected a tokenizer"):
+        evaluate.read(tmp_path, config.load(write_run_file(tmp_path)))

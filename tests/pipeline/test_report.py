@@ -1,0 +1,206 @@
+"""The page of a finished run: what it says, and that it needs nothing but itself."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from itertools import combinations
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline import config, report
+from pipeline.artifacts import Paths
+from pipeline.errors import LockstepError
+from tests.pipeline.finished_run import LIAR, PEERS, finish
+
+VOID = {"meta", "img", "br"}
+PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")} | {"traffic.png"}
+
+
+class Page(HTMLParser):
+    """A page as its tags, checked for being closed in order, and its visible text."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.html, self.open, self.tags, self.words = html, [], [], []
+        self.feed(html)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes nothing at {self.getpos()}"
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def make(root, **choices):
+    run_file = finish(root, **choices)
+    paths = Paths("report", run_file, root)
+    report.run(config.load(run_file), paths)
+    return paths
+
+
+def page_of(paths) -> Page:
+    return Page((paths.out("report") / "report.html").read_text())
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("accepted"))
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    nobody = {"round": 0, "peer": None, "kind": "snapshot", "detail": "another hash"}
+    return make(tmp_path_factory.mktemp("refused"), findings=(LIAR, nobody))
+
+
+@pytest.fixture(scope="module")
+def unmeasured(tmp_path_factory):
+    method = {"method": "tolerance", "why_not_bitwise": "jax is 'B' here, was 'A' in training"}
+    root = tmp_path_factory.mktemp("unmeasured")
+    return make(root, held_out=False, text=None, method=method)
+
+
+def test_page_fetches_nothing(accepted):
+    page = page_of(accepted)
+    assert not {"script", "link", "iframe", "base", "object"} & {tag for tag, _ in page.tags}
+    for tag, attrs in page.tags:
+        for name, value in attrs.items():
+            if name in ("src", "srcset", "href", "background", "poster"):
+                assert value.startswith("data:image/png;base64,"), (tag, name)
+    style = re.search(r"<style>(.*?)</style>", page.html, re.S)[1]
+    assert "url(" not in style and "@import" not in style
+    assert not re.search(r"https?:|(src|href)=\"//", page.html)
+
+
+def test_plots_are_embedded_and_lie_beside_the_page(accepted):
+    pictures = [
+        base64.b64decode(img["src"].split(",")[1], validate=True)
+        for img in page_of(accepted).all("img")
+    ]
+    files = {path.name: path.read_bytes() for path in accepted.out("report").glob("*.png")}
+    assert files.keys() == PNGS
+    assert len(pictures) == 2 * len(PNGS) and set(files.values()) < set(pictures)
+    for png in pictures:
+        image = Image.open(io.BytesIO(png))
+        image.load()
+        assert image.width > 600 and np.asarray(image.convert("L")).std() > 5
+
+
+def test_every_image_says_in_words_what_it_shows(accepted):
+    alts = {img["alt"] for img in page_of(accepted).all("img")}
+    assert len(alts) == len(PNGS)
+    assert any("held-out loss from 8.32 to 5.8" in alt and "by step" in alt for alt in alts)
+    assert any("sent 34.0 kB" in alt for alt in alts)
+
+
+def test_page_gives_the_verdict_and_the_numbers(accepted):
+    text = page_of(accepted).text
+    assert "Accepted The witness found nothing wrong in 40 rounds" in text
+    for said in ("8.317 → 5.617", "2.312", "275.1", "34.0 kB", "0.136", "163,840"):
+        assert said in text
+    assert "plain data parallelism sends 8.0 MB, 235 times as much" in text
+    assert "equal bit for bit ." in text
+    assert "peer 3 40 39 1" in text  # messages, applied, late
+    assert accepted.key in text
+    assert "LLM.optimizer.Distro.compression_topk 32" in text
+
+
+def test_page_leaves_out_what_changes_no_result(accepted):
+    assert "log_level" not in page_of(accepted).text
+
+
+def test_what_a_model_or_a_liar_wrote_stays_text(accepted, refused):
+    assert "&lt;b&gt;&amp;\ufffd[31m" in page_of(accepted).html
+    assert "its replay gives &lt;4567&gt;" in page_of(refused).html
+
+
+def test_refused_page_names_peer_round_and_kind(refused):
+    text = page_of(refused).text
+    assert "Accepted" not in text
+    assert "no weights were exported : peer 2 in round 12 (message); the transcript in" in text
+    assert "peer 2 12 message sent 0123" in text
+    assert "8.317 → 5.8" in text and "in training" in text
+    assert "refused.json" in text
+
+
+def test_grid_shows_what_was_done_with_each_window(refused):
+    html = page_of(refused).html
+    table = html[html.index('class="grid"') :]
+    found = {
+        row[0]: re.findall(r'<td class="([a-z-]+)">', row[1])
+        for row in re.findall(r'<tr><th scope="row">([a-z 0-9]+)</th>(.*?)</tr>', table)[
+            : PEERS + 1
+        ]
+    }
+    no, yes, bad = "not-replayed", "replayed", "found"
+    assert found == {
+        "peer 0": [no, no, yes, no],
+        "peer 1": [no, no, no, yes],
+        "peer 2": [no, bad, no, no],
+        "peer 3": [yes, no, no, no],
+        "the transcript": [bad, no, no, no],
+    }
+
+
+def test_page_without_held_out_text_and_bits_says_so(unmeasured):
+    page = page_of(unmeasured)
+    assert page.text.count("not measured") == 3
+    assert "Evaluation: there is nothing to measure." in page.text
+    assert "There is no text sample." in page.text
+    assert not any("held-out loss from" in img["alt"] for img in page.all("img"))
+
+
+def test_page_says_why_a_tolerance_was_used(unmeasured):
+    text = page_of(unmeasured).text
+    assert "within a tolerance , because jax is 'B' here, was 'A' in training." in text
+
+
+def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
+    folder = accepted.out("report")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    settings = {"lines.linewidth": 9, "savefig.dpi": 30, "axes.titlesize": 30, "svg.hashsalt": "x"}
+    with matplotlib.rc_context(settings):
+        report.run(config.load(accepted.run), accepted)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_chances_are_those_of_all_samples(dense):
+    windows = [report.Window(1, 10), report.Window(11, 20), report.Window(21, 30)]
+    peers, n = 2, 2 if not dense else 1
+    cells = [(w, p) for w in range(3) for p in range(peers)]
+    groups = [[c] for c in cells] if not dense else [cells[i : i + 2] for i in (0, 2, 4)]
+    samples = [sum(chosen, []) for chosen in combinations(groups, n)]
+    replayed = [None] * len(samples[0])
+    found = dict(report._chances({"replayed_windows": replayed}, windows, peers, dense))
+    for lies in (1, 2, 3):
+        false = {(w, 0) for w in range(lies)}
+        caught = sum(bool(false & set(sample)) for sample in samples)
+        assert found[lies] == pytest.approx(caught / len(samples))
+
+
+def test_without_an_earlier_stage_the_report_names_it(tmp_path):
+    run_file = finish(tmp_path)
+    paths = Paths("report", run_file, tmp_path)
+    (tmp_path / paths.keys.made("evaluate")).unlink()
+    with pytest.raises(LockstepError, match="expected from stage evaluate"):
+        report.run(config.load(run_file), paths)

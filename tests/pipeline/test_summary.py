@@ -1,0 +1,127 @@
+"""The table that a run ends with, and its exit status."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline import summary
+from pipeline.artifacts import Paths, write_text
+from pipeline.errors import LockstepError
+from pipeline.keys import PROJECT
+from tests.pipeline.finished_run import LIAR, finish
+
+
+def finished(root, **choices) -> Paths:
+    paths = Paths("report", finish(root, **choices), root)
+    with paths.building() as folder:
+        write_text(folder / summary.PAGE, "<!doctype html>")
+    return paths
+
+
+def test_an_accepted_run_ends_with_its_export_and_status_zero(tmp_path, capsys):
+    paths = finished(tmp_path)
+    assert summary.show(paths) == 0
+    out = capsys.readouterr().out
+    for said in (
+        "8.317 -> 5.617 nats per token (chance: 8.318)",
+        "2.312",
+        "163,840 in 40 rounds",
+        "34.0 kB per peer and round; plain data parallelism 8.0 MB, 235 times as much",
+        "accepted: 40 rounds audited, 4 of 16 windows replayed bit for bit",
+        str(tmp_path / "data" / "report" / "report.html"),
+        "    def f(x):",
+    ):
+        assert said in out
+    assert out.splitlines()[-1] == f"The export is ready: {tmp_path / 'data' / 'export'}"
+
+
+def test_a_refused_run_ends_with_peer_round_and_kind_and_status_one(tmp_path, capsys):
+    assert summary.show(finished(tmp_path, findings=(LIAR,))) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1] == "REFUSED, no weights were exported: peer 2 in round 12 (message)"
+    assert any(line.split() == ["export", "refused"] for line in out)
+    assert "generated text:" not in out
+
+
+@pytest.mark.parametrize(("findings", "status"), [((), 0), ((LIAR,), 1)])
+def test_the_command_exits_with_the_status(tmp_path, findings, status):
+    paths = finished(tmp_path, findings=findings)
+    command = [sys.executable, "-m", "pipeline", "summary", "--run", paths.run, "--root", tmp_path]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_in_a_terminal_the_same_is_said(tmp_path, capsys, monkeypatch):
+    root = tmp_path / "a[red]b"
+    root.mkdir()
+    paths = finished(root)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "300")
+    assert summary.show(paths) == 0
+    out = capsys.readouterr().out
+    assert out.count("a[red]b") == 3
+    assert "8.317 -> 5.617" in out and "accepted: 40 rounds" in out and "def f(x):" in out
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_text_of_a_model_cannot_steer_a_terminal(tmp_path, capsys, monkeypatch, terminal):
+    paths = finished(tmp_path, text="def \x1b[2J\x07[red]x\u202e\u00e9")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    summary.show(paths)
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out and "\x07" not in out and "\u202e" not in out
+    assert "[red]x" in out
+    assert terminal or out.isascii()
+
+
+def test_without_held_out_text_it_says_so(tmp_path, capsys):
+    assert summary.show(finished(tmp_path, held_out=False, text=None)) == 0
+    out = capsys.readouterr().out
+    assert "not measured: the data has no held-out split" in out
+
+
+@pytest.mark.parametrize("stage", summary.READ)
+def test_a_missing_result_is_one_line_that_names_the_stage(tmp_path, stage):
+    paths = finished(tmp_path)
+    (tmp_path / paths.keys.made(stage)).unlink()
+    with pytest.raises(LockstepError) as caught:
+        summary.show(paths)
+    assert f"expected from stage {stage} " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_blame_gives_each_peer_and_kind_once_with_its_first_round():
+    findings = [
+        {"peer": 2, "round": 20, "kind": "message"},
+        {"peer": 2, "round": 12, "kind": "message"},
+        {"peer": 2, "round": 30, "kind": "message"},
+        {"peer": None, "round": 3, "kind": "params"},
+    ]
+    assert (
+        summary.blame(findings)
+        == "peer 2 in round 12 (message); the transcript in round 3 (params)"
+    )
+
+
+def test_blame_of_many_is_still_one_line():
+    findings = [{"peer": peer, "round": 1, "kind": "message"} for peer in range(60)]
+    said = summary.blame(findings)
+    assert said.endswith("peer 3 in round 1 (message); and 56 more")
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (999.4, "999 bytes"),
+        (999.6, "1.0 kB"),
+        (34_123, "34.1 kB"),
+        (999_600, "1.0 MB"),
+        (8_546_304, "8.5 MB"),
+        (2.5e9, "2.5 GB"),
+        (7e15, "7,000.0 TB"),
+    ],
+)
+def test_sizes_are_in_powers_of_1000(count, said):
+    assert summary.size(count) == said

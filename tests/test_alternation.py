@@ -1,0 +1,117 @@
+"""Two engines, one truth: however they take turns, results are what the run file says."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from pipeline.keys import OUT, RUN_FILE
+from tests import tiny
+
+# One number of each of four tables, and the values it goes back and forth between.
+EDITS = {
+    ("model", "LLM", "optimizer", "Distro", "compression_topk"): (4, 2),
+    ("witness", "replay_percent"): (100, 50),
+    ("export", "dtype"): ("float32", "bfloat16"),
+    ("evaluate", "max_new_tokens"): (4, 6),
+}
+
+
+class Engines:
+    """A project, and every result seen so far by the key it was made under."""
+
+    def __init__(self, folder: Path, seed: int):
+        self.project = tiny.make_project(folder)
+        self.random = random.Random(seed)
+        self.seen: dict[str, dict[str, bytes]] = {}
+        self.log: list[str] = []
+
+    def edit(self) -> None:
+        file = self.project / RUN_FILE
+        document = tomlkit.parse(file.read_text())
+        names = self.random.choice(list(EDITS))
+        table = document
+        for name in names[:-1]:
+            table = table[name]
+        first, second = EDITS[names]
+        table[names[-1]] = second if table[names[-1]] == first else first
+        file.write_text(tomlkit.dumps(document))
+        self.log.append(f"edit {names[-1]} = {table[names[-1]]}")
+
+    def dvc_repro(self) -> None:
+        tiny.run(self.project, "dvc", "repro", "-q")
+        self.check()
+
+    def snakemake(self) -> None:
+        tiny.run(self.project, "snakemake", "-q", "all")
+        self.check()
+
+    def dvc_exp_run(self) -> None:
+        topk = self.random.choice([2, 4])
+        name = f"{RUN_FILE}:model.LLM.optimizer.Distro.compression_topk={topk}"
+        tiny.run(self.project, "dvc", "exp", "run", "-q", "-S", name)
+        self.check()
+
+    def commit_and_go_back(self) -> None:
+        """Commits what there is, then checks out the state of an earlier commit, data included."""
+        tiny.run(self.project, "git", "add", "-A")
+        tiny.commit(self.project, f"step {len(self.log)}")
+        commits = tiny.run(self.project, "git", "rev-list", "HEAD").split()
+        chosen = self.random.choice(commits[:3])
+        tiny.run(self.project, "git", "checkout", "-q", chosen, "--", ".")
+        if "dvc.lock" in tiny.run(self.project, "git", "ls-files"):
+            # data that only Snakemake made is not in DVC's cache, and is then made again
+            tiny.run(self.project, "sh", "-c", "dvc checkout -q --force || true")
+
+    def check(self) -> None:
+        """Every stage's result is of today's key, says today's numbers, and is as first made."""
+        run = tomlkit.parse((self.project / RUN_FILE).read_text()).unwrap()
+        story = " / ".join(self.log)
+        for stage, made in tiny.keys_of(self.project).items():
+            assert (self.project / made).is_file(), f"{stage} is stale after: {story}"
+            found = tiny.contents(self.project / OUT[stage])
+            metrics = self.project / "metrics" / f"{stage}.json"
+            if metrics.exists():
+                found["metrics"] = metrics.read_bytes()
+            assert found == self.seen.setdefault(made, found), f"{stage} differs after: {story}"
+        header = self.read("data/trained/transcript/header.json")
+        optimizer = run["model"]["LLM"]["optimizer"]["Distro"]
+        trained_with = header["run"]["model"]["LLM"]["optimizer"]["Distro"]
+        assert trained_with["compression_topk"] == optimizer["compression_topk"]
+        verdict = self.read("data/verdict/verdict.json")
+        share = 100 * len(verdict["replayed_windows"]) / verdict["windows"]
+        assert share == run["witness"]["replay_percent"]
+        assert self.read("data/export/config.json")["dtype"] == run["export"]["dtype"]
+        html = (self.project / "data/report/report.html").read_text()
+        key = re.search(r"made-(\w+)\.json", tiny.keys_of(self.project)["train"])[1]
+        assert key in html
+
+    def read(self, name: str) -> dict:
+        return json.loads((self.project / name).read_text())
+
+    def take(self, steps: int) -> None:
+        self.dvc_repro()
+        for _ in range(steps):
+            self.edit()
+            act = self.random.choice(
+                [self.dvc_repro, self.snakemake, self.dvc_exp_run, self.commit_and_go_back]
+            )
+            self.log.append(act.__name__)
+            act()
+        self.snakemake()
+
+
+def test_alternating_engines_never_leave_a_stale_result(tmp_path):
+    Engines(tmp_path, seed=1).take(8)
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 3])
+def test_alternating_engines_for_long_never_leave_a_stale_result(tmp_path, seed):
+    Engines(tmp_path, seed).take(30)
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,134 @@
+"""The DAG says the truth: a stage depends on what it imports; both engines know the same stages."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.keys import MAKER, OUT, PROJECT, RUN_FILE, STAGES, Keys, code, needs, paths, tracked
+
+# Modules found by name at run time: everything beside these files can be imported.
+DYNAMIC = {
+    "pipeline/providers/__init__.py": "pipeline/providers/*.py",
+    "models/__init__.py": "models/*.py",
+}
+ALWAYS = {"constraints.txt"}
+each_stage = pytest.mark.parametrize("stage", STAGES)
+
+
+def imports(file: Path) -> set[Path]:
+    """The project's files that a file imports, anywhere in it, and the packages around them."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: a relative import"
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    found = set()
+    for name in names:
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            place = PROJECT.joinpath(*parts[:end])
+            found |= {p for p in (place.with_suffix(".py"), place / "__init__.py") if p.is_file()}
+    pattern = DYNAMIC.get(file.relative_to(PROJECT).as_posix())
+    return found | (set(PROJECT.glob(pattern)) if pattern else set())
+
+
+def closure(file: Path) -> set[str]:
+    todo, seen = [file], set()
+    while todo:
+        file = todo.pop()
+        if file not in seen:
+            seen.add(file)
+            todo += imports(file)
+    return {path.relative_to(PROJECT).as_posix() for path in seen}
+
+
+@each_stage
+def test_a_stage_depends_on_exactly_the_source_it_imports(stage):
+    declared = set(code(stage))
+    imported = closure(PROJECT / "pipeline" / f"{stage}.py") | ALWAYS
+    data_files = {path for path in declared if not path.endswith(".py")} - ALWAYS
+    assert declared - data_files == imported, (
+        f"dvc.yaml: {stage}: add {sorted(imported - declared)}, "
+        f"drop {sorted(declared - data_files - imported)}"
+    )
+
+
+@each_stage
+def test_stage_command_module_and_out_go_by_one_name(stage):
+    assert STAGES[stage]["cmd"] == f"python -m pipeline {stage}"
+    assert (PROJECT / "pipeline" / f"{stage}.py").is_file()
+    assert len(paths(STAGES[stage], "outs")) == 1
+    assert OUT[stage].startswith("data/")
+
+
+@each_stage
+def test_tracked_tables_are_in_every_ready_run(stage):
+    for run in sorted((PROJECT / "params").glob("*.toml")):
+        keys = Keys(run)
+        for table in tracked(stage):
+            keys.table(table)
+
+
+def test_the_tracked_tables_are_all_of_the_run_but_runtime():
+    covered = {table for stage in STAGES for table in tracked(stage)}
+    document = Keys(PROJECT / RUN_FILE)._tables
+
+    def leaves(table: dict, prefix: str) -> set[str]:
+        return {
+            leaf
+            for name, value in table.items()
+            for leaf in (
+                leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
+            )
+        }
+
+    for leaf in leaves(document, ""):
+        if not leaf.startswith("runtime."):
+            assert any(leaf == table or leaf.startswith(f"{table}.") for table in covered), leaf
+
+
+def test_imports_go_one_way():
+    for stage in STAGES:
+        others = {f"pipeline/{name}.py" for name in STAGES if name != stage}
+        assert not closure(PROJECT / "pipeline" / f"{stage}.py") & others, stage
+    for file in (PROJECT / "models").glob("*.py"):
+        assert not [path for path in closure(file) if path.startswith("pipeline/")], file
+    for file in (PROJECT / "pipeline" / "optim").glob("*.py"):
+        assert not [p for p in imports(file) if "swarm" in p.parts], file
+
+
+def test_keys_and_coordinator_import_nothing_heavy():
+    for module in ("pipeline.keys", "pipeline.swarm.coordinator"):
+        program = (
+            f"import sys, {module}; "
+            "print([m for m in ('jax', 'numpy', 'pydantic', 'typer') if m in sys.modules])"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True
+        )
+        assert found.stdout.strip() == "[]", module
+
+
+def test_snakemake_has_the_stages_and_edges_of_dvc_yaml():
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--d3dag", "--forceall", "--cores", "1"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    graph = json.loads(done.stdout[done.stdout.index("{") :])
+    label = {node["id"]: node["value"]["label"] for node in graph["nodes"]}
+    found = {(label[edge["u"]], label[edge["v"]]) for edge in graph["edges"]}
+    edges = {(need, stage) for stage in STAGES for need in needs(stage)}
+    assert found == edges | {(stage, "all") for stage in STAGES}
+
+
+def test_every_stage_that_is_needed_is_made_by_a_stage():
+    assert {need for stage in STAGES for need in needs(stage)} <= set(MAKER.values())

@@ -1,0 +1,132 @@
+"""A whole tiny run: accepted when honest, refused with a name when not, and extended at will."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipeline.artifacts import read_json
+from pipeline.keys import Keys
+from tests import tiny
+
+ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
+UP_TO_VERDICT = ("download", "convert", "train", "witness")
+
+
+def start(folder: Path, **changes: object) -> tuple[Path, Path]:
+    """A tiny run file and a root, both in `folder`."""
+    data = folder / "tokens"
+    if not data.exists():
+        tiny.write_data(data)
+    run_file = folder / "run.toml"
+    tiny.write_run(run_file, tiny.run_document(data, **changes))
+    return run_file, folder / "root"
+
+
+def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(tmp_path):
+    run_file, root = start(tmp_path, config__total_steps=60, model__LLM__lr_schedule={
+        "Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 5}})  # fmt: skip
+    tiny.by_hand(run_file, root)
+    metrics, verdict = (
+        read_json(root / "metrics" / f"{stage}.json") for stage in ("train", "witness")
+    )
+    assert metrics["held_out_loss"] < metrics["held_out_loss_before"] - 0.5
+    assert verdict["accepted"] and verdict["method"] == "bitwise"
+    model = AutoModelForCausalLM.from_pretrained(root / "data/export", dtype=torch.float32)
+    tokens = np.fromfile(root / "data/shards/held_out/00000.ds", "<u2")[: 4 * 16].reshape(4, 16)
+    tokens = torch.tensor(tokens.astype(np.int64))
+    with torch.no_grad():
+        loss = model(input_ids=tokens, labels=tokens).loss.item()
+    evaluated = read_json(root / "metrics/evaluate.json")
+    assert evaluated["held_out_loss"] == pytest.approx(loss, abs=1e-4)
+    assert metrics["held_out_loss"] == pytest.approx(loss, abs=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["distro", "adamw"])
+def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimizer):
+    changes = {"faults__schedule": [{"kind": "sign_flip", "peer": 1, "rounds": [5, 5]}]}
+    if optimizer == "adamw":
+        changes["model__LLM__optimizer"] = ADAMW
+    run_file, root = start(tmp_path, **changes)
+    tiny.by_hand(run_file, root)
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert not verdict["accepted"]
+    assert [(f["round"], f["peer"], f["kind"]) for f in verdict["findings"]] == [(5, 1, "message")]
+    refused = read_json(root / "data/export/refused.json")
+    assert refused["findings"] == verdict["findings"]
+    assert not list((root / "data/export").glob("*.safetensors"))
+    assert read_json(root / "metrics/evaluate.json")["held_out_loss"] is None
+    assert "peer 1" in (root / "data/report/report.html").read_text()
+
+
+def test_adamw_runs_audit_clean_and_keep_no_payload(tmp_path):
+    run_file, root = start(tmp_path, model__LLM__optimizer=ADAMW)
+    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    assert read_json(root / "data/verdict/verdict.json")["accepted"]
+    assert not list((root / "data/trained/transcript/payloads").iterdir())
+    metrics = read_json(root / "metrics/train.json")
+    assert metrics["bytes_up"] == pytest.approx(metrics["bytes_up_of_data_parallel"], rel=0.02)
+
+
+def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    run_file, root = start(whole, config__total_steps=6)
+    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    expected = tiny.contents(root / "data/trained/transcript/snapshots/00006")
+
+    run_file, root = start(parts, config__total_steps=3)
+    tiny.by_hand(run_file, root, "download", "convert", "train")
+    key = Keys(run_file).key("train")
+    start(parts, config__total_steps=6, model__LLM__checkpoint={"Run": key})
+    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    assert tiny.contents(root / "data/trained/transcript/snapshots/00006") == expected
+    assert read_json(root / "data/verdict/verdict.json")["accepted"]
+    assert read_json(root / "data/trained/final.json")["step"] == 6
+
+
+def test_an_uneven_ramped_batch_trains_and_audits_clean(tmp_path):
+    run_file, root = start(
+        tmp_path,
+        config__global_batch_size_start=1,
+        config__global_batch_size_end=5,
+        config__global_batch_size_warmup_tokens=16 * 8,
+    )
+    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    lines = (root / "data/trained/transcript/rounds.jsonl").read_text().splitlines()
+    sizes = [json.loads(line)["round"]["batch_size"] for line in lines]
+    assert sizes[0] == 1 and sizes[-1] == 5 and len(set(sizes)) > 2
+    assert read_json(root / "data/verdict/verdict.json")["accepted"]
+
+
+@pytest.mark.parametrize("layout", ["shard_map", "vmap"])
+def test_fused_layouts_train_alike_and_are_audited_within_a_tolerance(tmp_path, layout):
+    found = {}
+    for name in ("each", layout):
+        folder = tmp_path / name
+        folder.mkdir()
+        run_file, root = start(folder, peers__layout=name, peers__count=3)
+        tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+        found[name] = read_json(root / "metrics/train.json")["held_out_loss"]
+        verdict = read_json(root / "data/verdict/verdict.json")
+        assert verdict["accepted"], verdict["findings"]
+        assert verdict["method"] == ("bitwise" if name == "each" else "tolerance")
+    assert found[layout] == pytest.approx(found["each"], abs=2e-3)
+
+
+def test_a_fused_layout_does_not_hide_a_liar(tmp_path):
+    fault = {"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}
+    run_file, root = start(tmp_path, peers__layout="vmap", faults__schedule=[fault])
+    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    findings = read_json(root / "data/verdict/verdict.json")["findings"]
+    assert [(f["round"], f["peer"]) for f in findings] == [(2, 1)]
+
+
+def test_a_second_run_of_a_stage_does_nothing(tmp_path):
+    run_file, root = start(tmp_path)
+    tiny.by_hand(run_file, root, "download")
+    assert "is there already" in tiny.by_hand(run_file, root, "download")

@@ -1,0 +1,84 @@
+"""Killed at any moment and started again by either engine, a run ends with the same bytes."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.keys import OUT, RUN_FILE, STAGES
+from tests import tiny
+
+ENGINES = {"dvc": ("dvc", "repro", "-q"), "snakemake": ("snakemake", "-q", "all")}
+
+
+def kill_after(project: Path, engine: str, seconds: float, only_the_engine: bool) -> bool:
+    """Starts an engine and kills it, or all it started; whether it was still running."""
+    process = subprocess.Popen(
+        ENGINES[engine],
+        cwd=project,
+        env=tiny.environment(project),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    time.sleep(seconds)
+    running = process.poll() is None
+    if running:
+        (os.kill if only_the_engine else os.killpg)(process.pid, signal.SIGKILL)
+    process.wait()
+    return running
+
+
+def killed_run(tmp_path: Path, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    # long enough that most kills fall into training
+    project = tiny.make_project(tmp_path, config__total_steps=60)
+    whole = tmp_path / "whole"
+    began = time.monotonic()
+    tiny.by_hand(project / RUN_FILE, whole, *STAGES)
+    duration = time.monotonic() - began
+    killed = 0
+    for kill in range(kills):
+        engine = list(ENGINES)[(seed + kill) % 2]
+        moment = chance.uniform(1, duration)
+        killed += kill_after(project, engine, moment, chance.random() < 0.5)
+    assert killed > 0
+    tiny.run(project, *ENGINES[list(ENGINES)[(seed + kills) % 2]])
+    for stage in STAGES:
+        made, expected = (tiny.contents(root / OUT[stage]) for root in (project, whole))
+        assert made == expected, f"{stage} differs after {killed} kills"
+    runs = project / "data" / "runs"
+    assert not [path for path in runs.iterdir() if path.is_dir()], "work in progress is left"
+
+
+def test_killed_runs_end_with_the_same_bytes(tmp_path):
+    killed_run(tmp_path, kills=2, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 3, 4, 5])
+def test_runs_killed_often_end_with_the_same_bytes(tmp_path, seed):
+    killed_run(tmp_path, kills=5, seed=seed)
+
+
+def test_a_trainer_asked_to_stop_saves_and_goes_on_where_it_was(tmp_path):
+    data = tiny.write_data(tmp_path / "tokens")
+    run_file = tmp_path / "run.toml"
+    tiny.write_run(
+        run_file, tiny.run_document(data, config__total_steps=400, runtime__checkpoint_every=1000)
+    )
+    root = tmp_path / "root"
+    tiny.by_hand(run_file, root, "download", "convert")
+    trainer = tiny.lockstep("train", run_file, root)
+    for line in trainer.stdout:
+        if "replays" in line:
+            break
+    time.sleep(1)
+    trainer.send_signal(signal.SIGTERM)
+    trainer.communicate()
+    assert trainer.returncode == 143
+    assert "goes on after round" in tiny.by_hand(run_file, root, "train")

@@ -1,0 +1,153 @@
+"""A run of seconds: a project of its own in a temporary folder, with data that is made there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import tomlkit
+
+from pipeline.keys import PROJECT, RUN_FILE, STAGES
+
+VOCABULARY = 64
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": False,
+}
+
+
+def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:
+    """The default run made tiny; `changes` by dotted name, as in config__total_steps=4."""
+    document = tomlkit.parse((PROJECT / RUN_FILE).read_text())
+    llm = document["model"]["LLM"]
+    llm["max_seq_len"] = 16
+    llm["checkpoint"] = {"Init": {"seed": 0, "config": MODEL}}
+    llm["data_location"] = {"Local": str(data)}
+    optimizer = llm["optimizer"]["Distro"]
+    optimizer["compression_chunk"], optimizer["compression_topk"] = 8, 4
+    document["config"] |= {
+        "min_clients": 2,
+        "init_min_clients": 2,
+        "witness_nodes": 1,
+        "total_steps": 6,
+        "global_batch_size_start": 4,
+        "global_batch_size_end": 4,
+    }
+    document["peers"] |= {"count": 2, "micro_batch": 2}
+    document["witness"] |= {"snapshot_every": 3, "replay_percent": 100}
+    document["held_out"] |= {"sequences": 4, "every": 3}
+    document["evaluate"] |= {"max_new_tokens": 4}
+    document["runtime"] |= {"checkpoint_every": 1}
+    for name, value in changes.items():
+        *tables, key = name.split("__")
+        place = document
+        for table in tables:
+            place = place[table]
+        place[key] = value
+    return document
+
+
+def write_data(folder: Path) -> Path:
+    """Token shards that a model can learn: each token follows from the one before, mostly."""
+    rng = np.random.default_rng(0)
+    for name, count in (("a.ds", 4000), ("held_out/a.ds", 200)):
+        tokens = np.zeros(count, "<u2")
+        for i in range(1, count):
+            noise = rng.integers(VOCABULARY) if rng.random() < 0.1 else 1
+            tokens[i] = (3 * tokens[i - 1] + noise) % VOCABULARY
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(tokens.tobytes())
+    return folder
+
+
+def write_run(file: Path, document: tomlkit.TOMLDocument) -> None:
+    file.write_text(tomlkit.dumps(document))
+
+
+def environment(project: Path) -> dict[str, str]:
+    """What a stage's process sees: this Python first, the project's own source, two devices."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "PYTHONPATH": str(project), "JAX_NUM_CPU_DEVICES": "2"}
+
+
+def make_project(folder: Path, **changes: object) -> Path:
+    """A git repository with this checkout's source, a tiny run and its data, committed."""
+    project = folder / "project"
+    listed = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in subprocess.check_output(listed, cwd=PROJECT, text=True).split():
+        if (PROJECT / name).is_file() and not name.startswith(("tests/", "metrics/", "dvc.lock")):
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / name, project / name)
+    document = run_document(write_data(folder / "tokens"), **changes)
+    write_run(project / RUN_FILE, document)
+    for command in (["git", "init", "-q"], ["git", "add", "-A"]):
+        subprocess.run(command, cwd=project, check=True)
+    commit(project, "A tiny run")
+    return project
+
+
+def commit(project: Path, message: str) -> None:
+    who = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    command = ["git", *who, "commit", "-q", "--allow-empty", "-am", message]
+    subprocess.run(command, cwd=project, check=True)
+
+
+def run(project: Path, *command: str) -> str:
+    """Runs a command in the project; its whole output, or an assertion that shows it."""
+    done = subprocess.run(
+        command,
+        cwd=project,
+        env=environment(project),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
+    return done.stdout
+
+
+def lockstep(stage: str, run_file: Path, root: Path, cwd: Path = PROJECT) -> subprocess.Popen:
+    """Starts a stage by hand."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline", stage, "--run", run_file, "--root", root],
+        cwd=cwd,
+        env=environment(cwd),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def by_hand(run_file: Path, root: Path, *stages: str) -> str:
+    """Runs stages by hand, all by default; their output."""
+    said = []
+    for stage in stages or STAGES:
+        process = lockstep(stage, run_file, root)
+        said.append(process.communicate()[0])
+        assert process.returncode == 0, f"{stage}: {said[-1]}"
+    return "".join(said)
+
+
+def keys_of(project: Path) -> dict[str, str]:
+    """Each stage's key by the source and the run file of a project, asked of that project."""
+    program = (
+        "import json; from pathlib import Path; from pipeline.keys import *; "
+        "print(json.dumps({s: Keys(Path(RUN_FILE)).made(s) for s in STAGES}))"
+    )
+    return json.loads(run(project, sys.executable, "-c", program).splitlines()[-1])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its relative name."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
