@@ -136,7 +136,7 @@ class _Training:
 
     def take_rounds(self) -> None:
         """Takes rounds until the last; asked to stop, saves and ends the process."""
-        run, began, tokens_done = self.run, time.monotonic(), 0
+        run, began, tokens_done = self.run, None, 0
         shown = self.header.held_out_loss
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
         with lifeline.stopping() as asked_to_stop, bar:
@@ -147,15 +147,20 @@ class _Training:
                 if last or self.step % run.held_out.every == 0:
                     shown = measured = self._measure()
                     self._check_divergence(measured)
-                self._keep(taken, measured, last, stop=asked_to_stop())
-                if asked_to_stop() and not last:
+                stop = asked_to_stop() and not last
+                self._keep(taken, measured, last, stop)
+                if stop:
                     self.checkpoints.close()
                     sys.exit(143)
-                tokens_done += taken.tokens
+                if began is None:  # the first round compiles
+                    began, speed = time.monotonic(), "-"
+                else:
+                    tokens_done += taken.tokens
+                    speed = f"{tokens_done / (time.monotonic() - began):,.0f}"
                 bar.advance(
                     loss=f"{taken.loss:.3f}",
                     held_out="-" if shown is None else f"{shown:.3f}",
-                    tokens_per_second=f"{tokens_done / (time.monotonic() - began):,.0f}",
+                    tokens_per_second=speed,
                     sent_per_peer=f"{np.mean(list(taken.bytes_sent.values())) / 1e3:.1f} kB",
                 )
         self.checkpoints.close()

@@ -60,11 +60,11 @@ def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:
 def write_data(folder: Path) -> Path:
     """Token shards that a model can learn: each token follows from the one before, mostly."""
     rng = np.random.default_rng(0)
-    for name, count in (("a.ds", 4000), ("held_out/a.ds", 200)):
+    for name, count in (("a.ds", 40_000), ("held_out/a.ds", 200)):
+        noise = np.where(rng.random(count) < 0.1, rng.integers(VOCABULARY, size=count), 1)
         tokens = np.zeros(count, "<u2")
         for i in range(1, count):
-            noise = rng.integers(VOCABULARY) if rng.random() < 0.1 else 1
-            tokens[i] = (3 * tokens[i - 1] + noise) % VOCABULARY
+            tokens[i] = (3 * tokens[i - 1] + noise[i]) % VOCABULARY
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(tokens.tobytes())
     return folder
