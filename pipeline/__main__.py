@@ -110,7 +110,7 @@ def main() -> None:
     except LockstepError as error:
         sys.exit(f"error: {error}")
     except OSError as error:  # the disk is full, a folder not writable, a file gone
-        place = error.filename or "input or output"
+        place = error.filename2 or error.filename or "input or output"
         sys.exit(f"error: {place}: {error.strerror or error}, expected to read or write there")
 
 

@@ -25,18 +25,32 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def writes(path: Path) -> Iterator[None]:
+    """Inside, `path` is written; where the system refuses, as on a full disk, the error names it.
+
+    Raises:
+      LockstepError: it could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected to write there") from error
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file aside, flushes it to the disk and renames it: whole or absent, at any kill."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -144,8 +158,9 @@ class Paths:
         """
         out = self.out(self.stage)
         aside = out.with_name(f".{out.name}.building")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        with writes(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
         yield aside
         manifest = {
             "stage": self.stage,

@@ -101,11 +101,14 @@ class Checkpoints:
         )
 
     def save(self, step: int, state: Tree, rest: dict) -> None:
-        """Begins to save the state after `step`; training may go on meanwhile."""
+        """Begins to save the state after `step`, once the save before it is done."""
         rest = rest | {"sha256": tree_hash(state)}
         with self._one_line():
             self._checkpointer.save_checkpointables_async(
-                step, {"state": state, "rest": {"json": json.dumps(rest)}}, overwrite=True
+                step,
+                {"state": state, "rest": {"json": json.dumps(rest)}},
+                overwrite=True,
+                force=True,  # else it is skipped where the one before is not done yet
             )
 
     def newest(self, like: Tree) -> Saved | None:

@@ -119,7 +119,7 @@ def _hub(
     if checkpoint.revision is not None or not source.is_dir():
         source = _download(checkpoint, paths.store / "hub")
         commit = source.name
-    _check_architecture(architecture, hf.read_config(source), source)
+    _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
     described = _write(source, folder)
     (folder / "hf").mkdir()
     for name in COMPANIONS:

@@ -46,8 +46,8 @@ def keep_compiled(folder: os.PathLike) -> None:
     """
     import jax
 
-    # an entry that a kill cut short is compiled anew, and not worth a word
-    warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+    # an entry that a kill cut short, or that found no room, is compiled anew: not worth a word
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

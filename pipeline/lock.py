@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.artifacts import writes
 from pipeline.errors import LockstepError
 
 
@@ -20,7 +21,8 @@ def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
     Raises:
       LockstepError: another process still holds it; the message names its process id.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
         deadline = time.monotonic() + patience_seconds
         while True:

@@ -124,9 +124,3 @@ def test_a_fused_layout_does_not_hide_a_liar(tmp_path):
     tiny.by_hand(run_file, root, *UP_TO_VERDICT)
     findings = read_json(root / "data/verdict/verdict.json")["findings"]
     assert [(f["round"], f["peer"]) for f in findings] == [(2, 1)]
-
-
-def test_a_second_run_of_a_stage_does_nothing(tmp_path):
-    run_file, root = start(tmp_path)
-    tiny.by_hand(run_file, root, "download")
-    assert "is there already" in tiny.by_hand(run_file, root, "download")

@@ -74,10 +74,14 @@ def write_run(file: Path, document: tomlkit.TOMLDocument) -> None:
     file.write_text(tomlkit.dumps(document))
 
 
-def environment(project: Path) -> dict[str, str]:
-    """What a stage's process sees: this Python first, the project's own source, two devices."""
+def environment(project: Path, devices: int = 2) -> dict[str, str]:
+    """What a stage's process sees: this Python first, the project's own source, some devices."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "PYTHONPATH": str(project), "JAX_NUM_CPU_DEVICES": "2"}
+    return os.environ | {
+        "PATH": path,
+        "PYTHONPATH": str(project),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+    }
 
 
 def make_project(folder: Path, **changes: object) -> Path:
@@ -116,23 +120,23 @@ def run(project: Path, *command: str) -> str:
     return done.stdout
 
 
-def lockstep(stage: str, run_file: Path, root: Path, cwd: Path = PROJECT) -> subprocess.Popen:
+def lockstep(stage: str, run_file: Path, root: Path, devices: int = 2) -> subprocess.Popen:
     """Starts a stage by hand."""
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline", stage, "--run", run_file, "--root", root],
-        cwd=cwd,
-        env=environment(cwd),
+        cwd=PROJECT,
+        env=environment(PROJECT, devices),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def by_hand(run_file: Path, root: Path, *stages: str) -> str:
+def by_hand(run_file: Path, root: Path, *stages: str, devices: int = 2) -> str:
     """Runs stages by hand, all by default; their output."""
     said = []
     for stage in stages or STAGES:
-        process = lockstep(stage, run_file, root)
+        process = lockstep(stage, run_file, root, devices)
         said.append(process.communicate()[0])
         assert process.returncode == 0, f"{stage}: {said[-1]}"
     return "".join(said)

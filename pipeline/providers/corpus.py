@@ -5,7 +5,6 @@ on the train files alone. A document is one file, and `<|endoftext|>` ends each.
 """
 
 import hashlib
-import json
 import os
 import platform
 import sysconfig
@@ -16,6 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pipeline.artifacts import write_bytes, write_json, write_text
 from pipeline.errors import LockstepError
 from pipeline.locations import DataCorpus
 from pipeline.progress import Progress
@@ -167,12 +167,11 @@ def train_tokenizer(root: Path, names: list[str], vocab_size: int, progress: Mak
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes a tokenizer as transformers 4 and 5 read it; what 5 itself writes, 4 cannot read."""
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     special = {"bos_token": END, "eos_token": END, "pad_token": PAD}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, said in (("tokenizer_config", config | special), ("special_tokens_map", special)):
-        (folder / f"{name}.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / f"{name}.json", said)
 
 
 def write_split(
@@ -184,10 +183,10 @@ def write_split(
     for tokens_T in documents:
         rest = np.concatenate([rest, tokens_T.astype(rest.dtype)])
         while len(rest) >= SHARD_TOKENS:
-            rest[:SHARD_TOKENS].tofile(shard_path(folder, split, number))
+            write_bytes(shard_path(folder, split, number), rest[:SHARD_TOKENS].tobytes())
             rest, number = rest[SHARD_TOKENS:], number + 1
     if len(rest):
-        rest.tofile(shard_path(folder, split, number))
+        write_bytes(shard_path(folder, split, number), rest.tobytes())
 
 
 def _encode(

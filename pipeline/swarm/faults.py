@@ -1,7 +1,7 @@
 """What goes wrong in a run, on purpose: a fault is a wrapper around what a peer sends.
 
 Neither the optimizer nor the peer knows: its own state goes on as if it had sent the truth. To add
-a kind, add its name to `config.FAULT_KINDS` and one row to `CORRUPT`.
+a kind, add its name to `config.FaultKind` and one row to `CORRUPT`.
 """
 
 from collections import Counter

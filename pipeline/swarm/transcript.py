@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.artifacts import read_json, write_json, write_text
+from pipeline.artifacts import read_json, write_json, write_text, writes
 from pipeline.checkpoint import load_tree, save_tree
 from pipeline.errors import LockstepError
 from pipeline.swarm.entry import FORMAT, Entry, Header, Message
@@ -79,13 +79,15 @@ class Writer:
         if self.keep_payloads:
             name = f"{window_start(entry.round.step, self.first, self.every) + 1:05}.bin"
             messages = {}
-            with open(self.folder / "payloads" / name, "ab") as file:
+            path = self.folder / "payloads" / name
+            with writes(path), open(path, "ab") as file:
                 for peer, message in entry.messages.items():
                     where = {"payload": name, "offset": file.tell()}
                     messages[peer] = message.model_copy(update=where)
                     file.write(payloads[peer])
             entry = entry.model_copy(update={"messages": messages})
-        with open(self.folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+        path = self.folder / "rounds.jsonl"
+        with writes(path), open(path, "a", encoding="utf-8") as file:
             file.write(entry.model_dump_json() + "\n")
 
     def snapshot(self, step: int, state: State) -> None:

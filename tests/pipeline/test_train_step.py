@@ -1,0 +1,121 @@
+"""The two programs of a round: pinned numbers, and what padding and turns must not change."""
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline import config
+from pipeline.swarm import wire
+from pipeline.swarm.peers import Peers, Work
+from pipeline.swarm.state import State
+from pipeline.train_step import Programs, micro_batches
+from tests import tiny
+
+ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
+CONSTANT = {"Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}}
+# Mean losses of steps 1 to 4. A change that should not alter results leaves them as they are.
+PINNED = {
+    "Distro": (4.15691876, 4.12517810, 4.07647610, 4.00819087),
+    "AdamW": (4.15691876, 4.09925985, 4.03186417, 3.93455422),
+}
+
+
+def a_run(optimizer: str = "Distro", **changes: object) -> config.Run:
+    changes["model__LLM__lr_schedule"] = CONSTANT
+    if optimizer == "AdamW":
+        changes["model__LLM__optimizer"] = ADAMW
+    return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+
+
+def begin(run: config.Run) -> tuple[Programs, State]:
+    programs = Programs(run, tiny.MODEL)
+    params = programs.model.init(programs.model.Config.from_hf(tiny.MODEL), seed=0)
+    own, shared = programs.init(params)
+    return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
+
+
+def batch(peer: int, step: int) -> np.ndarray:
+    """Two sequences that a model can learn."""
+    starts = np.random.default_rng([peer, step]).integers(tiny.VOCABULARY, size=(2, 1))
+    return ((starts + 3 * np.arange(16)) % tiny.VOCABULARY).astype(np.int32)
+
+
+def losses(run: config.Run, layout: str, devices: int, steps: int) -> list[float]:
+    programs, state = begin(run)
+    form = wire.form_of(programs.optimizer, state.params)
+    peers = Peers(programs, layout, state, jax.devices()[:devices])
+    found = []
+    for step in range(1, steps + 1):
+        work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(run.peers.count)}
+        done = peers.step(work, step)
+        found.append(float(np.mean([d.loss for d in done.values()])))
+        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", PINNED)
+def test_losses_of_the_first_steps_are_as_they_were(optimizer):
+    found = losses(a_run(optimizer), "each", devices=2, steps=4)
+    assert found == pytest.approx(PINNED[optimizer], abs=2e-6)
+
+
+@pytest.mark.parametrize("layout", ["shard_map", "vmap"])
+@pytest.mark.parametrize("count", [4, 3, 6])  # one for each device, and uneven
+def test_every_layout_trains_alike(layout, count):
+    run = a_run(peers__count=count)
+    expected = losses(run, "each", devices=4, steps=4)
+    assert losses(run, layout, devices=4, steps=4) == pytest.approx(expected, abs=1e-4)
+
+
+def test_peers_take_turns_on_fewer_devices_without_changing_a_bit():
+    run = a_run(peers__count=3)
+    expected = losses(run, "each", devices=3, steps=3)
+    assert losses(run, "each", devices=2, steps=3) == expected
+    assert losses(run, "each", devices=1, steps=3) == expected
+
+
+def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
+    tokens = np.concatenate([batch(0, step) for step in range(3)])[:5]
+    found = {}
+    for size in (1, 2, 5, 8):
+        programs, state = begin(a_run("AdamW", peers__micro_batch=size))
+        tokens_MBT = micro_batches(tokens, capacity=7, size=size)
+        own = jax.tree.map(np.array, state.own[0])
+        found[size] = programs.peer_step(
+            state.params, own, state.shared, tokens_MBT, np.int32(5), np.int32(1)
+        )
+    for size in (1, 2, 8):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6),
+            found[size].message,
+            found[5].message,
+        )
+        assert float(found[size].loss) == pytest.approx(float(found[5].loss), abs=1e-5)
+
+
+def test_nothing_is_compiled_anew_when_the_work_changes():
+    programs, state = begin(a_run())
+    for step, count in enumerate((7, 1, 4, 2), start=1):
+        tokens_MBT = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2)
+        own = jax.tree.map(np.array, state.own[0])
+        programs.peer_step(
+            state.params, own, state.shared, tokens_MBT, np.int32(count), np.int32(step)
+        )
+    assert programs.peer_step._cache_size() == 1
+
+
+def test_a_run_that_extends_another_warms_up_again():
+    run = a_run("AdamW", model__LLM__cold_start_warmup_steps=4)
+    _, state = begin(run)
+    moved = {}
+    for first_step in (0, 10):
+        programs = Programs(run, tiny.MODEL, first_step)
+        message = jax.tree.map(lambda leaf: np.ones((2, *leaf.shape), leaf.dtype), state.params)
+        present = np.ones(2, bool)
+        moved[first_step] = [
+            float(np.abs(after["embed"]["embedding"] - state.params["embed"]["embedding"]).max())
+            for step in (11, 13, 15, 16)
+            for after, _ in [programs.receive(message, present, state.params, state.shared, step)]
+        ]
+    ratio = np.array(moved[10]) / np.array(moved[0])
+    np.testing.assert_allclose(ratio, [0, 0.5, 1, 1], atol=1e-3)

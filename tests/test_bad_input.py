@@ -1,0 +1,263 @@
+"""What is wrong is said in one line that names it, with status 1; earlier results stay whole."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from pipeline.keys import PROJECT
+from tests import tiny
+
+
+class Place:
+    """A tiny run in a folder, with stages run by hand."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.data = folder, tiny.write_data(folder / "tokens")
+        self.run_file, self.root = folder / "run.toml", folder / "root"
+        self.set()
+
+    def set(self, **changes: object) -> None:
+        tiny.write_run(self.run_file, tiny.run_document(self.data, **changes))
+
+    def make(self, *stages: str) -> None:
+        tiny.by_hand(self.run_file, self.root, *stages)
+
+    def hf_folder(self) -> Path:
+        """A Hugging Face folder, which the run file then names."""
+        folder = self.folder / "model"
+        self.make("convert")
+        shutil.copytree(self.root / "data/init/hf", folder)
+        shutil.rmtree(self.root / "data/init")
+        self.set(model__LLM__checkpoint={"Hub": {"repo_id": str(folder)}})
+        return folder
+
+    def refused(self, stage: str, *said: str, file_bytes: int | None = None) -> None:
+        """The stage ends with status 1 and one line that holds each of `said`, and changes nothing
+        of what earlier stages made.
+
+        Args:
+          stage: which.
+          said: parts of the line.
+          file_bytes: the largest file that can be written, as on a disk that fills up.
+        """
+        before = {p: tiny.contents(p) for p in self.root.glob("data/*") if p.name != "runs"}
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", stage, "--run", self.run_file, "--root", self.root],
+            cwd=PROJECT,
+            env=tiny.environment(PROJECT),
+            capture_output=True,
+            text=True,
+            preexec_fn=limit if file_bytes else None,
+        )
+        assert done.returncode == 1, done.stdout + done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("error: ")
+        for part in said:
+            assert part in lines[0]
+        for path, files in before.items():
+            if path.is_dir() and path.name != "store":
+                assert tiny.contents(path) == files, path
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path)
+
+
+# ---- The run file ----
+
+
+def test_no_run_file(place):
+    place.run_file.unlink()
+    place.refused("download", "run.toml", "No such file", "expected a run file")
+
+
+def test_an_unknown_key(place):
+    place.set(peers__colour="red")
+    place.refused("train", "run.toml: peers.colour: unknown key")
+
+
+def test_a_wrong_type(place):
+    place.set(config__total_steps="ten")
+    place.refused("train", "run.toml", 'config.total_steps is "ten", expected an integer')
+
+
+def test_a_missing_table(place):
+    document = tiny.run_document(place.data)
+    del document["faults"]
+    tiny.write_run(place.run_file, document)
+    place.refused("train", "run.toml: faults is missing", "lockstep import")
+
+
+def test_an_optimizer_without_an_engine(place):
+    place.set(model__LLM__optimizer="Dummy")
+    place.make("download", "convert")
+    place.refused("train", "model.LLM.optimizer.Dummy", "expected model.LLM.optimizer.Distro or")
+
+
+def test_a_location_without_a_provider(place):
+    place.set(model__LLM__data_location={"Server": "host:1234"})
+    place.refused("download", "model.LLM.data_location.Server", "expected Corpus or Local")
+
+
+def test_a_checkpoint_without_a_reader(place):
+    place.set(model__LLM__checkpoint={"P2P": {"repo_id": "owner/name"}})
+    place.refused("convert", "model.LLM.checkpoint.P2P", "expected Hub or Init or Run")
+
+
+def test_an_architecture_without_a_model(place):
+    place.set(model__LLM__architecture="HfDeepseek")
+    place.refused("convert", "model.LLM.architecture", "HfDeepseek", "expected HfLlama or HfAuto")
+
+
+def test_a_kind_of_data_that_has_no_labels(place):
+    place.make("download", "convert")
+    place.set(model__LLM__data_type="Finetuning")
+    place.refused("train", "model.LLM.data_type", "Finetuning", "expected Pretraining")
+
+
+def test_checkpointers_that_nobody_serves(place):
+    document = tiny.run_document(place.data)
+    config = document["config"]
+    for key in ("init_min_clients", "epoch_time", "waiting_for_members_extra_time"):
+        del config[key]
+    for key in ("global_batch_size_start", "global_batch_size_end"):
+        del config[key]
+    del config["global_batch_size_warmup_tokens"]
+    config |= {"rounds_per_epoch": 100, "global_batch_size": 4, "checkpointers": ["abc"]}
+    tiny.write_run(place.run_file, document)
+    place.make("download", "convert")
+    place.refused("train", "[config] checkpointers = ['abc'], expected []")
+
+
+# ---- Data ----
+
+
+def test_no_data_folder(place):
+    shutil.rmtree(place.data)
+    place.refused("download", "model.LLM.data_location.Local", str(place.data), "expected")
+
+
+def test_a_shard_cut_within_a_token(place):
+    file = place.data / "a.ds"
+    file.write_bytes(file.read_bytes()[:-1])
+    place.refused("download", "a.ds", "79999 bytes", "multiple of the token size, 2 bytes")
+
+
+def test_an_empty_shard(place):
+    (place.data / "a.ds").write_bytes(b"")
+    place.refused("download", "a.ds", "0 bytes", "expected tokens")
+
+
+def test_a_token_beyond_the_vocabulary(place):
+    tokens = np.fromfile(place.data / "a.ds", "<u2")
+    tokens[123] = tiny.VOCABULARY
+    tokens.tofile(place.data / "a.ds")
+    place.make("download", "convert")
+    place.refused("train", "00000.ds", "token id 64 at token 123", "expected ids below 64")
+
+
+def test_sequences_longer_than_the_data(place):
+    place.make("download")
+    place.set(model__LLM__max_seq_len=50_000)
+    place.make("convert")
+    place.refused("train", "max_seq_len = 50000", "found 40000 tokens")
+
+
+def test_too_little_data_for_the_run(place):
+    place.make("download", "convert")
+    place.set(config__total_steps=1000)
+    place.refused("train", "2500 sequences of 16 tokens, expected 4000", "total_steps = 1000")
+
+
+def test_a_shard_changed_after_download(place):
+    place.make("download", "convert")
+    (place.root / "data/shards/train/00000.ds").write_bytes(b"\0\0" * 40_000)
+    place.refused("train", "data/shards/train/00000.ds", "found 80000 bytes of sha256", "expected")
+
+
+# ---- Weights ----
+
+
+def test_no_weights_folder(place):
+    place.set(model__LLM__checkpoint={"Hub": {"repo_id": str(place.folder / "nothing")}})
+    place.refused("convert", "model.LLM.checkpoint.Hub", "nothing", "expected a folder")
+
+
+def test_a_model_type_that_nobody_knows(place):
+    folder = place.hf_folder()
+    described = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
+    (folder / "config.json").write_text(json.dumps(described))
+    place.refused("convert", "config.json", "model_type is 'mamba', expected 'llama'")
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "of another shape"])
+def test_tensors_that_are_not_the_configs(place, fault):
+    file = place.hf_folder() / "model.safetensors"
+    tensors = load_file(file)
+    said = {
+        "missing": "model.norm.weight [16] is missing",
+        "extra": "model.bias [2] in model.safetensors is not expected",
+        "of another shape": "model.norm.weight in model.safetensors is [2], expected [16]",
+    }[fault]
+    if fault == "missing":
+        del tensors["model.norm.weight"]
+    else:
+        tensors["model.bias" if fault == "extra" else "model.norm.weight"] = np.ones(2, np.float32)
+    save_file(tensors, file)
+    place.refused("convert", str(file.parent), said)
+
+
+def test_weights_cut_short(place):
+    file = place.hf_folder() / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    place.refused("convert", str(file), "expected a safetensors file")
+
+
+def test_an_earlier_run_that_is_not_there(place):
+    place.set(model__LLM__checkpoint={"Run": "0123456789ab"})
+    place.refused("convert", "model.LLM.checkpoint.Run: 0123456789ab, expected the key of a")
+
+
+# ---- Stages, folders, disk ----
+
+
+def test_a_stage_whose_input_is_not_there(place):
+    place.refused("train", "data/init/made-", "expected from stage convert", "lockstep convert")
+
+
+def test_a_folder_that_cannot_be_made(place):
+    place.root.mkdir()
+    (place.root / "data").write_text("a file in the way")
+    place.refused("download", "data")
+
+
+@pytest.mark.parametrize("stage", ["download", "convert", "train", "export"])
+def test_a_disk_that_fills_up(place, stage):
+    order = ["download", "convert", "train", "witness", "export"]
+    if stage != "download":
+        place.make(*order[: order.index(stage)])
+    place.refused(stage, "File too large", file_bytes=4096)
+    assert not list(place.root.glob("data/*/made-*.json.*"))
+
+
+def test_a_loss_that_diverges_stops_the_run_and_keeps_a_good_checkpoint(place):
+    high = {"Constant": {"base_lr": 30.0, "warmup_init_lr": 0.0, "warmup_steps": 0}}
+    place.make("download", "convert")
+    place.set(model__LLM__lr_schedule=high, held_out__every=1)
+    place.refused("train", "train: diverged: ", "the last good checkpoint is kept in", "lower")
+    assert not (place.root / "data/trained").exists()
+    (checkpoints,) = place.root.glob("data/runs/*/checkpoints")
+    assert checkpoints.is_dir()

@@ -1,0 +1,61 @@
+"""A lone process with one device reproduces what peers on several devices did, bit for bit."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import read_json
+from tests import tiny
+
+# Wide enough that XLA splits its sums over the threads of a pool.
+MODEL = tiny.MODEL | {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+}
+
+
+def train(folder: Path, data: Path, devices: int) -> tuple[Path, Path]:
+    folder.mkdir()
+    run_file, root = folder / "run.toml", folder / "root"
+    document = tiny.run_document(
+        data,
+        config__total_steps=60,
+        config__init_min_clients=4,
+        config__global_batch_size_start=4,
+        model__LLM__max_seq_len=128,
+        model__LLM__checkpoint={"Init": {"seed": 0, "config": MODEL}},
+        peers__count=4,
+        peers__micro_batch=1,
+        witness__snapshot_every=20,
+        held_out__sequences=1,
+        held_out__every=60,
+        runtime__checkpoint_every=60,
+    )
+    tiny.write_run(run_file, document)
+    tiny.by_hand(run_file, root, "download", "convert", "train", devices=devices)
+    return run_file, root
+
+
+@pytest.fixture(scope="module")
+def two_devices(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("two")
+    return train(folder / "run", tiny.write_data(folder / "tokens"), devices=2)
+
+
+def test_sixty_rounds_of_four_peers_replay_bit_for_bit_on_one_device(two_devices):
+    run_file, root = two_devices
+    tiny.by_hand(run_file, root, "witness", devices=1)
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert verdict["accepted"], verdict["findings"]
+    assert verdict["method"] == "bitwise"
+    assert len(verdict["replayed_windows"]) == verdict["windows"] == 12
+
+
+def test_training_on_one_device_gives_the_same_folder(two_devices, tmp_path):
+    run_file, root = two_devices
+    _, other = train(tmp_path / "one", run_file.parent.parent / "tokens", devices=1)
+    found, expected = (tiny.contents(folder / "data/trained") for folder in (other, root))
+    assert found == expected
