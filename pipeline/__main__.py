@@ -4,6 +4,7 @@ Imports nothing heavy before it knows what is asked, so that `--help` answers at
 """
 
 import logging
+import shutil
 import signal
 import sys
 from importlib import import_module
@@ -41,6 +42,7 @@ def _stage(name: str, run: Path, root: Path) -> None:
     ):
         if paths.is_made(name):
             verify(root / paths.keys.made(name))
+            shutil.rmtree(paths.scratch, ignore_errors=True)  # of a stage killed as it ended
             print(f"{name}: {root / paths.keys.made(name)} is there already")
             return
         logging.basicConfig(
@@ -91,8 +93,6 @@ def schema() -> None:
 @app.command()
 def clean(root: Root = DEFAULT_ROOT) -> None:
     """Remove the work in progress that killed runs left."""
-    import shutil
-
     from pipeline import lock
 
     runs = root / "data" / "runs"

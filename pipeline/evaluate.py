@@ -23,7 +23,6 @@ from pipeline.generate import generate
 from pipeline.loss import cross_entropy
 from pipeline.optim.optimizer import Tree
 
-REFUSED = "refused.json"  # what stage export leaves in place of weights
 UNKNOWN = -1  # bytes of a token that the tokenizer does not have
 NOTHING = {
     "held_out_loss": None,
@@ -54,7 +53,7 @@ def run(run: config.Run, paths: Paths) -> None:
     shards, export = paths.need("download"), paths.need("export")
     devices.keep_compiled(paths.store / "compiled")
     notes: list[str] = []
-    if (export / REFUSED).exists():
+    if (export / hf.REFUSED).exists():
         measured, text = NOTHING, None
         notes.append("the export was refused, so there is nothing to measure")
     else:

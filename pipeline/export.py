@@ -11,8 +11,6 @@ from pipeline.swarm.transcript import Transcript
 
 log = logging.getLogger(__name__)
 
-REFUSED = "refused.json"  # stands in the place of weights where the audit failed
-
 
 def run(run: config.Run, paths: Paths) -> None:
     """Writes config.json, safetensors and tokenizer files; or refused.json, and no weights."""
@@ -20,7 +18,7 @@ def run(run: config.Run, paths: Paths) -> None:
     verdict = artifacts.read_json(paths.need("witness") / "verdict.json")
     with paths.building() as folder:
         if not verdict["accepted"]:
-            artifacts.write_json(folder / REFUSED, {"findings": verdict["findings"]})
+            artifacts.write_json(folder / hf.REFUSED, {"findings": verdict["findings"]})
             log.info(f"export: refused: the witness has {len(verdict['findings'])} findings")
             return
         transcript = Transcript(trained / "transcript")

@@ -24,6 +24,7 @@ from pipeline.errors import LockstepError
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+REFUSED = "refused.json"  # stands in the place of weights where the audit failed
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names and NumPy's
 
 

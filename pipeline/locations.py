@@ -137,10 +137,10 @@ class DataPreprocessed(Data):
 class DataCorpus(Data):
     """The source of Python's standard library, which every machine has, with its own tokenizer."""
 
-    vocab_size: Annotated[int, Field(ge=257, le=2**16)]
-    """Tokens of the byte-level BPE trained on it: 256 bytes, the special ones, and merges."""
+    vocab_size: Annotated[int, Field(ge=258, le=2**16)]
+    """Tokens of the byte-level BPE trained on it: 256 bytes, two special ones, and merges."""
     held_out_percent: Annotated[float, Field(gt=0, lt=100)]
-    """Percent of the files kept out of training, to measure on."""
+    """Percent of the bytes, in whole files, kept out of training, to measure on."""
     shuffle: AnyShuffle
     """The order in which the sequences of the train split are used."""
 

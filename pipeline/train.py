@@ -106,6 +106,7 @@ class _Training:
         state = saved.state if saved else begin.state
         self.peers = Peers(self.programs, run.peers.layout, state, jax.devices())
         if saved:
+            self._check_environment()
             log.info(f"train: goes on after round {self.step}")
             self.progress = rounds.Progress.from_json(saved.rest["progress"], run.config)
         else:
@@ -164,6 +165,8 @@ class _Training:
                     sent_per_peer=f"{np.mean(list(taken.bytes_sent.values())) / 1e3:.1f} kB",
                 )
         self.checkpoints.close()
+        for kind, times in self.faults.fired.items():
+            log.info(f"train: fault {kind} fired {times} times")
 
     def _take_round(self) -> Taken | None:
         try:
@@ -189,6 +192,7 @@ class _Training:
         if snapshot:
             self.writer.snapshot(self.step, state)
         if checkpoint:
+            self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
             self.checkpoints.save(self.step, state, {"progress": self.progress.to_json()})
 
     def _measure(self) -> float | None:
@@ -211,6 +215,17 @@ class _Training:
             f"train: diverged: {reason}; the last good checkpoint is kept in "
             f"{self.paths.scratch / 'checkpoints'}; try a lower base_lr or a longer warm-up"
         )
+
+    def _check_environment(self) -> None:
+        """What goes on elsewhere would not end with the bytes of a run that was never killed."""
+        here, there = devices.describe(), Transcript(self.writer.folder).header.environment
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) != there.get(name):
+                raise LockstepError(
+                    f"{self.paths.scratch}: {name} is {here.get(name)!r} here, expected "
+                    f"{there.get(name)!r} as where this run began; go on there, or begin anew "
+                    "after `lockstep clean`"
+                )
 
     def _say_where(self) -> None:
         for peer in range(self.run.peers.count):

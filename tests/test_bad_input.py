@@ -1,7 +1,6 @@
 """What is wrong is said in one line that names it, with status 1; earlier results stay whole."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -49,16 +48,13 @@ class Place:
         """
         before = {p: tiny.contents(p) for p in self.root.glob("data/*") if p.name != "runs"}
 
-        def limit() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
+        command = [sys.executable, "-m", "pipeline", stage]
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline", stage, "--run", self.run_file, "--root", self.root],
+            [*limited(file_bytes), *command, "--run", self.run_file, "--root", self.root],
             cwd=PROJECT,
             env=tiny.environment(PROJECT),
             capture_output=True,
             text=True,
-            preexec_fn=limit if file_bytes else None,
         )
         assert done.returncode == 1, done.stdout + done.stderr
         lines = done.stderr.splitlines()
@@ -69,6 +65,18 @@ class Place:
         for path, files in before.items():
             if path.is_dir() and path.name != "store":
                 assert tiny.contents(path) == files, path
+
+
+def limited(file_bytes: int | None) -> list[str]:
+    """A prefix for a command that then cannot write a larger file; empty without a limit."""
+    if file_bytes is None:
+        return []
+    program = (
+        "import os, resource, sys; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_bytes}, {file_bytes})); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-c", program]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Killed at any moment and started again by either engine, a run ends with the same bytes."""
 
+import json
 import os
 import random
 import signal
@@ -65,13 +66,14 @@ def test_runs_killed_often_end_with_the_same_bytes(tmp_path, seed):
     killed_run(tmp_path, kills=5, seed=seed)
 
 
-def test_a_trainer_asked_to_stop_saves_and_goes_on_where_it_was(tmp_path):
+@pytest.fixture
+def stopped(tmp_path) -> tuple[Path, Path, Path]:
+    """A training that was asked to stop: its run file, its root, and its work in progress."""
     data = tiny.write_data(tmp_path / "tokens")
-    run_file = tmp_path / "run.toml"
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
     tiny.write_run(
         run_file, tiny.run_document(data, config__total_steps=400, runtime__checkpoint_every=1000)
     )
-    root = tmp_path / "root"
     tiny.by_hand(run_file, root, "download", "convert")
     trainer = tiny.lockstep("train", run_file, root)
     assert any("a witness replays" in line for line in trainer.stdout)  # then it takes rounds
@@ -79,4 +81,35 @@ def test_a_trainer_asked_to_stop_saves_and_goes_on_where_it_was(tmp_path):
     trainer.send_signal(signal.SIGTERM)
     trainer.communicate()
     assert trainer.returncode == 143
+    (work,) = (path for path in (root / "data/runs").iterdir() if path.is_dir())
+    return run_file, root, work
+
+
+def refusal(run_file: Path, root: Path) -> str:
+    trainer = tiny.lockstep("train", run_file, root)
+    said, _ = trainer.communicate()
+    assert trainer.returncode == 1, said
+    return said.splitlines()[-1]
+
+
+def test_a_trainer_asked_to_stop_saves_and_goes_on_where_it_was(stopped):
+    run_file, root, _ = stopped
     assert "goes on after round" in tiny.by_hand(run_file, root, "train")
+
+
+def test_a_run_does_not_go_on_where_its_bits_would_differ(stopped):
+    run_file, root, work = stopped
+    file = work / "transcript" / "header.json"
+    header = json.loads(file.read_text())
+    header["environment"]["instruction_set"] = "abacus"
+    file.write_text(json.dumps(header))
+    said = refusal(run_file, root)
+    assert "instruction_set is" in said and "expected 'abacus'" in said
+
+
+def test_a_run_does_not_go_on_from_a_transcript_that_lost_rounds(stopped):
+    run_file, root, work = stopped
+    file = work / "transcript" / "rounds.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]))
+    assert f"{len(lines) - 1} rounds, expected {len(lines)}" in refusal(run_file, root)

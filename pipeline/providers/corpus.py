@@ -31,7 +31,6 @@ from pipeline.providers import (
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
-SMALLEST_VOCAB = len(ALPHABET) + len((END, PAD))
 SHARD_TOKENS = 2**20
 FILES_AT_ONCE = 64
 
@@ -139,13 +138,9 @@ def train_tokenizer(root: Path, names: list[str], vocab_size: int, progress: Mak
     """A byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; the same files give the same.
 
     Raises:
-      LockstepError: the vocabulary cannot hold the bytes, or the text has too few pairs to merge.
+      LockstepError: the text has too few pairs to merge.
     """
     key = "model.LLM.data_location.Corpus.vocab_size"
-    if vocab_size < SMALLEST_VOCAB:
-        raise LockstepError(
-            f"{key}: found {vocab_size}, expected at least {SMALLEST_VOCAB}: bytes, {END}, {PAD}"
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -65,6 +65,11 @@ class Writer:
         rounds = self.folder / "rounds.jsonl"
         lines = rounds.read_text().splitlines(keepends=True) if rounds.exists() else []
         kept = lines[: step - self.first]
+        if len(kept) < step - self.first:
+            raise LockstepError(
+                f"{rounds}: {len(kept)} rounds, expected {step - self.first} as the checkpoint has "
+                "behind it; begin anew after `lockstep clean`"
+            )
         write_text(rounds, "".join(kept))
         ends: dict[str, int] = {}
         for line in kept:
@@ -89,6 +94,12 @@ class Writer:
         path = self.folder / "rounds.jsonl"
         with writes(path), open(path, "a", encoding="utf-8") as file:
             file.write(entry.model_dump_json() + "\n")
+
+    def flush(self) -> None:
+        """Returns when all rounds so far are on the disk."""
+        for path in (*(self.folder / "payloads").iterdir(), self.folder / "rounds.jsonl"):
+            with writes(path), open(path, "ab") as file:
+                os.fsync(file.fileno())
 
     def snapshot(self, step: int, state: State) -> None:
         """Writes the state after `step`, with the hashes that each peer commits to."""

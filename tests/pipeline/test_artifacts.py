@@ -87,7 +87,7 @@ def test_a_failed_write_leaves_the_earlier_file_and_no_other(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError):
+    with pytest.raises(LockstepError, match="metrics.json: No space left on device, expected to"):
         artifacts.write_json(file, {"loss": 2.0})
     assert artifacts.read_json(file) == {"loss": 1.0}
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]

@@ -477,7 +477,7 @@ RULES = [
     (
         (DATA, {"Corpus": {"vocab_size": 256, "held_out_percent": 5, "shuffle": "DontShuffle"}}),
         f"{DATA}.Corpus.vocab_size is 256",
-        "equal to 257",
+        "equal to 258",
     ),
     (
         (DATA, {"Http": {**SINGLE["Http"], "shuffle": {"Seeded": [1] * 31}}}),

@@ -154,7 +154,7 @@ def test_a_model_of_another_type_than_the_architecture_is_refused(tmp_path):
     file = model / hf.CONFIG
     file.write_text(file.read_text().replace('"llama"', '"mistral"'))
     said = refused(tmp_path, {"Hub": {"repo_id": str(model)}})
-    assert said.startswith(f"{model}: model_type is 'mistral', expected 'llama'")
+    assert said.startswith(f"{file}: model_type is 'mistral', expected 'llama'")
     said = refused(tmp_path, {"Hub": {"repo_id": str(model)}}, "HfAuto")
     assert said == f"{file}: model_type is 'mistral', expected one of: llama"
 

@@ -219,11 +219,6 @@ def test_a_vocabulary_larger_than_the_corpus_gives_is_refused(root, tmp_path):
     assert "Corpus.vocab_size: found 4096, expected at most " in message
 
 
-def test_a_vocabulary_smaller_than_the_bytes_is_refused(root, tmp_path):
-    message = refusal(fetch, root, tmp_path / "out", location(vocab_size=257))
-    assert "Corpus.vocab_size: found 257, expected at least 258" in message
-
-
 def test_a_held_out_part_that_no_file_fits_is_refused(root, tmp_path):
     message = refusal(fetch, root, tmp_path / "out", location(held_out_percent=0.5))
     assert (
