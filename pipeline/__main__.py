@@ -91,6 +91,15 @@ def schema() -> None:
 
 
 @app.command()
+def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
+    """Hold data and checkpoint to what was read: write their hashes into the run file."""
+    from pipeline import pins
+
+    for key, sha256 in pins.write(run, root).items():
+        print(f"pin: {key} = {sha256}")
+
+
+@app.command()
 def clean(root: Root = DEFAULT_ROOT) -> None:
     """Remove the work in progress that killed runs left."""
     from pipeline import lock

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,12 @@ def sha256_file(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def listing_sha256(entries: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over the (name, SHA-256 of the content) of several files, in the order of names."""
+    lines = sorted(f"{sha256}  {name}\n" for name, sha256 in entries)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 @contextmanager

@@ -71,6 +71,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
+Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 FaultKind = Literal["sign_flip"]  # every kind there is; pipeline/swarm/faults.py does them
 
@@ -184,6 +185,15 @@ class HeldOut(Table):
     """Training stops as diverged when the held-out loss exceeds this times what it began with."""
 
 
+class Pins(Table):
+    """What lies outside the repository, held to what it was; `lockstep pin` writes it."""
+
+    data: Pin = ""
+    """SHA-256 of what model.LLM.data_location gave; empty is not pinned."""
+    checkpoint: Pin = ""
+    """SHA-256 of what model.LLM.checkpoint gave; empty is not pinned."""
+
+
 class Export(Table):
     """The Hugging Face folder that comes out."""
 
@@ -237,6 +247,8 @@ class Run(Table):
     """How the run is audited."""
     held_out: HeldOut = HeldOut()
     """Loss on sequences that nobody trains on, measured while training."""
+    pins: Pins = Pins()
+    """What lies outside the repository, held to what it was."""
     export: Export = Export()
     """The Hugging Face folder that comes out."""
     evaluate: Evaluate = Evaluate()

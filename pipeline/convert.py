@@ -2,7 +2,7 @@
 
     params.safetensors   the params in float32, named by their paths joined with "/"
     hf/                  config.json and the tokenizer's files; for `Init` the fresh weights too
-    source.json          what was read: the SHA-256 of each file, the hub's commit
+    source.json          what was read: the SHA-256 of each file and of all, the hub's commit
 
 Training that goes on from an earlier run (`Run`) finds that run's state here as well.
 """
@@ -11,12 +11,13 @@ import hashlib
 import logging
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from pipeline import artifacts, config, devices, earlier, hf
+from pipeline import artifacts, config, devices, earlier, hf, pins
 from pipeline.artifacts import Paths
 from pipeline.checkpoint import save_tree
 from pipeline.errors import LockstepError
@@ -46,7 +47,7 @@ def run(run: config.Run, paths: Paths) -> None:
 
     Raises:
       LockstepError: there is no reader for the checkpoint, it is not the architecture that the run
-        file names, or a file of it is missing or damaged.
+        file names, a file of it is missing or damaged, or it is not what `[pins] checkpoint` holds.
     """
     devices.keep_compiled(paths.store / "compiled")
     architecture, checkpoint = run.llm.architecture, run.llm.checkpoint
@@ -67,10 +68,13 @@ def run(run: config.Run, paths: Paths) -> None:
             case config.CheckpointHub():
                 source = _hub(checkpoint, architecture, paths, folder)
             case config.CheckpointRun(key=key):
-                earlier.copy(key, paths, folder)
+                sha256 = earlier.copy(key, paths, folder)
                 _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
-                source = {"key": key}
+                source = {"key": key, "sha256": sha256}
+        what = f"model.LLM.checkpoint.{checkpoint.tag()}"
+        pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], what)
         artifacts.write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
+    log.info(f"convert: read {what} (sha256 {source['sha256'][:12]}, {pinned})")
 
 
 # ---- Fresh weights ----
@@ -120,12 +124,11 @@ def _hub(
         source = _download(checkpoint, paths.store / "hub")
         commit = source.name
     _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
-    described = _write(source, folder)
+    companions = [source / name for name in COMPANIONS if (source / name).is_file()]
+    described = _write(source, folder, companions)
     (folder / "hf").mkdir()
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / "hf" / name)
-            described["files"][name] = artifacts.sha256_file(source / name)
+    for file in companions:
+        shutil.copyfile(file, folder / "hf" / file.name)
     hf.write_config(folder / "hf", hf.read_config(source), described["dtype"])
     asked = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision, "commit": commit}
     return asked | described
@@ -195,18 +198,20 @@ def _check_architecture(architecture: str, hf_config: dict[str, Any], where: obj
         )
 
 
-def _write(source: Path, folder: Path) -> dict[str, Any]:
+def _write(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:
     """Reads the model in `source`, writes its params into `folder`, describes what was read."""
     hf_config, params = hf.read_folder(source)
     save_tree(folder / "params.safetensors", params)
-    files = [source / hf.CONFIG, *hf.weight_files(source)]
+    files = [source / hf.CONFIG, *hf.weight_files(source), *companions]
     if (source / hf.INDEX).is_file():
         files.append(source / hf.INDEX)
+    hashes = {file.name: artifacts.sha256_file(file) for file in files}
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     log.info(f"convert: {hf_config['model_type']}, {parameters:,} parameters")
     return {
         "model_type": hf_config["model_type"],
         "parameters": parameters,
         "dtype": hf_config["dtype"],
-        "files": {file.name: artifacts.sha256_file(file) for file in files},
+        "files": hashes,
+        "sha256": artifacts.listing_sha256(hashes.items()),
     }

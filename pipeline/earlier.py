@@ -19,13 +19,16 @@ def trained_steps(init: Path) -> int:
     return artifacts.read_json(file)["step"] if file.exists() else 0
 
 
-def copy(key: str, paths: Paths, folder: Path) -> None:
+def copy(key: str, paths: Paths, folder: Path) -> str:
     """Writes what stage train goes on from into `folder`: params, state, and hf/ files.
 
     Args:
       key: of the earlier run's train stage, as `made-<key>.json` in its data/trained has it.
       paths: of stage convert.
       folder: to fill.
+
+    Returns:
+      SHA-256 of the run's made file, which holds that of every other.
 
     Raises:
       LockstepError: no run of that key is in data/trained, in data/store or in DVC's cache.
@@ -41,6 +44,7 @@ def copy(key: str, paths: Paths, folder: Path) -> None:
         if file.name != "params.safetensors":
             shutil.copyfile(file, folder / "earlier" / file.name)
     artifacts.write_json(folder / EARLIER, final | {"key": key})
+    return artifacts.sha256_file(trained / f"made-{key}.json")
 
 
 def _keep(key: str, paths: Paths) -> Path:

@@ -10,8 +10,7 @@ alone can name the file that the user knows. `location` is the variant of `model
 in the run file; `progress(total=..., unit=...)` is a bar for each part of the work.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -53,12 +52,6 @@ class Fetched:
 def shard_path(folder: Path, split: str, number: int) -> Path:
     """Where the `number`-th token file of a split goes: its name gives its place in the order."""
     return folder / split / f"{number:05}.ds"
-
-
-def listing_sha256(entries: Iterable[tuple[str, str]]) -> str:
-    """SHA-256 over (name, sha256 of the content) of all that was read: `source["sha256"]`."""
-    lines = sorted(f"{sha256}  {name}\n" for name, sha256 in entries)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def get(location: Data) -> ModuleType:

@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipeline.artifacts import write_bytes, write_json, write_text
+from pipeline.artifacts import listing_sha256, write_bytes, write_json, write_text
 from pipeline.errors import LockstepError
 from pipeline.locations import DataCorpus
 from pipeline.progress import Progress
@@ -25,7 +25,6 @@ from pipeline.providers import (
     TRAIN,
     Fetched,
     MakeBar,
-    listing_sha256,
     shard_path,
 )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pipeline.artifacts import sha256_file
+from pipeline.artifacts import listing_sha256, sha256_file
 from pipeline.errors import LockstepError
 from pipeline.locations import TOKEN_BYTES, DataLocal
 from pipeline.providers import (
@@ -24,7 +24,6 @@ from pipeline.providers import (
     TRAIN,
     Fetched,
     MakeBar,
-    listing_sha256,
     shard_path,
 )
 from pipeline.tokens import check_file_ids, count_tokens
