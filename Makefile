@@ -12,7 +12,7 @@ ifneq ($(RUN),)
 	test $(RUN) -ef params/run.toml || cp $(RUN) params/run.toml
 endif
 	dvc repro
-	@lockstep summary
+	@python -m pipeline summary
 
 test: .venv/installed-test
 	pytest -q -n 2 --dist loadgroup -m "not soak"
