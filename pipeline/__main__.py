@@ -42,6 +42,7 @@ def _stage(name: str, run: Path, root: Path) -> None:
     ):
         if paths.is_made(name):
             verify(root / paths.keys.made(name))
+            paths.publish()
             shutil.rmtree(paths.scratch, ignore_errors=True)  # of a stage killed as it ended
             print(f"{name}: {root / paths.keys.made(name)} is there already")
             return

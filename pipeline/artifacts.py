@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.errors import LockstepError
 from pipeline.keys import OUT, Keys, needs
 
+METRICS = "metrics"
 # What a result can depend on besides the key: recorded, so that a year later one can compare.
 RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
 
@@ -111,11 +112,6 @@ class Paths:
         return self.keys.key(self.stage)
 
     @property
-    def metrics(self) -> Path:
-        """Small results that a person compares; git keeps them."""
-        return self.root / "metrics"
-
-    @property
     def runs(self) -> Path:
         """Work in progress of all runs, one place for all of DVC's temporary checkouts."""
         return Path(os.environ.get("DVC_ROOT", self.root)) / "data" / "runs"
@@ -154,9 +150,24 @@ class Paths:
         verify(made)
         return self.out(stage)
 
+    def publish(self) -> None:
+        """Makes metrics/ say what the stage's folder says, where the stage is made.
+
+        Small results that a person compares lie in `metrics` of the folder, and a copy in metrics/,
+        for git to keep. A git checkout changes the copy alone; who finds the stage made calls this.
+        """
+        if not self.is_made(self.stage):
+            return
+        for source in sorted((self.out(self.stage) / METRICS).glob("*")):
+            copy, data = self.root / METRICS / source.name, source.read_bytes()
+            if not copy.is_file() or copy.read_bytes() != data:
+                write_bytes(copy, data)
+
     @contextmanager
     def building(self) -> Iterator[Path]:
         """An empty folder to fill; on leaving, it replaces the stage's old folder whole.
+
+        What is to be published goes into its `metrics`.
 
         `made-<key>.json` goes in last. It holds the SHA-256 and size of each file, the keys of what
         the stage read, and the versions of `environment`; nothing that differs between two equal
@@ -177,6 +188,7 @@ class Paths:
         }
         write_json(aside / f"made-{self.key}.json", manifest)
         _replace(aside, out)
+        self.publish()
 
 
 def verify(made: Path) -> dict:

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipeline import artifacts, config, devices, held_out, hf
-from pipeline.artifacts import Paths
+from pipeline.artifacts import METRICS, Paths
 from pipeline.errors import LockstepError
 from pipeline.generate import generate
 from pipeline.loss import cross_entropy
@@ -64,7 +64,7 @@ def run(run: config.Run, paths: Paths) -> None:
     with paths.building() as folder:
         artifacts.write_json(folder / "evaluate.json", result)
         artifacts.write_text(folder / "sample.txt", text or "")
-        artifacts.write_json(paths.metrics / "evaluate.json", measured)
+        artifacts.write_json(folder / METRICS / "evaluate.json", measured)
     for name in ("held_out_loss", "perplexity", "bits_per_byte"):
         if measured[name] is not None:
             print(f"evaluate: {name.replace('_', ' ')} {measured[name]:.4f}")

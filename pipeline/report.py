@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline import artifacts, config, plots, summary
-from pipeline.artifacts import Paths
+from pipeline.artifacts import METRICS, Paths
 from pipeline.keys import STAGES
 from pipeline.summary import Results, size, times
 
@@ -31,8 +31,9 @@ def run(run: config.Run, paths: Paths) -> None:
     evaluated = paths.need("evaluate")
     paths.need("export")  # only its list of files is shown
     results = summary.read(trained, verdict, evaluated)
-    rows = read_tsv(trained / "loss.tsv")
-    pictures = plots.loss_pictures(results, rows, read_tsv(trained / "held_out.tsv"))
+    rows = read_tsv(trained / METRICS / "loss.tsv")
+    measured = read_tsv(trained / METRICS / "held_out.tsv")
+    pictures = plots.loss_pictures(results, rows, measured)
     traffic = plots.traffic_picture(results)
     rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
     windows = _windows(trained / "transcript")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.artifacts import Paths, read_json
+from pipeline.artifacts import METRICS, Paths, read_json
 from pipeline.errors import LockstepError
 
 PAGE = "report.html"
@@ -53,7 +53,7 @@ def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
     """Reads the folders of the stages train, witness and evaluate."""
     return Results(
         read_json(trained / "transcript" / "header.json"),
-        read_json(trained / "metrics.json"),
+        read_json(trained / METRICS / "train.json"),
         read_json(verdict / "verdict.json"),
         read_json(evaluated / "evaluate.json"),
     )

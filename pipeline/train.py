@@ -25,7 +25,7 @@ from pipeline import (
     start,
     tokens,
 )
-from pipeline.artifacts import Paths
+from pipeline.artifacts import METRICS, Paths
 from pipeline.checkpoint import Checkpoints
 from pipeline.errors import LockstepError
 from pipeline.progress import Progress
@@ -66,11 +66,9 @@ def run(run: config.Run, paths: Paths) -> None:
     with paths.building() as folder:
         _link_tree(transcript.folder, folder / "transcript")
         shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
-        history.write(rows, folder)
-        artifacts.write_json(folder / "metrics.json", metrics)
+        history.write(rows, folder / METRICS)
+        artifacts.write_json(folder / METRICS / "train.json", metrics)
         artifacts.write_json(folder / "final.json", history.final(transcript))
-        history.write(rows, paths.metrics)
-        artifacts.write_json(paths.metrics / "train.json", metrics)
     shutil.rmtree(paths.scratch)
 
 

@@ -7,7 +7,7 @@ import logging
 import random
 
 from pipeline import artifacts, config, devices, earlier, start, tokens
-from pipeline.artifacts import Paths
+from pipeline.artifacts import METRICS, Paths
 from pipeline.progress import Progress
 from pipeline.swarm import wire
 from pipeline.swarm.audit import audit
@@ -69,7 +69,7 @@ def run(run: config.Run, paths: Paths) -> None:
             "replayed_windows": len(sample),
             "windows": verdict["windows"],
         }
-        artifacts.write_json(paths.metrics / "witness.json", metrics)
+        artifacts.write_json(folder / METRICS / "witness.json", metrics)
     for finding in findings:
         who = "the transcript" if finding.peer is None else f"peer {finding.peer}"
         log.info(f"witness: round {finding.round}, {who}, {finding.kind}: {finding.detail}")

@@ -74,10 +74,10 @@ class Engines:
         for stage, made in tiny.keys_of(self.project).items():
             assert (self.project / made).is_file(), f"{stage} is stale after: {story}"
             found = tiny.contents(self.project / OUT[stage])
-            metrics = self.project / "metrics" / f"{stage}.json"
-            if metrics.exists():
-                found["metrics"] = metrics.read_bytes()
             assert found == self.seen.setdefault(made, found), f"{stage} differs after: {story}"
+            for copy, data in tiny.contents(self.project / OUT[stage] / "metrics").items():
+                published = (self.project / "metrics" / copy).read_bytes()
+                assert published == data, f"metrics/{copy} is stale after: {story}"
         header = self.read("data/trained/transcript/header.json")
         optimizer = run["model"]["LLM"]["optimizer"]["Distro"]
         trained_with = header["run"]["model"]["LLM"]["optimizer"]["Distro"]

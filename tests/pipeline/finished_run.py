@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from pipeline import config, history
-from pipeline.artifacts import Paths, write_json, write_text
+from pipeline.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.keys import PROJECT, RUN_FILE
 from pipeline.swarm.entry import Entry, Header, Message
 from pipeline.swarm.rounds import Decision, Round
@@ -98,9 +98,9 @@ def _train(run: config.Run, paths: Paths, held_out: bool) -> None:
             writer.round(entry, {peer: b"x" for peer in range(PEERS)})
         for step in range(0, ROUNDS + 1, EVERY):
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
-        history.write(rows, folder)
+        history.write(rows, folder / METRICS)
         write_json(
-            folder / "metrics.json",
+            folder / METRICS / "train.json",
             {
                 "rounds": ROUNDS,
                 "tokens": rows[-1]["tokens"],

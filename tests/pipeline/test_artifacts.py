@@ -47,6 +47,24 @@ def test_equal_results_are_equal_folders(tmp_path):
     assert made[0].read_bytes() == made[1].read_bytes()
 
 
+def test_what_a_checkout_changed_in_metrics_is_put_right(tmp_path):
+    paths = paths_of("witness", tmp_path)
+    with paths.building() as folder:
+        artifacts.write_json(folder / "metrics" / "witness.json", {"accepted": True})
+    copy = tmp_path / "metrics" / "witness.json"
+    assert artifacts.read_json(copy) == {"accepted": True}
+    copy.write_text("another run's")
+    paths.publish()
+    assert artifacts.read_json(copy) == {"accepted": True}
+
+
+def test_a_folder_of_another_key_publishes_nothing(tmp_path):
+    paths = paths_of("witness", tmp_path)
+    artifacts.write_json(paths.out("witness") / "metrics" / "witness.json", {})
+    paths.publish()
+    assert not (tmp_path / "metrics").exists()
+
+
 def test_a_failed_build_leaves_the_earlier_result_whole(tmp_path):
     paths = make("download", tmp_path)
     with pytest.raises(OSError), paths.building() as folder:
