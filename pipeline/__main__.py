@@ -30,9 +30,10 @@ DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
 def _stage(name: str, run: Path, root: Path) -> None:
     """Runs one stage, alone under its locks, unless its result is there already."""
-    from pipeline import config, devices, lifeline, lock
+    from pipeline import allocator, config, devices, lifeline, lock
     from pipeline.artifacts import Paths, verify
 
+    allocator.tune()
     settings = config.load(run)
     paths = Paths(name, run, root)
     lifeline.watch()
