@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import config, devices
+from pipeline import allocator, config, devices
 
 
 def main() -> None:
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, help="instead of the run file's, as much work each")
     parser.add_argument("--rounds", type=int, default=12)
     chosen = parser.parse_args()
+    allocator.tune()
     run = config.load(chosen.run)
     devices.prepare(run)
     layout = chosen.layout or run.peers.layout
@@ -45,7 +46,7 @@ def measure(run: config.Run, layout: str, count: int, rounds: int) -> dict:
     model_config = programs.model.Config.from_hf(hf_config)
     params = jax.device_get(programs.model.init(model_config, seed=0))
     own, shared = jax.device_get(programs.init(params))
-    form = wire.form_of(programs.optimizer, params)
+    form = wire.form_of(programs.optimizer, params, run.peers.wire)
     peers = Peers(programs, layout, State(params, shared, (own,) * count), jax.devices())
 
     each, length = capacity(run), run.llm.max_seq_len

@@ -110,6 +110,12 @@ class Peers(Table):
     """Of everything random in training: the rounds' seeds, and so who trains on what."""
     threads: Count = 4
     """Size of XLA's thread pool on a CPU. It changes the last bits of results, cores do not."""
+    overlap: Literal[0, 1, 2] = 0
+    """What DisTrO does while messages travel: 0 it waits, they are applied in their round (DeMo);
+    it trains the next round, 1 as Psyche's train example, 2 as Psyche's network."""
+    wire: Literal["lockstep", "psyche"] = "lockstep"
+    """How messages are written: lockstep codes places near their entropy, psyche writes each in
+    one, two or four bytes. What they say is the same."""
     scan_layers: bool = False
     """Whether to loop over the layers (compiles in constant time) or to unroll them (faster)."""
 

@@ -86,7 +86,7 @@ class _Training:
     ):
         self.run, self.paths, self.programs, self.begin = run, paths, programs, begin
         self.data, self.held_out_NT = data, held_out_NT
-        self.form = wire.form_of(programs.optimizer, begin.state.params)
+        self.form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
         self.faults = Faults(run.faults.schedule)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
         self.writer = Writer(

@@ -44,7 +44,9 @@ class Programs:
         if first_step:  # what Psyche calls a cold start: the first epoch after a pause
             warmup_steps = run.llm.cold_start_warmup_steps
             learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)
-        self.optimizer = build(run.llm.optimizer, learning_rate, self.model.STACKED)
+        self.optimizer = build(
+            run.llm.optimizer, learning_rate, run.peers.overlap, self.model.STACKED
+        )
         self.apply: Callable[[Tree, jax.Array], jax.Array] = partial(
             self.model.apply,
             model_config,
@@ -61,6 +63,11 @@ class Programs:
     def peer_step(self) -> Callable[..., PeerResult]:
         """peer_step(params, own, shared, tokens_MBT, count, step) -> PeerResult; donates `own`."""
         return jax.jit(self.step_of_a_peer, donate_argnums=1)
+
+    @cached_property
+    def gradient(self) -> Callable[[Tree, jax.Array, jax.Array], tuple[jax.Array, Tree]]:
+        """gradient(params, tokens_MBT, count) -> loss, gradient; for benchmarks."""
+        return jax.jit(self._gradient)
 
     @cached_property
     def receive(self) -> Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
@@ -127,19 +134,19 @@ class Programs:
         """
         size = tokens_MBT.shape[1]
 
-        def loss_sum(params: Tree, tokens_BT: jax.Array, weight_B: jax.Array) -> jax.Array:
+        def loss(params: Tree, tokens_BT: jax.Array, weight_B: jax.Array) -> jax.Array:
             return jnp.sum(weight_B * cross_entropy(self.apply(params, tokens_BT), tokens_BT))
 
         def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
-            weight_B = (micro * size + jnp.arange(size) < count).astype(jnp.float32)
+            # the mean's weights, so that nothing is left to divide: a pass over all gradients less
+            weight_B = jnp.where(micro * size + jnp.arange(size) < count, 1 / count, 0.0)
             tokens_BT = jax.lax.dynamic_index_in_dim(tokens_MBT, micro, keepdims=False)
             return jax.tree.map(
-                jnp.add, sums, jax.value_and_grad(loss_sum)(params, tokens_BT, weight_B)
+                jnp.add, sums, jax.value_and_grad(loss)(params, tokens_BT, weight_B)
             )
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        sums = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
-        return jax.tree.map(lambda x: x / count, sums)
+        return jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
 
     def _receive(
         self, messages: Tree, present_P: jax.Array, params: Tree, shared: Tree, step: jax.Array

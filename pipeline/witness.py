@@ -25,7 +25,7 @@ def run(run: config.Run, paths: Paths) -> None:
     hf_config = artifacts.read_json(init / "hf" / "config.json")
     programs = Programs(run, hf_config, earlier.trained_steps(init))
     begin = start.read(init, run, programs)
-    form = wire.form_of(programs.optimizer, begin.state.params)
+    form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
     data = tokens.open_shards(shards, "train", run.llm.max_seq_len)
     transcript = Transcript(trained / "transcript")
 

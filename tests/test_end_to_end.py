@@ -75,18 +75,50 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
         folder.mkdir()
-    run_file, root = start(whole, config__total_steps=6)
+    run_file, root = start(whole, config__total_steps=6, peers__overlap=2)
     tiny.by_hand(run_file, root, *UP_TO_VERDICT)
     expected = tiny.contents(root / "data/trained/transcript/snapshots/00006")
 
-    run_file, root = start(parts, config__total_steps=3)
+    run_file, root = start(parts, config__total_steps=3, peers__overlap=2)
     tiny.by_hand(run_file, root, "download", "convert", "train")
     key = Keys(run_file).key("train")
-    start(parts, config__total_steps=6, model__LLM__checkpoint={"Run": key})
+    start(
+        parts,
+        config__total_steps=6,
+        peers__overlap=2,  # what messages are under way belongs to the state too
+        model__LLM__checkpoint={"Run": key},
+    )
     tiny.by_hand(run_file, root, *UP_TO_VERDICT)
     assert tiny.contents(root / "data/trained/transcript/snapshots/00006") == expected
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
     assert read_json(root / "data/trained/final.json")["step"] == 6
+
+
+def test_either_wire_says_the_same_in_other_bytes(tmp_path):
+    found = {}
+    for wire in ("lockstep", "psyche"):
+        folder = tmp_path / wire
+        folder.mkdir()
+        run_file, root = start(
+            folder, peers__wire=wire, model__LLM__optimizer__Distro__quantize_1bit=False
+        )
+        tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+        assert read_json(root / "data/verdict/verdict.json")["accepted"]
+        rounds = (root / "data/trained/transcript/rounds.jsonl").read_text().splitlines()
+        messages = [json.loads(line)["messages"] for line in rounds]
+        found[wire] = (
+            [[m["commitment"] for m in row.values()] for row in messages],
+            tiny.contents(root / "data/trained/transcript/snapshots/00006"),
+        )
+    assert found["lockstep"] == found["psyche"]
+
+
+def test_a_liar_is_named_where_messages_travel_during_the_next_round(tmp_path):
+    fault = {"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}
+    run_file, root = start(tmp_path, peers__overlap=1, faults__schedule=[fault])
+    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    findings = read_json(root / "data/verdict/verdict.json")["findings"]
+    assert [(f["round"], f["peer"]) for f in findings] == [(2, 1)]
 
 
 def test_an_uneven_ramped_batch_trains_and_audits_clean(tmp_path):

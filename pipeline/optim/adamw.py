@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.optimizer import Optimizer, Schedule, Tree, clip, look_here
+from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, look_here, rate
 
 
 def adamw(
-    learning_rate: Schedule,
+    learning_rate: Rate,
     *,
     betas: tuple[float, float],
     eps: float,
@@ -25,7 +25,7 @@ def adamw(
     Peers count equally, also where the batch does not divide evenly among them, as in Psyche.
 
     Args:
-      learning_rate: schedule; step, the first is 1 -> learning rate.
+      learning_rate: of a step, the first is 1; or a number.
       betas: decay of the first and second moment.
       eps: added to the root of the second moment.
       weight_decay: decoupled, per unit of learning rate.
@@ -56,16 +56,16 @@ def adamw(
             mask = present.reshape(-1, *[1] * (g.ndim - 1))
             return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / count
 
-        grads = clip(jax.tree.map(mean, messages), clip_grad_norm)
+        grads = jax.tree.map(mean, messages)
+        scale = clip_scale(grads, clip_grad_norm)
+        grads = jax.tree.map(lambda g: g * scale, grads)
         direction, state = moments.update(grads, optax.ScaleByAdamState(**shared), params)
-        rate = learning_rate(step)
-        updates = jax.tree.map(
-            lambda d, theta: -rate * (d + weight_decay * theta), direction, params
-        )
+        lr = rate(learning_rate, step)
+        updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), direction, params)
         return updates, state._asdict()
 
     def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message, own))
         return off / (optax.tree.norm(own) + jnp.finfo(jnp.float32).tiny), {}
 
-    return Optimizer(init, look_here, inner, send, receive, compare)
+    return Optimizer(init, look_here, inner, send, receive, compare, areas=None)

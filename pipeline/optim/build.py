@@ -1,5 +1,7 @@
 """The optimizer that a run file names."""
 
+import jax.numpy as jnp
+
 from pipeline import config
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
@@ -7,12 +9,15 @@ from pipeline.optim.distro import distro
 from pipeline.optim.optimizer import Optimizer, Schedule
 
 
-def build(choice: config.Optimizer, learning_rate: Schedule, stacked: tuple[str, ...]) -> Optimizer:
+def build(
+    choice: config.Optimizer, learning_rate: Schedule, overlap: int, stacked: tuple[str, ...]
+) -> Optimizer:
     """The optimizer of `model.LLM.optimizer`.
 
     Args:
       choice: the variant, with its settings.
       learning_rate: by step.
+      overlap: rounds that messages travel while the next ones are computed.
       stacked: top-level groups of the params whose leaves carry a leading layer axis.
 
     Raises:
@@ -26,9 +31,16 @@ def build(choice: config.Optimizer, learning_rate: Schedule, stacked: tuple[str,
                 compression_topk=choice.compression_topk,
                 compression_chunk=choice.compression_chunk,
                 quantize_1bit=choice.quantize_1bit,
+                value_dtype=jnp.bfloat16,  # as in Psyche
                 weight_decay=choice.weight_decay or 0.0,
                 clip_grad_norm=choice.clip_grad_norm,
+                overlap=overlap,
                 stacked=stacked,
+            )
+        case config.OptimizerAdamW() if overlap:
+            raise LockstepError(
+                f"[peers] overlap = {overlap}, expected 0 with model.LLM.optimizer.AdamW: its "
+                "peers wait for all gradients"
             )
         case config.OptimizerAdamW():
             return adamw(

@@ -1,5 +1,9 @@
 """Chunked discrete cosine transform, top-k and their inverses: pure functions of arrays.
 
+Coefficients lie where their block lies: in an array of the same shape, a block's coefficient (k, l)
+stands in the place of its element (k, l). So no transform moves memory about, and only the few
+coefficients that are chosen are named by block and place.
+
 Shapes: N blocks of an array, A = area of a block (h * w, or w of a vector), K kept of a block.
 """
 
@@ -10,6 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+GROUP = 8  # neighbours of which top_k first looks at the largest only
 
 
 class Layout(NamedTuple):
@@ -65,20 +71,25 @@ def basis(n: int) -> np.ndarray:
 
 
 def encode(x: jax.Array, cut: Layout) -> jax.Array:
-    """The DCT-II of each block: coefficients [N, A], row-major within a block."""
-    tiles = x.reshape(cut.lead, cut.rows, cut.height, cut.columns, cut.width)
-    tiles = tiles @ basis(cut.width).T
-    tiles = tiles.transpose(0, 1, 3, 4, 2)  # contracted axis last: one plain matrix product
-    tiles = tiles @ basis(cut.height).T
-    return tiles.swapaxes(-1, -2).reshape(cut.blocks, cut.area)
+    """The DCT-II of each block, in its place: same shape."""
+    return _transform(x.astype(jnp.float32), cut, basis(cut.height), basis(cut.width))
 
 
-def decode(coefficients_NA: jax.Array, cut: Layout) -> jax.Array:
+def decode(coefficients: jax.Array, cut: Layout) -> jax.Array:
     """The inverse of `encode`: the array whose blocks have these coefficients."""
-    tiles = coefficients_NA.reshape(cut.lead, cut.rows, cut.columns, cut.height, cut.width)
-    tiles = tiles @ basis(cut.width)
-    tiles = tiles.swapaxes(-1, -2) @ basis(cut.height)
-    return tiles.transpose(0, 1, 4, 2, 3).reshape(cut.shape)
+    return _transform(coefficients, cut, basis(cut.height).T, basis(cut.width).T)
+
+
+def _transform(x: jax.Array, cut: Layout, left: np.ndarray, right: np.ndarray) -> jax.Array:
+    """left @ block @ right^T for every block."""
+    if cut.width > 1:
+        x = x.reshape(-1, cut.width) @ right.T
+    if cut.height > 1:
+        # one product for each band of blocks; `matmul` of [h, h] alone would transpose bands
+        bands = x.reshape(cut.lead * cut.rows, cut.height, cut.columns * cut.width)
+        lefts = jnp.broadcast_to(left, (len(bands), *left.shape))
+        x = jax.lax.dot_general(lefts, bands, (((2,), (1,)), ((0,), (0,))))
+    return x.reshape(cut.shape)
 
 
 def index_dtype(area: int) -> np.dtype:
@@ -86,50 +97,80 @@ def index_dtype(area: int) -> np.dtype:
     return np.dtype(np.uint8 if area <= 2**8 else np.uint16 if area <= 2**16 else np.uint32)
 
 
-def top_k(coefficients_NA: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.Array]:
     """The k coefficients of largest magnitude in each block, in ascending order of their place.
 
     Of equal magnitudes the lowest place wins, always: a witness must find the same ones. The order
     by place is the canonical one that the wire and the commitments use.
 
+    In two steps: of groups of neighbours, the k whose largest is largest; then the k largest of
+    these groups. Nothing is missed: a group that is passed over has k before it whose largest comes
+    before each of its own, ties included, since groups stand in the order of places.
+
     Returns:
       index_NK int32 and value_NK; K = min(k, A).
     """
-    k = min(k, coefficients_NA.shape[-1])
-    _, index_NK = jax.lax.top_k(jnp.abs(coefficients_NA), k)
-    index_NK = jnp.sort(index_NK, axis=-1)
-    return index_NK, jnp.take_along_axis(coefficients_NA, index_NK, axis=-1)
+    group = math.gcd(cut.width, GROUP)
+    across = cut.width // group
+    # magnitudes of floats are ordered as their bits are, and integers are compared much faster
+    bits = jax.lax.bitcast_convert_type(coefficients, jnp.uint32) & 0x7FFFFFFF
+    groups = bits.reshape(-1, cut.height, cut.columns, across, group)
+    largest = jax.lax.bitcast_convert_type(jnp.max(groups, axis=-1), jnp.float32)
+    largest_NG = largest.swapaxes(1, 2).reshape(cut.blocks, cut.height * across)
+    _, chosen_NC = jax.lax.top_k(largest_NG, min(k, cut.height * across))
+    chosen_NC = jnp.sort(chosen_NC, axis=-1)
+
+    places_NCg = chosen_NC[:, :, None] * group + jnp.arange(group)
+    place_NF = places_NCg.reshape(cut.blocks, -1)
+    value_NF = take(coefficients, cut, place_NF)
+    _, finalist_NK = jax.lax.top_k(jnp.abs(value_NF), min(k, cut.area))
+    finalist_NK = jnp.sort(finalist_NK, axis=-1)
+    index_NK = jnp.take_along_axis(place_NF, finalist_NK, axis=-1)
+    return index_NK, jnp.take_along_axis(value_NF, finalist_NK, axis=-1)
 
 
-def remove(coefficients_NA: jax.Array, index_NK: jax.Array) -> jax.Array:
+def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
+    """The coefficients at the named places of each block."""
+    return coefficients.reshape(-1)[_address(cut, index_NK)]
+
+
+def remove(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
     """Zeros at the named places: what is left after sending them."""
-    rows_N1 = jnp.arange(coefficients_NA.shape[0])[:, None]
-    return coefficients_NA.at[rows_N1, index_NK].set(0.0, unique_indices=True)
+    at = coefficients.reshape(-1).at[_address(cut, index_NK)]
+    return at.set(0.0, unique_indices=True, mode="promise_in_bounds").reshape(cut.shape)
 
 
 def mean_of_senders(
-    index_PNK: jax.Array, value_PNK: jax.Array, present_P: jax.Array, area: int
+    index_PNK: jax.Array, value_PNK: jax.Array, present_P: jax.Array, cut: Layout
 ) -> jax.Array:
-    """Each coefficient's mean over the peers that sent it, zero where none did: [N, A].
+    """Each coefficient's mean over the peers that sent it, zero where none did.
 
     mean[n, a] = sum_p value / |{p present : a in index[p, n]}|
 
     Peers are added one after another, and none names a place twice: the order of sums is fixed.
     """
-    blocks = index_PNK.shape[1]
-    rows_N1 = jnp.arange(blocks)[:, None]
+    address_PNK = _address(cut, index_PNK)
+    # `where`, not a product: an absent peer's row may hold anything, NaN included
+    value_PNK = jnp.where(present_P[:, None, None], value_PNK.astype(jnp.float32), 0.0)
 
-    def add(sums: tuple[jax.Array, jax.Array], peer: tuple[jax.Array, ...]) -> tuple:
-        total_NA, senders_NA = sums
-        index_NK, value_NK, present = peer
-        place = rows_N1, index_NK.astype(jnp.int32)
-        # `where`, not a product: an absent peer's row may hold anything, NaN included
-        value_NK = jnp.where(present, value_NK, 0.0)
-        total_NA = total_NA.at[place].add(value_NK, unique_indices=True)
-        senders_NA = senders_NA.at[place].add(present.astype(jnp.float32), unique_indices=True)
-        return (total_NA, senders_NA), None
+    def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple:
+        address_NK, value_NK = peer
+        at = total.at[address_NK]
+        return at.add(value_NK, unique_indices=True, mode="promise_in_bounds"), None
 
-    zeros_NA = jnp.zeros((blocks, area), jnp.float32)
-    sums, _ = jax.lax.scan(add, (zeros_NA, zeros_NA), (index_PNK, value_PNK, present_P))
-    total_NA, senders_NA = sums
-    return total_NA / jnp.maximum(senders_NA, 1.0)
+    size = math.prod(cut.shape)
+    total, _ = jax.lax.scan(add, jnp.zeros(size, jnp.float32), (address_PNK, value_PNK))
+    senders = jnp.zeros(size, jnp.uint16).at[address_PNK]
+    senders = senders.add(present_P[:, None, None].astype(jnp.uint16), mode="promise_in_bounds")
+    # divided only where something was sent; senders of one coefficient write the same mean
+    mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1)
+    return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)
+
+
+def _address(cut: Layout, index_NK: jax.Array) -> jax.Array:
+    """Where in the flat array the named places of each block lie; leading axes pass through."""
+    index_NK = index_NK.astype(jnp.int32)
+    block_N1 = jnp.arange(cut.blocks, dtype=jnp.int32)[:, None]
+    band, column = block_N1 // cut.columns, block_N1 % cut.columns
+    row, place = index_NK // cut.width, index_NK % cut.width
+    return ((band * cut.height + row) * cut.columns + column) * cut.width + place

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.optim import dct
-from pipeline.optim.optimizer import Optimizer, Schedule, Tree, clip, look_here
+from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, look_here, rate
 
 
 class Coefficients(NamedTuple):
     """What a peer sends of one parameter; N blocks, K coefficients of each.
 
     index_NK: places within the block, ascending; uint8, uint16 or uint32 by the block's area.
-    value_NK: float32 coefficients, or bool "is negative" with `quantize_1bit`.
+    value_NK: coefficients, or bool "is negative" with `quantize_1bit`.
     """
 
     index_NK: jax.Array
@@ -21,124 +21,193 @@ class Coefficients(NamedTuple):
 
 
 def distro(
-    learning_rate: Schedule,
+    learning_rate: Rate,
     *,
     compression_decay: float,
     compression_topk: int,
     compression_chunk: int,
     quantize_1bit: bool,
+    value_dtype: jax.typing.DTypeLike = jnp.float32,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
+    overlap: int = 0,
     stacked: tuple[str, ...] = (),
 ) -> Optimizer:
-    """DisTrO without overlap, which is DeMo's order: a round's messages are applied in that round.
+    """DisTrO, in DeMo's order or, with overlap, in Psyche's.
 
-    With g_p the (clipped) gradient of peer p at theta, and lr the learning rate of the step:
+    With g_p the (clipped) gradient of peer p, lr(t) the learning rate of step t, and
+    D(.) the inverse DCT, per block:
 
-        delta_p <- compression_decay * delta_p + lr * g_p
-        q_p      = top-k by magnitude of DCT(delta_p), per block
-        delta_p <- delta_p - DCT^-1(q_p)
-        Q        = mean over the peers that sent a coefficient, of q_p or of sign(q_p)
-        theta   <- theta * (1 - lr * weight_decay) - lr * sign(DCT^-1(Q))
+        q_p(t) = top-k by magnitude of DCT(delta_p)
+        Q(t)   = mean over the peers that sent a coefficient, of q_p(t) or of sign(q_p(t))
+
+    overlap 0, DeMo: a round's messages are applied in that round.
+
+        g_p at theta
+        delta_p <- compression_decay * delta_p + lr(t) * g_p;  send q_p(t);  delta_p -= D(q_p(t))
+        theta   <- theta * (1 - lr(t) * weight_decay) - lr(t) * sign(D(Q(t)))
+
+    overlap 1, Psyche's `train` example, and 2, Psyche's network: messages travel while the next
+    round is computed. A peer takes its gradient where its own delta says that params will be, and
+    removes what it sent a round later, all of it before decay as Psyche's `generate` does:
+
+        g_p at theta - lr(t-1) * sign(delta_p)
+        delta_p <- compression_decay * (delta_p - D(q_p(t-1))) + lr(t) * g_p;  send q_p(t)
+        theta   <- theta * (1 - lr(t) * weight_decay) - lr(s) * sign(D(Q(t-1)))
+
+    with s = t for overlap 1, which applies Q(t-1) at the end of round t, and s = t + 1 for 2,
+    which applies it as round t + 1 begins. So both train round t on params that know of Q up to
+    t - 2, and differ only in the learning rate of a step. The last round's Q is lost, as in Psyche.
 
     The DCT is linear, so `delta` is kept as its coefficients: decay and gradient add up there, and
-    removing q_p is setting zeros, exactly; no inverse transform is needed but the one of Q. A peer
-    removes what it selected with full values, whatever bits the wire carries, as Psyche does.
+    removing q_p is setting zeros, exactly; no inverse transform is needed but the one of Q and,
+    with overlap, of the lookahead. A peer removes what it selected with full values, whatever bits
+    the wire carries, as Psyche does.
 
     Args:
-      learning_rate: schedule; step, the first is 1 -> learning rate. It scales the gradient on its
-        way into `delta` as well as the step.
+      learning_rate: of a step, the first is 1; or a number. It scales the gradient on its way into
+        `delta` as well as the step.
       compression_decay: of delta, per round, in [0, 1].
       compression_topk: coefficients sent of each block; all of a smaller block.
       compression_chunk: the longest side of a block; the largest divisor at most this is taken.
-      quantize_1bit: send signs instead of float32 values.
+      quantize_1bit: send signs instead of values.
+      value_dtype: what values are rounded to before they are sent.
       weight_decay: decoupled, per unit of learning rate.
       clip_grad_norm: largest global L2 norm of a peer's gradient; None or 0 for no clipping.
+      overlap: 0, 1 or 2, as above.
       stacked: top-level groups of the params whose leaves carry a leading layer axis.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
+      Psyche, https://github.com/PsycheFoundation/psyche, shared/modeling/src/distro.rs
     """
 
     def cut(path: tuple, leaf: jax.Array) -> dct.Layout:
-        return dct.layout(leaf.shape, compression_chunk, stacked=path[0].key in stacked)
+        group = getattr(path[0], "key", None) if path else None
+        return dct.layout(leaf.shape, compression_chunk, stacked=group in stacked)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
-        def zeros(path: tuple, leaf: jax.Array) -> jax.Array:
+        def first_places(path: tuple, leaf: jax.Array) -> jax.Array:
             blocks = cut(path, leaf)
-            return jnp.zeros((blocks.blocks, blocks.area), jnp.float32)
+            kept = min(compression_topk, blocks.area)
+            places_K = jnp.arange(kept, dtype=dct.index_dtype(blocks.area))
+            return jnp.broadcast_to(places_K, (blocks.blocks, kept))
 
-        return {"delta": jax.tree.map_with_path(zeros, params)}, {}
+        delta = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)
+        if not overlap:
+            return {"delta": delta}, {}
+        # delta is zero, so whatever places the first round removes, nothing is lost
+        sent = jax.tree.map_with_path(first_places, params)
+        still = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.int8), params)
+        return {"delta": delta, "sent": sent}, {"direction": still}
+
+    def look(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        del shared
+        before = rate(learning_rate, step - 1)
+
+        def ahead(path: tuple, theta: jax.Array, delta: jax.Array) -> jax.Array:
+            return theta - before * jnp.sign(dct.decode(delta, cut(path, theta)))
+
+        return jax.tree.map_with_path(ahead, params, own["delta"])
 
     def inner(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         del params
-        rate = learning_rate(step)
+        lr = rate(learning_rate, step)
 
-        def accumulate(path: tuple, g: jax.Array, delta_NA: jax.Array) -> jax.Array:
-            return compression_decay * delta_NA + rate * dct.encode(g, cut(path, g))
+        def accumulate(path: tuple, g: jax.Array, delta: jax.Array) -> jax.Array:
+            return compression_decay * delta + weight * dct.encode(g, cut(path, g))
 
-        grads = clip(grads, clip_grad_norm)
-        return {"delta": jax.tree.map_with_path(accumulate, grads, own["delta"])}
+        delta = remove(own["delta"], own["sent"]) if overlap else own["delta"]
+        weight = lr * clip_scale(grads, clip_grad_norm)  # one number: no pass over the gradients
+        return own | {"delta": jax.tree.map_with_path(accumulate, grads, delta)}
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         del params, shared, step
-        leaves, structure = jax.tree.flatten(own["delta"])
-        picked = [_select(delta_NA, compression_topk, quantize_1bit) for delta_NA in leaves]
-        messages, rests = zip(*picked, strict=True)
-        return structure.unflatten(messages), {"delta": structure.unflatten(rests)}
+
+        def select(path: tuple, delta: jax.Array) -> Coefficients:
+            blocks = cut(path, delta)
+            index_NK, value_NK = dct.top_k(delta, blocks, compression_topk)
+            index_NK = index_NK.astype(dct.index_dtype(blocks.area))
+            if quantize_1bit:  # Psyche's sign bit: -0.0 is negative, 0.0 is not
+                return Coefficients(index_NK, jnp.signbit(value_NK))
+            return Coefficients(index_NK, value_NK.astype(value_dtype))
+
+        message = jax.tree.map_with_path(select, own["delta"])
+        return message, after_sending(own, message)
+
+    def after_sending(own: Tree, message: Tree) -> Tree:
+        """The peer's state once it has sent `message`."""
+        sent = jax.tree.map(lambda m: m.index_NK, message, is_leaf=_is_message)
+        if overlap:
+            return own | {"sent": sent}
+        return {"delta": remove(own["delta"], sent)}
+
+    def remove(delta: Tree, sent: Tree) -> Tree:
+        return jax.tree.map_with_path(
+            lambda path, d, index_NK: dct.remove(d, cut(path, d), index_NK), delta, sent
+        )
 
     def receive(
         messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        rate = learning_rate(step)
+        lr = rate(learning_rate, step)
 
-        def update(path: tuple, theta: jax.Array, message: Coefficients) -> jax.Array:
+        def decode(path: tuple, theta: jax.Array, message: Coefficients) -> jax.Array:
             index_PNK, value_PNK = message
             if quantize_1bit:
                 value_PNK = jnp.where(value_PNK, -1.0, 1.0)
             blocks = cut(path, theta)
-            mean_NA = dct.mean_of_senders(index_PNK, value_PNK, present, blocks.area)
-            direction = jnp.sign(dct.decode(mean_NA, blocks))
-            return -rate * (direction + weight_decay * theta)
+            mean = dct.mean_of_senders(index_PNK, value_PNK, present, blocks)
+            return jnp.sign(dct.decode(mean, blocks))
 
-        return jax.tree.map_with_path(update, params, messages), shared
+        direction, when = jax.tree.map_with_path(decode, params, messages), lr
+        if overlap:
+            pending, shared = shared["direction"], {"direction": _narrow(direction)}
+            direction, when = pending, rate(learning_rate, step + (overlap == 2))
+        updates = jax.tree.map(
+            lambda theta, d: -(when * d + lr * weight_decay * theta), params, direction
+        )
+        return updates, shared
 
     def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
-        leaves, structure = jax.tree.flatten(own["delta"])
-        sent = structure.flatten_up_to(message)
-        found = [_compare(delta_NA, *pair) for delta_NA, pair in zip(leaves, sent, strict=True)]
-        distances, rests = zip(*found, strict=True)
-        return jnp.max(jnp.stack(distances)), {"delta": structure.unflatten(rests)}
+        far = jax.tree.map_with_path(
+            lambda path, delta, sent: _distance(delta, cut(path, delta), sent),
+            own["delta"],
+            message,
+        )
+        distance = jnp.max(jnp.stack(jax.tree.leaves(far)))
+        return distance, after_sending(own, message)
 
-    return Optimizer(init, look_here, inner, send, receive, compare)
+    def areas(params: Tree) -> Tree:
+        return jax.tree.map_with_path(lambda path, theta: cut(path, theta).area, params)
 
-
-def _select(delta_NA: jax.Array, topk: int, quantize_1bit: bool) -> tuple[Coefficients, jax.Array]:
-    """What is sent of a parameter, and what is left of its delta."""
-    index_NK, value_NK = dct.top_k(delta_NA, topk)
-    narrow = index_NK.astype(dct.index_dtype(delta_NA.shape[1]))
-    # Psyche's sign bit: -0.0 is negative, 0.0 is not
-    message = Coefficients(narrow, jnp.signbit(value_NK) if quantize_1bit else value_NK)
-    return message, dct.remove(delta_NA, index_NK)
+    return Optimizer(init, look if overlap else look_here, inner, send, receive, compare, areas)
 
 
-def _compare(
-    delta_NA: jax.Array, index_NK: jax.Array, value_NK: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """How far a sent message is from what this delta would send, and the delta after that message.
+def _is_message(node: object) -> bool:
+    return isinstance(node, Coefficients)
 
-    The distance is the largest of: how far below the block's k-th magnitude a sent place lies; and
-    the share of the k-th magnitude by which a value, or a value of the other sign, is off.
+
+def _narrow(direction: Tree) -> Tree:
+    """Signs in a byte each: they wait a round, and there are as many as params."""
+    return jax.tree.map(lambda d: d.astype(jnp.int8), direction)
+
+
+def _distance(delta: jax.Array, cut: dct.Layout, message: Coefficients) -> jax.Array:
+    """How far a sent message is from what this delta would send.
+
+    The largest of: how far below the block's k-th magnitude a sent place lies; and the share of the
+    k-th magnitude by which a value, or a value of the other sign, is off.
     """
-    index_NK = index_NK.astype(jnp.int32)
-    kth_N1 = jax.lax.top_k(jnp.abs(delta_NA), index_NK.shape[1])[0][:, -1:]
-    mine_NK = jnp.take_along_axis(delta_NA, index_NK, axis=-1)
+    index_NK, value_NK = message
+    best_NK = jnp.abs(dct.top_k(delta, cut, index_NK.shape[1])[1])
+    kth_N1 = jnp.min(best_NK, axis=-1, keepdims=True)
+    mine_NK = dct.take(delta, cut, index_NK)
     below_NK = kth_N1 - jnp.abs(mine_NK)
     if value_NK.dtype == bool:
         off_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))
     else:
         off_NK = jnp.abs(value_NK - mine_NK)
     # a block that is all but zero holds rounding only: its places say nothing
-    floor = 1e-6 * jnp.max(jnp.abs(delta_NA)) + jnp.finfo(jnp.float32).tiny
-    distance = jnp.max(jnp.maximum(below_NK, off_NK) / jnp.maximum(kth_N1, floor))
-    return distance, dct.remove(delta_NA, index_NK)
+    floor = 1e-6 * jnp.max(jnp.abs(delta)) + jnp.finfo(jnp.float32).tiny
+    return jnp.max(jnp.maximum(below_NK, off_NK) / jnp.maximum(kth_N1, floor))

@@ -9,6 +9,7 @@ import optax
 
 Tree = Any  # a pytree of arrays; params are nested dicts
 Schedule = Callable[[jax.Array], jax.Array]  # step, the first is 1 -> learning rate
+Rate = Schedule | float | jax.Array  # a learning rate, by step or always the same
 
 
 class Optimizer(NamedTuple):
@@ -25,6 +26,9 @@ class Optimizer(NamedTuple):
     compare(own, message) -> distance, own: how far a sent message lies from what a peer with this
     `own` (after `inner`) would send, as a share of its scale; and `own` after sending that message.
 
+    And one serves the wire: areas(params) -> how many places each param's blocks have, which a
+    message alone does not tell; None where messages are dense.
+
     `messages` holds every peer's message along a leading axis [peer]; `present` is a boolean for
     each of them, so that shapes do not change when one is missing. `step` counts from 1. No
     function knows whether peers are rows of an array or machines.
@@ -36,6 +40,7 @@ class Optimizer(NamedTuple):
     send: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
     receive: Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]
     compare: Callable[[Tree, Tree], tuple[jax.Array, Tree]]
+    areas: Callable[[Tree], Tree] | None
 
 
 Exchange = Callable[[Tree, jax.Array], tuple[Tree, Tree]]  # message, step -> sent, received [peer]
@@ -54,7 +59,8 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
 
     sent, received = exchange(message, step): what this peer sent, and every peer's message with a
     leading axis [peer], as `jax.lax.all_gather` gives over a mesh axis. Gradients are to be taken
-    at `optimizer.look(params, ...)`: the params themselves for AdamW and DisTrO without overlap.
+    at `optimizer.look(params, state.own, state.shared, state.step)`, which is the params themselves
+    but for DisTrO with overlap.
     """
 
     def init(params: Tree) -> OptimizerState:
@@ -65,7 +71,7 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
         updates: Tree, state: OptimizerState, params: Tree | None = None
     ) -> tuple[Tree, OptimizerState]:
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise ValueError("update(updates, state, params): params are needed, for their decay")
         step, own, shared = state
         own = optimizer.inner(updates, own, params, step)
         message, own = optimizer.send(own, params, shared, step)
@@ -77,18 +83,22 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
     return optax.GradientTransformation(init, update)
 
 
+def rate(learning_rate: Rate, step: jax.Array) -> jax.Array | float:
+    """The learning rate of a step."""
+    return learning_rate(step) if callable(learning_rate) else learning_rate
+
+
 def look_here(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
     """The default `look`: the gradient is taken at the params themselves."""
     del own, shared, step
     return params
 
 
-def clip(grads: Tree, max_norm: float | None) -> Tree:
-    """Scales gradients to a global L2 norm of at most `max_norm`, as PyTorch and Psyche do.
+def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
+    """What scales gradients to a global L2 norm of at most `max_norm`, as PyTorch and Psyche do.
 
-    g <- g * min(1, max_norm / (||g|| + 1e-6)); `None` or 0 leaves them as they are.
+    min(1, max_norm / (||g|| + 1e-6)); 1 for `None` or 0.
     """
     if not max_norm:
-        return grads
-    scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
-    return jax.tree.map(lambda g: g * scale, grads)
+        return 1.0
+    return jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))

@@ -20,7 +20,7 @@ def _sign_flip(message: Tree) -> Tree:
     def flip(leaf: np.ndarray) -> np.ndarray:
         if leaf.dtype == bool:
             return ~leaf
-        return -leaf if np.issubdtype(leaf.dtype, np.floating) else leaf
+        return leaf if np.issubdtype(leaf.dtype, np.integer) else -leaf
 
     return jax.tree.map(flip, message)
 

@@ -1,21 +1,25 @@
 """Messages as bytes, without loss: what everybody applies is what decoding these bytes gives.
 
-Version 1, all integers little-endian; docs/wire.md has an example byte by byte.
+Version 2, all integers little-endian; docs/wire.md has an example byte by byte.
 
     magic     4 bytes   "LSWP"
-    version   u8        1
-    kind      u8        0 dense float32; coefficients: 1 with signs, 2 with float32 values
+    version   u8        2
+    kind      u8        0 dense float32; places and signs, 1 Rice-coded, 3 plain; places and
+                        bfloat16 values, 2 Rice-coded, 4 plain
     tensors   u16       number of parameters, in ascending order of their path
-    then for each parameter
-      dense:         count u32, and count float32
-      coefficients:  blocks u32, kept u32, area u32; blocks x kept places, ascending within a
-                     block, as u8, u16 or u32 by the area; then the signs, one bit each, least
-                     significant bit first, zero-padded to a byte, 1 for negative; or the values
-                     as float32
+    form      8 bytes   of the SHA-256 of the shapes, so that another run's message is refused
+    then
+      0         each parameter as float32
+      3, 4      each parameter's places, ascending within a block, as u8, u16 or u32 by the block's
+                area, and its signs, or its values: what a commitment hashes, and Psyche's fields
+      1, 2      u8 for each parameter, its Rice parameter; all low bits; all signs, or all values;
+                all high parts (rice.py)
 
+Signs are one bit each, least significant bit first, zero-padded to a byte, 1 for negative.
 Shapes: N blocks, K coefficients kept of each, A places in a block.
 """
 
+import hashlib
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,14 +27,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_dtypes import bfloat16
 
+from pipeline.errors import LockstepError
 from pipeline.optim.distro import Coefficients
 from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.swarm import rice
 
-MAGIC, VERSION = b"LSWP", 1
-HEADER = struct.Struct("<4sBBH")
-DENSE, SIGNS, VALUES = 0, 1, 2
-COUNT, SIZES = struct.Struct("<I"), struct.Struct("<III")
+MAGIC, VERSION = b"LSWP", 2
+HEADER = struct.Struct("<4sBBH8s")
+DENSE, CODED_SIGNS, CODED_VALUES, PLAIN_SIGNS, PLAIN_VALUES = range(5)
+PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
 
 
 class WireError(ValueError):
@@ -42,60 +49,92 @@ class Form(NamedTuple):
 
     like: a message's shapes and dtypes: nested dict of Coefficients, or of float32 arrays.
     areas: A of each parameter, which a message alone does not tell; 0 where messages are dense.
+    layout: "lockstep" or "psyche".
     """
 
     like: Tree
     areas: Tree
+    layout: str
+
+    @property
+    def leaves(self) -> list:
+        """Shapes and dtypes by parameter, in the order of the wire."""
+        return jax.tree.leaves(self.like, is_leaf=_is_sparse)
 
     @property
     def kind(self) -> int:
-        """DENSE, SIGNS or VALUES: all parameters of a run are sent alike."""
-        first = jax.tree.leaves(self.like, is_leaf=_is_sparse)[0]
+        """All parameters of a run are sent alike."""
+        first = self.leaves[0]
         if not _is_sparse(first):
             return DENSE
-        return SIGNS if first.value_NK.dtype == bool else VALUES
+        signs = first.value_NK.dtype == bool
+        if self.layout == PLAIN:
+            return PLAIN_SIGNS if signs else PLAIN_VALUES
+        return CODED_SIGNS if signs else CODED_VALUES
+
+    @property
+    def header(self) -> bytes:
+        """What every message of this form begins with."""
+        rows = [
+            (*leaf.index_NK.shape, area) if _is_sparse(leaf) else (int(np.prod(leaf.shape)), 0, 0)
+            for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
+        ]
+        digest = hashlib.sha256(b"".join(struct.pack("<III", *row) for row in rows)).digest()
+        return HEADER.pack(MAGIC, VERSION, self.kind, len(rows), digest[:8])
 
 
-def form_of(optimizer: Optimizer, params: Tree) -> Form:
-    """The form of the messages that `optimizer` sends about `params`; computes nothing."""
+def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
+    """The form of the messages that `optimizer` sends about `params`; computes nothing.
 
-    def first_message(params: Tree) -> tuple[Tree, Tree]:
+    Raises:
+      LockstepError: Psyche has no such messages.
+    """
+
+    def first_message(params: Tree) -> Tree:
         own, shared = optimizer.init(params)
         step = jnp.ones((), jnp.int32)
         own = optimizer.inner(params, own, params, step)
-        return own, optimizer.send(own, params, shared, step)[0]
+        return optimizer.send(own, params, shared, step)[0]
 
-    own, like = jax.eval_shape(first_message, params)
-    sparse = _is_sparse(jax.tree.leaves(like, is_leaf=_is_sparse)[0])
-    widths = jax.tree.map(lambda delta: delta.shape[1], own["delta"]) if sparse else None
-    return Form(like, widths if sparse else jax.tree.map(lambda _: 0, like))
+    like = jax.eval_shape(first_message, params)
+    if layout == PLAIN and not optimizer.areas:
+        raise LockstepError(
+            f'[peers] wire = "{PLAIN}", expected "lockstep" with model.LLM.optimizer.AdamW: '
+            "Psyche sends no gradients"
+        )
+    areas = optimizer.areas(params) if optimizer.areas else jax.tree.map(lambda _: 0, like)
+    return Form(like, areas, layout)
 
 
 def fields(message: Tree) -> Iterator[bytes]:
     """The raw bytes of each parameter, places and then values: what a commitment hashes."""
     for leaf in jax.tree.leaves(message, is_leaf=_is_sparse):
         if _is_sparse(leaf):
-            index_NK, value_NK = np.asarray(leaf.index_NK), np.asarray(leaf.value_NK)
-            yield index_NK.astype(index_NK.dtype.newbyteorder("<")).tobytes()
-            if value_NK.dtype == bool:
-                yield np.packbits(value_NK, axis=None, bitorder="little").tobytes()
-            else:
-                yield value_NK.astype("<f4").tobytes()
+            yield _little(leaf.index_NK)
+            yield _packed(leaf.value_NK) if leaf.value_NK.dtype == bool else _little(leaf.value_NK)
         else:
-            yield np.asarray(leaf).astype("<f4").tobytes()
+            yield _little(leaf)
 
 
 def encode(message: Tree, form: Form) -> bytes:
     """A message of this form as bytes."""
+    if form.kind not in (CODED_SIGNS, CODED_VALUES):
+        return form.header + b"".join(fields(message))
     leaves = jax.tree.leaves(message, is_leaf=_is_sparse)
-    parts = [HEADER.pack(MAGIC, VERSION, form.kind, len(leaves))]
-    raw = fields(message)
-    for leaf, area in zip(leaves, jax.tree.leaves(form.areas), strict=True):
-        if _is_sparse(leaf):
-            parts += [SIZES.pack(*leaf.index_NK.shape, area), next(raw), next(raw)]
-        else:
-            parts += [COUNT.pack(np.size(leaf)), next(raw)]
-    return b"".join(parts)
+    gap_M = np.concatenate([rice.gaps(np.asarray(leaf.index_NK)) for leaf in leaves])
+    counts = [np.size(leaf.index_NK) for leaf in leaves]
+    chosen = rice.parameters(gap_M, counts)
+    r_M = np.repeat(chosen, counts)
+    values = np.concatenate([np.asarray(leaf.value_NK).ravel() for leaf in leaves])
+    return b"".join(
+        [
+            form.header,
+            bytes(chosen.tolist()),
+            *(rice.pack_low(gap_M[r_M == r], r) for r in sorted(set(chosen.tolist()))),
+            _packed(values) if form.kind == CODED_SIGNS else _little(values),
+            rice.pack_high(gap_M >> r_M),
+        ]
+    )
 
 
 def decode(data: bytes, form: Form) -> Tree:
@@ -103,55 +142,130 @@ def decode(data: bytes, form: Form) -> Tree:
 
     Raises:
       WireError: they are of another form, too short or too long, name a place that is out of range
-        or out of order, or hold a value that is not finite.
+        or out of order, hold a value that is not finite, or are not what `encode` would give.
     """
-    reader = _Reader(data)
-    leaves, structure = jax.tree.flatten(form.like, is_leaf=_is_sparse)
-    expected = (MAGIC, VERSION, form.kind, len(leaves))
-    reader.expect(HEADER, expected, "header (magic, version, kind, tensors)")
-    message = []
-    for number, (leaf, area) in enumerate(zip(leaves, jax.tree.leaves(form.areas), strict=True)):
-        name = f"parameter {number}"
-        if not _is_sparse(leaf):
-            count = int(np.prod(leaf.shape))
-            reader.expect(COUNT, (count,), f"{name} count")
-            message.append(_finite(reader.array("<f4", count, name), name).reshape(leaf.shape))
-            continue
-        blocks, kept = leaf.index_NK.shape
-        reader.expect(SIZES, (blocks, kept, area), f"{name} (blocks, kept, area)")
-        dtype = np.dtype(leaf.index_NK.dtype).newbyteorder("<")
-        index_NK = reader.array(dtype, blocks * kept, name).reshape(blocks, kept)
-        _check_places(index_NK, area, name)
-        if leaf.value_NK.dtype == bool:
-            packed = reader.array(np.uint8, -(-blocks * kept // 8), name)
-            bits = np.unpackbits(packed, bitorder="little")
-            if bits[blocks * kept :].any():
-                raise WireError(f"{name}: padding bits are set, expected zeros")
-            value_NK = bits[: blocks * kept].astype(bool).reshape(blocks, kept)
-        else:
-            value_NK = _finite(reader.array("<f4", blocks * kept, name), name)
-            value_NK = value_NK.reshape(blocks, kept)
-        message.append(Coefficients(index_NK.astype(dtype.newbyteorder("=")), value_NK))
+    reader, kind, structure = _Reader(data), form.kind, jax.tree.structure(form.areas)
+    found = bytes(reader.take(HEADER.size, "header"))
+    if found != form.header:
+        text = "header (magic, version, kind, tensors, form): found "
+        found, expected = (HEADER.unpack(x) for x in (found, form.header))
+        raise WireError(f"{text}{found}, expected {expected}")
+    read = {
+        DENSE: _dense,
+        CODED_SIGNS: _coded,
+        CODED_VALUES: _coded,
+        PLAIN_SIGNS: _plain,
+        PLAIN_VALUES: _plain,
+    }[kind]
+    leaves = read(reader, form)
     if reader.rest:
         raise WireError(f"{reader.rest} bytes after the last parameter, expected none")
-    return structure.unflatten(message)
+    return structure.unflatten(leaves)
+
+
+# ---- Kinds ----
+
+
+def _dense(reader: "_Reader", form: Form) -> list[np.ndarray]:
+    found = []
+    for number, leaf in enumerate(form.leaves):
+        name = f"parameter {number}"
+        values = reader.array(np.float32, int(np.prod(leaf.shape)), name)
+        found.append(_finite(values, name).reshape(leaf.shape))
+    return found
+
+
+def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
+    found = []
+    areas = jax.tree.leaves(form.areas)
+    for number, (leaf, area) in enumerate(zip(form.leaves, areas, strict=True)):
+        name, shape = f"parameter {number}", leaf.index_NK.shape
+        index_NK = reader.array(leaf.index_NK.dtype, shape[0] * shape[1], name).reshape(shape)
+        if not np.all(index_NK[:, 1:] > index_NK[:, :-1]):
+            raise WireError(f"{name}: places of a block are not strictly ascending")
+        _check_last(index_NK, area, name)
+        value_NK = _values(reader, form, shape[0] * shape[1], name).reshape(shape)
+        found.append(Coefficients(index_NK, value_NK))
+    return found
+
+
+def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
+    leaves, areas = form.leaves, jax.tree.leaves(form.areas)
+    counts = [leaf.index_NK.size for leaf in leaves]
+    chosen = reader.array(np.uint8, len(leaves), "Rice parameters").astype(np.int64)
+    if np.any(chosen > [int(area).bit_length() for area in areas]):
+        raise WireError(
+            f"Rice parameters {chosen.tolist()}, expected no more than places have bits"
+        )
+    r_M = np.repeat(chosen, counts)
+    low_M = np.zeros(sum(counts), np.int64)
+    for r in sorted(set(chosen.tolist())):
+        here = r_M == r
+        count, name = int(here.sum()), f"low bits of Rice parameter {r}"
+        planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
+        low_M[here] = _checked(rice.unpack_low, name, planes, count, r)
+    values = _values(reader, form, sum(counts), "values")
+    rest = reader.array(np.uint8, reader.rest, "high parts")
+    gap_M = _checked(rice.unpack_high, "high parts", rest, sum(counts)) << r_M | low_M
+    if np.any(chosen != rice.parameters(gap_M, counts)):
+        expected = rice.parameters(gap_M, counts).tolist()
+        raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")
+
+    found, ends = [], np.cumsum(counts)[:-1]
+    columns = leaves, areas, np.split(gap_M, ends), np.split(values, ends)
+    for number, (leaf, area, gap, value) in enumerate(zip(*columns, strict=True)):
+        index_NK = rice.places(gap, leaf.index_NK.shape[1])
+        _check_last(index_NK, area, f"parameter {number}")
+        index_NK = index_NK.astype(leaf.index_NK.dtype)
+        found.append(Coefficients(index_NK, value.reshape(index_NK.shape)))
+    return found
+
+
+# ---- Parts ----
 
 
 def _is_sparse(node: object) -> bool:
     return isinstance(node, Coefficients)
 
 
-def _check_places(index_NK: np.ndarray, area: int, name: str) -> None:
-    if index_NK.size and int(index_NK.max()) >= area:
-        raise WireError(f"{name}: place {int(index_NK.max())}, expected less than {area}")
-    if not np.all(index_NK[:, 1:] > index_NK[:, :-1]):
-        raise WireError(f"{name}: places of a block are not strictly ascending")
+def _little(array: np.ndarray) -> bytes:
+    array = np.asarray(array)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _packed(signs: np.ndarray) -> bytes:
+    return np.packbits(np.asarray(signs), axis=None, bitorder="little").tobytes()
+
+
+def _values(reader: "_Reader", form: Form, count: int, name: str) -> np.ndarray:
+    if form.kind in (CODED_VALUES, PLAIN_VALUES):
+        return _finite(reader.array(bfloat16, count, name), name)
+    bits = np.unpackbits(reader.array(np.uint8, -(-count // 8), name), bitorder="little")
+    if bits[count:].any():
+        raise WireError(f"{name}: padding bits are set, expected zeros")
+    return bits[:count].astype(bool)
+
+
+def _check_last(index_NK: np.ndarray, area: int, name: str) -> None:
+    """Places ascend, so the last of a block is its largest."""
+    last = int(index_NK[:, -1].max())
+    if last >= area:
+        raise WireError(f"{name}: place {last}, expected less than {area}")
 
 
 def _finite(values: np.ndarray, name: str) -> np.ndarray:
-    if not np.isfinite(values).all():
+    with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN; we refuse it
+        finite = np.isfinite(values).all()
+    if not finite:
         raise WireError(f"{name}: a value is not finite")
-    return values.astype(np.float32)
+    return values
+
+
+def _checked(unpack, name: str, *arguments) -> np.ndarray:
+    try:
+        return unpack(*arguments)
+    except ValueError as error:
+        raise WireError(f"{name}: {error}") from error
 
 
 class _Reader:
@@ -170,11 +284,8 @@ class _Reader:
         self.at += size
         return self.data[self.at - size : self.at]
 
-    def expect(self, form: struct.Struct, values: tuple, name: str) -> None:
-        found = form.unpack(self.take(form.size, name))
-        if found != values:
-            raise WireError(f"{name}: found {found}, expected {values}")
-
-    def array(self, dtype: np.dtype | str | type, count: int, name: str) -> np.ndarray:
+    def array(self, dtype: np.dtype | type, count: int, name: str) -> np.ndarray:
+        """`count` little-endian numbers, in this machine's byte order."""
         dtype = np.dtype(dtype)
-        return np.frombuffer(self.take(count * dtype.itemsize, name), dtype)
+        found = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
+        return found.astype(dtype)

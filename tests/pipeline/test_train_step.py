@@ -42,7 +42,7 @@ def batch(peer: int, step: int) -> np.ndarray:
 
 def losses(run: config.Run, layout: str, devices: int, steps: int) -> list[float]:
     programs, state = begin(run)
-    form = wire.form_of(programs.optimizer, state.params)
+    form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
     peers = Peers(programs, layout, state, jax.devices()[:devices])
     found = []
     for step in range(1, steps + 1):
@@ -60,11 +60,14 @@ def test_losses_of_the_first_steps_are_as_they_were(optimizer):
 
 
 @pytest.mark.parametrize("layout", ["shard_map", "vmap"])
-@pytest.mark.parametrize("count", [4, 3, 6])  # one for each device, and uneven
-def test_every_layout_trains_alike(layout, count):
-    run = a_run(peers__count=count)
+# one for each device, and uneven
+@pytest.mark.parametrize("count, overlap", [(4, 0), (3, 2), (6, 0)])
+def test_every_layout_trains_alike(layout, count, overlap):
+    run = a_run(peers__count=count, peers__overlap=overlap)
     expected = losses(run, "each", devices=4, steps=4)
-    assert losses(run, layout, devices=4, steps=4) == pytest.approx(expected, abs=1e-4)
+    # with overlap a peer looks ahead by signs, of rounding too where its delta is all but zero
+    near = pytest.approx(expected, abs=1e-2 if overlap else 1e-4)
+    assert losses(run, layout, devices=4, steps=4) == near
 
 
 def test_peers_take_turns_on_fewer_devices_without_changing_a_bit():

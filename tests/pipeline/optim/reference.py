@@ -45,25 +45,44 @@ def top(flat: np.ndarray, k: int) -> np.ndarray:
 
 
 class Distro:
-    """All peers of a DisTrO run over one parameter."""
+    """All peers of a DisTrO run over one parameter.
+
+    overlap 0 is the order of DeMo's authors: decay, gradient, compress, remove, exchange, step.
+    1 and 2 are Psyche's `train` and then `optimize`: what was sent is removed one round later, by
+    `generate`; `train` example: the last round's results are applied after this round's training;
+    network: the results of the round before the last are applied before this round's training.
+    """
 
     def __init__(self, theta: np.ndarray, peers: int, **settings):
         self.theta = theta.astype(np.float64)
         self.delta = np.zeros((peers, *theta.shape))
+        self.own_results = np.zeros((peers, *theta.shape))  # what each peer sent last, decoded
+        self.results: list[np.ndarray] = []  # each round's decoded mean of all peers' messages
         self.settings = settings
 
-    def round(self, grads: np.ndarray, lr: float) -> tuple[list, np.ndarray]:
-        """Takes one round; returns each peer's sent places by block, and the decoded mean."""
-        decay, k, chunk, one_bit, wd, max_norm = (
-            self.settings[name] for name in ("decay", "topk", "chunk", "one_bit", "wd", "clip")
+    def look(self, peer: int, previous_lr: float) -> np.ndarray:
+        """Where a peer takes its gradient."""
+        if not self.settings["overlap"]:
+            return self.theta
+        return self.theta - previous_lr * np.sign(self.delta[peer])
+
+    def round(self, grads: np.ndarray, lr: float, next_lr: float) -> list[list[np.ndarray]]:
+        """Takes one round up to where the next one's gradients are taken; each peer's sent places,
+        by block."""
+        decay, k, chunk, one_bit, wd, max_norm, overlap = (
+            self.settings[name]
+            for name in ("decay", "topk", "chunk", "one_bit", "wd", "clip", "overlap")
         )
         cuts = blocks_of(self.theta.shape, chunk)
         sent: list[list[np.ndarray]] = []
         totals = [np.zeros(self.theta[cut].size) for cut in cuts]
         senders = [np.zeros(self.theta[cut].size) for cut in cuts]
+        self.theta = self.theta * (1 - lr * wd)
         for peer, grad in enumerate(grads.astype(np.float64)):
             if max_norm:
                 grad = grad * min(1.0, max_norm / (np.sqrt((grad**2).sum()) + 1e-6))
+            if overlap:
+                self.delta[peer] -= self.own_results[peer]
             self.delta[peer] = decay * self.delta[peer] + lr * grad
             places = []
             for number, cut in enumerate(cuts):
@@ -73,13 +92,26 @@ class Distro:
                 places.append(kept)
                 q = np.zeros_like(flat)
                 q[kept] = flat[kept]
-                self.delta[peer][cut] -= decode(q.reshape(coefficients.shape))
+                self.own_results[peer][cut] = decode(q.reshape(coefficients.shape))
                 signs = np.where(np.signbit(flat[kept]), -1.0, 1.0)
                 totals[number][kept] += signs if one_bit else flat[kept]
                 senders[number][kept] += 1
+            if not overlap:
+                self.delta[peer] -= self.own_results[peer]
             sent.append(places)
         mean = np.zeros_like(self.theta)
         for cut, total, count in zip(cuts, totals, senders, strict=True):
             mean[cut] = decode((total / np.maximum(count, 1)).reshape(self.theta[cut].shape))
-        self.theta = self.theta * (1 - lr * wd) - lr * np.sign(mean)
-        return sent, mean
+        self.results.append(mean)
+        if not overlap:
+            self.theta = self.theta - lr * np.sign(self.results[-1])
+        elif len(self.results) > 1:
+            self.theta = self.theta - (lr if overlap == 1 else next_lr) * np.sign(self.results[-2])
+        return sent
+
+    @property
+    def applied(self) -> np.ndarray:
+        """The decoded mean whose sign the last round applied; zeros where it applied none."""
+        if not self.settings["overlap"]:
+            return self.results[-1]
+        return self.results[-2] if len(self.results) > 1 else np.zeros_like(self.theta)

@@ -6,31 +6,45 @@ import numpy as np
 import pytest
 
 from pipeline.optim.distro import distro
-from tests.pipeline.optim.reference import Distro
+from tests.pipeline.optim.reference import Distro, blocks_of, decode
 
 LR = 0.01
-BASE = {"decay": 0.9, "topk": 3, "chunk": 8, "one_bit": True, "wd": 0.1, "clip": 1.0}
+BASE = {
+    "decay": 0.9, "topk": 3, "chunk": 8, "one_bit": True, "wd": 0.1, "clip": 1.0, "overlap": 0,
+}  # fmt: skip
 CASES = {
     "matrix": ((16, 24), {}),
     "real values": ((16, 24), {"one_bit": False}),
     "vector": ((40,), {}),
+    "vector of prime length": ((13,), {}),
     "three axes": ((3, 8, 16), {}),
+    "three axes, the last two prime": ((2, 11, 13), {"one_bit": False}),
     "prime sides": ((11, 13), {}),
     "topk larger than a block": ((6, 6), {"topk": 100}),
     "no decay": ((16, 8), {"decay": 1.0}),
     "no clipping, no weight decay": ((16, 8), {"clip": None, "wd": 0.0}),
 }
+EACH = [(name, 2, 0) for name in CASES] + [
+    (name, peers, overlap)
+    for name in ("matrix", "real values", "three axes, the last two prime")
+    for peers, overlap in ((1, 0), (8, 0), (1, 1), (2, 1), (2, 2), (8, 2))
+]
+
+
+def lr(step):
+    return LR / (step + 1)
 
 
 def optimizer_of(settings: dict):
     return distro(
-        lambda step: LR / step,
+        lr,
         compression_decay=settings["decay"],
         compression_topk=settings["topk"],
         compression_chunk=settings["chunk"],
         quantize_1bit=settings["one_bit"],
         weight_decay=settings["wd"],
         clip_grad_norm=settings["clip"],
+        overlap=settings["overlap"],
     )
 
 
@@ -42,38 +56,75 @@ def take_round(optimizer, params, own, shared, grads, step):
         messages.append(message)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
     updates, shared = optimizer.receive(stacked, jnp.ones(len(own), bool), params, shared, step)
-    return jax.tree.map(jnp.add, params, updates), messages
+    return jax.tree.map(jnp.add, params, updates), shared, messages
 
 
-@pytest.mark.parametrize(
-    "name, peers", [(name, 2) for name in CASES] + [("matrix", 1), ("real values", 8)]
-)
-def test_rounds_follow_the_equations_in_float64(name, peers):
-    shape, changes = CASES[name]
-    settings = BASE | changes
+def array_of(coefficients, chunk: int) -> np.ndarray:
+    """The array that coefficients stand for, in float64."""
+    rows = np.asarray(coefficients, np.float64)
+    found = np.zeros(rows.shape)
+    for cut in blocks_of(rows.shape, chunk):
+        found[cut] = decode(rows[cut])
+    return found
+
+
+def sign_is_sure(decoded):
+    """Where a decoded value is within rounding of zero, its sign is anyone's."""
+    return np.abs(decoded) > 1e-6 if decoded.any() else np.ones(decoded.shape, bool)
+
+
+def expect_like_reference(shape, settings, peers, grads_of):
     rng = np.random.default_rng(peers)
     theta = rng.normal(size=shape).astype(np.float32)
     reference, optimizer = Distro(theta, peers, **settings), optimizer_of(settings)
     params = {"w": jnp.asarray(theta)}
     first_own, shared = optimizer.init(params)
     own = [first_own] * peers
-    for step in (1, 2, 3):
-        grads = rng.normal(size=(peers, *shape)).astype(np.float32)
-        before = np.asarray(params["w"])
-        params, messages = take_round(optimizer, params, own, shared, grads, jnp.int32(step))
-        sent, mean = reference.round(grads, LR / step)
+    for step in (1, 2, 3, 4):
+        before = np.asarray(params["w"], np.float64)
+        for peer in range(peers):
+            there = optimizer.look(params, own[peer], shared, step)["w"]
+            expected = reference.look(peer, lr(step - 1))
+            sure = sign_is_sure(reference.delta[peer])
+            np.testing.assert_allclose(
+                np.where(sure, there, 0), np.where(sure, expected, 0), atol=1e-6
+            )
+        grads = grads_of(rng, (peers, *shape)).astype(np.float32)
+        params, shared, messages = take_round(
+            optimizer, params, own, shared, grads, jnp.int32(step)
+        )
+        sent = reference.round(grads, lr(step), lr(step + 1))
         for peer in range(peers):
             found = np.asarray(messages[peer]["w"].index_NK)
             assert found.tolist() == [list(places) for places in sent[peer]]
-            norm = np.linalg.norm(np.asarray(own[peer]["delta"]["w"], np.float64))
-            np.testing.assert_allclose(
-                norm, np.linalg.norm(reference.delta[peer]), rtol=1e-5, atol=1e-7
-            )
-        # where the decoded mean is within rounding of zero, its sign is anyone's
-        sure = np.abs(mean) > 1e-6
-        moved = np.asarray(params["w"]) - before * (1 - LR / step * settings["wd"])
-        np.testing.assert_array_equal(-np.sign(moved)[sure], np.sign(mean)[sure])
+            delta = array_of(own[peer]["delta"]["w"], settings["chunk"])
+            scale = np.abs(reference.delta).max() + np.abs(reference.own_results).max()
+            np.testing.assert_allclose(delta, reference.delta[peer], rtol=1e-6, atol=1e-6 * scale)
+        sure = sign_is_sure(reference.applied)
+        moved = np.asarray(params["w"]) - before * (1 - lr(step) * settings["wd"])
+        expected = reference.theta - before * (1 - lr(step) * settings["wd"])
+        np.testing.assert_allclose(moved[sure], expected[sure], rtol=1e-6, atol=1e-6)
         reference.theta = np.asarray(params["w"], np.float64)
+
+
+@pytest.mark.parametrize("name, peers, overlap", EACH)
+def test_rounds_follow_the_equations_in_float64(name, peers, overlap):
+    shape, changes = CASES[name]
+    settings = BASE | changes | {"overlap": overlap}
+    expect_like_reference(shape, settings, peers, lambda rng, size: rng.normal(size=size))
+
+
+@pytest.mark.parametrize("peers", [1, 2, 8])
+def test_ties_and_zeros_follow_the_equations(peers):
+    def first_corner_of_each_block(rng, size):
+        # one element of a block of 2 x 2 gives four coefficients of one magnitude, exactly
+        grads = np.zeros(size)
+        grads[..., ::2, ::2] = rng.choice([-1.0, 1.0], size=grads[..., ::2, ::2].shape)
+        return grads
+
+    settings = BASE | {"topk": 2, "chunk": 2, "clip": None}
+    expect_like_reference((6, 8), settings, peers, first_corner_of_each_block)
+    expect_like_reference((6, 8), settings, peers, lambda rng, size: np.zeros(size))
 
 
 def test_what_is_sent_and_what_is_left_add_up_to_the_gradients():
@@ -81,20 +132,17 @@ def test_what_is_sent_and_what_is_left_add_up_to_the_gradients():
     optimizer = optimizer_of(settings)
     params = {"w": jnp.zeros((16, 16))}
     own, shared = optimizer.init(params)
-    total = np.zeros((4, 64))
+    total = np.zeros((16, 16))
     for step in (1, 2, 3, 4):
         grad = {"w": jax.random.normal(jax.random.key(step), (16, 16))}
         alone, _ = optimizer.init(params)
         total += np.asarray(optimizer.inner(grad, alone, params, step)["delta"]["w"])
         own = optimizer.inner(grad, own, params, step)
         message, own = optimizer.send(own, params, shared, step)
-        np.put_along_axis(
-            rest := np.zeros((4, 64)),
-            np.asarray(message["w"].index_NK, int),
-            message["w"].value_NK,
-            1,
-        )
-        total -= rest
+        index_NK, value_NK = (np.asarray(part) for part in message["w"])
+        for number, block in enumerate(blocks_of((16, 16), 8)):
+            rows, columns = np.divmod(index_NK[number].astype(int), 8)
+            total[block][rows, columns] -= value_NK[number]
     np.testing.assert_allclose(total, own["delta"]["w"], atol=1e-6)
 
 

@@ -30,7 +30,7 @@ class Audited:
         self.hf_config = read_json(init / "hf" / "config.json")
         self.programs = Programs(self.run, self.hf_config)
         self.begin = start.read(init, self.run, self.programs)
-        self.form = wire.form_of(self.programs.optimizer, self.begin.state.params)
+        self.form = wire.form_of(self.programs.optimizer, self.begin.state.params, "lockstep")
         self.data = tokens.open_shards(shards, "train", self.run.llm.max_seq_len)
         self.folder = paths.out("train") / "transcript"
 
@@ -118,13 +118,13 @@ def test_an_edited_round_is_a_finding(audited, transcript, step, peer, kind, tam
 
 def test_a_peers_message_in_anothers_place_is_a_finding(audited, transcript):
     def swap(entry: dict) -> None:
-        offsets = [entry["messages"][peer]["offset"] for peer in ("0", "1")]
-        for peer, offset in zip(("1", "0"), offsets, strict=True):
-            entry["messages"][peer]["offset"] = offset
+        first, second = (entry["messages"][peer] for peer in ("0", "1"))
+        for name in ("offset", "bytes"):
+            first[name], second[name] = second[name], first[name]
 
     edit_round(transcript, 2, swap)
     found = [(f.round, f.peer, f.kind) for f in audited.audit(transcript)]
-    assert found == [(2, 0, "commitment"), (2, 1, "commitment")]
+    assert (2, 0, "commitment") in found and (2, 1, "commitment") in found
 
 
 def test_a_flipped_bit_of_a_payload_is_a_finding(audited, transcript):

@@ -1,0 +1,320 @@
+"""What DisTrO costs beside a gradient: `python -m benchmarks.distro`.
+
+Prints one JSON line per case of model size and number of peers; all figures of a line come from one
+process, medians of interleaved repeats, so ratios hold on a noisy machine. A line has
+
+- tokens per second of the bare gradient, of whole rounds with AdamW and with DisTrO, and of one
+  peer alone with DisTrO;
+- the share of a DisTrO round that is not gradient: compress (the rest of `peer_step`), exchange (to
+  the host, wire and back) and apply (`receive`, and params to every device);
+- the measured matrix-multiplication peak of all devices, and the gradient's share of it. A token
+  costs 6 FLOP per param of a matrix that multiplies, and 6 * layers * length * width for causal
+  attention.
+
+`--memory` prints the peak memory of DisTrO rounds with 1 to 64 peers instead, each in a process of
+its own; `--restart` how soon the first round of a second process is done, with compiled programs
+kept.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import tomlkit
+
+from pipeline import allocator, config, devices
+
+# hidden_size, intermediate_size, layers, heads, vocab_size, sequence length, micro-batch
+SIZES = {
+    "2M": (128, 352, 4, 4, 4096, 256, 4),
+    "5M": (256, 640, 4, 4, 4096, 256, 4),
+    "124M": (768, 2048, 12, 12, 50304, 1024, 16),
+    "1B": (2048, 5632, 18, 16, 32000, 2048, 4),
+}
+MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, nargs="+", default=["2M", "5M"])
+    parser.add_argument("--peers", type=int, nargs="+", default=[4])
+    parser.add_argument("--topk", type=int, default=32)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--alone", choices=("memory", "restart"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    allocator.tune()
+    if chosen.memory:
+        memory(chosen)
+    elif chosen.restart:
+        restart(chosen)
+    else:
+        for size in chosen.size:
+            for peers in chosen.peers:
+                run = make_run(size, peers, chosen)
+                devices.prepare(run)
+                case = {"memory": peak_bytes, "restart": first_round}.get(chosen.alone, measure)
+                print(json.dumps(case(size, run, chosen)), flush=True)
+
+
+def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = False) -> config.Run:
+    """The default run with another model, other peers, and as many tokens for each."""
+    width, inner, layers, heads, vocabulary, length, batch = SIZES[size]
+    document = tomlkit.parse(Path("params/run.toml").read_text()).unwrap()
+    llm, total = document["model"]["LLM"], peers * batch
+    llm["max_seq_len"] = length
+    llm["checkpoint"]["Init"]["config"] |= {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
+    }
+    document["config"] |= {"global_batch_size_start": total, "global_batch_size_end": total}
+    document["config"] |= {"min_clients": 1, "init_min_clients": 1, "witness_nodes": 1}
+    document["peers"] |= {"count": peers, "micro_batch": batch, "precision": chosen.precision}
+    llm["optimizer"]["Distro"]["compression_topk"] = chosen.topk
+    if adamw:
+        llm["optimizer"] = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(tomlkit.dumps(document))
+        file.flush()
+        return config.load(Path(file.name))
+
+
+class Contest:
+    """Peers of a run that take rounds on random tokens, each part timed."""
+
+    def __init__(self, run: config.Run):
+        import jax
+        import numpy as np
+
+        from pipeline.swarm import wire
+        from pipeline.swarm.peers import Peers, Work, capacity
+        from pipeline.swarm.state import State
+        from pipeline.train_step import Programs, micro_batches
+
+        self.run, self.wire = run, wire
+        hf_config = run.llm.checkpoint.config
+        self.programs = Programs(run, hf_config)
+        model_config = self.programs.model.Config.from_hf(hf_config)
+        self.params = jax.device_get(self.programs.model.init(model_config, seed=0))
+        own, shared = jax.device_get(self.programs.init(self.params))
+        count = run.peers.count
+        state = State(self.params, shared, (own,) * count)
+        self.peers = Peers(self.programs, run.peers.layout, state, jax.devices())
+        self.form = wire.form_of(self.programs.optimizer, self.params, run.peers.wire)
+        each, vocabulary = capacity(run), hf_config["vocab_size"]
+        shape = each, run.llm.max_seq_len
+        tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
+        work = Work(micro_batches(tokens_NT, each, run.peers.micro_batch), each)
+        self.work = dict.fromkeys(range(count), work)
+        self.tokens = count * each * run.llm.max_seq_len
+        self.rounds = 0
+
+    def gradient(self) -> None:
+        """All peers' gradients, and nothing else."""
+        import jax
+
+        grads = []
+        for peer, (tokens_MBT, count) in self.work.items():
+            device = self.peers.device_of(peer)
+            arguments = jax.device_put((tokens_MBT, count), device)
+            grads.append(self.programs.gradient(self.peers.params_on[device], *arguments))
+        jax.block_until_ready(grads)
+
+    def step(self) -> None:
+        self.rounds += 1
+        self.done = self.peers.step(self.work, self.rounds)
+
+    def exchange(self) -> None:
+        encode, decode, form = self.wire.encode, self.wire.decode, self.form
+        self.payloads = {peer: encode(done.message, form) for peer, done in self.done.items()}
+        self.received = {peer: decode(data, form) for peer, data in self.payloads.items()}
+
+    def apply(self) -> None:
+        import jax
+
+        self.peers.receive(self.received, self.form.like, self.rounds)
+        jax.block_until_ready(list(self.peers.params_on.values()))
+
+
+def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
+    import jax
+    import numpy as np
+
+    distro = Contest(run)
+    adamw = Contest(make_run(size, run.peers.count, chosen, adamw=True))
+    alone = Contest(make_run(size, 1, chosen))
+    seconds: dict[str, list[float]] = defaultdict(list)
+    flops = [0.0]
+
+    def timed(name: str, part: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        part()
+        seconds[name].append(time.perf_counter() - began)
+
+    for repeat in range(chosen.repeats + 2):  # the first two compile and warm up
+        if repeat == 2:
+            seconds.clear()
+        flops.append(matrix_flops(run.peers.precision))
+        timed("gradient", distro.gradient)
+        timed("step", distro.step)
+        timed("exchange", distro.exchange)
+        timed("apply", distro.apply)
+        for name, other in (("adamw", adamw), ("alone", alone)):
+            for part in (other.step, other.exchange, other.apply):
+                timed(f"{name} {part.__name__}", part)
+
+    median = {name: float(np.median(times)) for name, times in seconds.items()}
+    rounds = {
+        "distro": median["step"] + median["exchange"] + median["apply"],
+        "adamw": sum(s for name, s in median.items() if name.startswith("adamw")),
+        "alone": sum(s for name, s in median.items() if name.startswith("alone")),
+    }
+    compress = float(np.median(np.subtract(seconds["step"], seconds["gradient"])))
+    extra = {"compress": compress, "exchange": median["exchange"], "apply": median["apply"]}
+    peak = max(flops)
+    achieved = distro.tokens * flop_per_token(size) / median["gradient"]
+    return {
+        "benchmark": "distro",
+        "size": size,
+        "parameters": int(sum(leaf.size for leaf in jax.tree.leaves(distro.params))),
+        "peers": run.peers.count,
+        "tokens_per_peer": distro.tokens // run.peers.count,
+        "compression_topk": chosen.topk,
+        "precision": run.peers.precision,
+        "device": jax.devices()[0].device_kind,
+        "devices": len(distro.peers.devices),
+        "tokens_per_second": {
+            "gradient": round(distro.tokens / median["gradient"]),
+            "adamw": round(adamw.tokens / rounds["adamw"]),
+            "distro": round(distro.tokens / rounds["distro"]),
+            "distro, one peer": round(alone.tokens / rounds["alone"]),
+        },
+        "share_of_round": {name: round(s / rounds["distro"], 4) for name, s in extra.items()},
+        "overhead": round(sum(extra.values()) / rounds["distro"], 4),
+        "matrix_peak_gflops": round(peak / 1e9, 1),
+        "gradient_share_of_peak": round(achieved / peak, 3),
+        "bytes_up": len(distro.payloads[0]),
+        "peak_bytes": _peak(),
+    }
+
+
+def flop_per_token(size: str) -> int:
+    """FLOP of a token's forward and backward pass; embedding lookups are free."""
+    width, inner, layers, _, vocabulary, length, _ = SIZES[size]
+    matrices = layers * (4 * width * width + 3 * width * inner) + width * vocabulary
+    return 6 * matrices + 6 * layers * length * width
+
+
+def matrix_flops(precision: str) -> float:
+    """FLOP per second of one large product on each device, all at once."""
+    import jax
+    import jax.numpy as jnp
+
+    n = 1024 if jax.default_backend() == "cpu" else 8192
+    product = jax.jit(lambda a, b: a @ b)
+    operands = [
+        jax.device_put((jnp.ones((n, n), precision), jnp.ones((n, n), precision)), device)
+        for device in jax.devices()
+    ]
+    times = 8
+    jax.block_until_ready([product(*pair) for pair in operands])
+    began = time.perf_counter()
+    jax.block_until_ready([product(*pair) for _ in range(times) for pair in operands])
+    return 2 * n**3 * times * len(operands) / (time.perf_counter() - began)
+
+
+# ---- Memory and restarts, each in a process of its own ----
+
+
+def memory(chosen: argparse.Namespace) -> None:
+    """Peak memory by number of peers, and what a further peer adds, in bytes of the params."""
+    for size in chosen.size:
+        found: list[dict] = []
+        for peers in MEMORY_PEERS:
+            found.append(_alone("memory", size, peers, chosen))
+            if len(found) > 1:
+                before = found[-2]
+                added = (found[-1]["peak_bytes"] - before["peak_bytes"]) / (peers - before["peers"])
+                found[-1]["added_per_peer_in_params"] = round(added / found[-1]["param_bytes"], 2)
+            print(json.dumps(found[-1]), flush=True)
+
+
+def peak_bytes(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
+    import jax
+
+    contest = Contest(run)
+    for _ in range(3):
+        for part in (contest.step, contest.exchange, contest.apply):
+            part()
+    return {
+        "benchmark": "distro memory",
+        "size": size,
+        "peers": run.peers.count,
+        "param_bytes": int(sum(leaf.nbytes for leaf in jax.tree.leaves(contest.params))),
+        "peak_bytes": _peak(),
+    }
+
+
+def restart(chosen: argparse.Namespace) -> None:
+    """Seconds from the start of a process until its first round is done: new, and again."""
+    for size in chosen.size:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+            for again in (False, True):
+                began = time.perf_counter()
+                line = _alone("restart", size, chosen.peers[0], chosen)
+                whole = round(time.perf_counter() - began, 2)
+                print(json.dumps(line | {"again": again, "process_seconds": whole}), flush=True)
+
+
+def first_round(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
+    devices.keep_compiled(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
+    began = time.perf_counter()
+    contest = Contest(run)
+    ready = time.perf_counter()
+    for part in (contest.step, contest.exchange, contest.apply):
+        part()
+    return {
+        "benchmark": "distro restart",
+        "size": size,
+        "peers": run.peers.count,
+        "prepare_seconds": round(ready - began, 2),
+        "first_round_seconds": round(time.perf_counter() - ready, 2),
+    }
+
+
+def _alone(kind: str, size: str, peers: int, chosen: argparse.Namespace) -> dict:
+    """The line of one case, from a process of its own."""
+    options = {"--size": size, "--peers": peers, "--topk": chosen.topk, "--alone": kind}
+    options |= {"--precision": chosen.precision}
+    arguments = [str(x) for pair in options.items() for x in pair]
+    command = [sys.executable, "-m", "benchmarks.distro", *arguments]
+    return json.loads(subprocess.check_output(command, text=True))
+
+
+def _peak() -> int:
+    """The most memory in use so far: of the accelerator, or of this process."""
+    import jax
+
+    stats = jax.devices()[0].memory_stats() or {}
+    of_process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    return stats.get("peak_bytes_in_use", of_process)
+
+
+if __name__ == "__main__":
+    main()
