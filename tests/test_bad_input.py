@@ -115,14 +115,6 @@ def test_an_optimizer_without_an_engine(place):
     place.refused("train", "model.LLM.optimizer.Dummy", "expected model.LLM.optimizer.Distro or")
 
 
-@pytest.mark.parametrize("key, value", [("overlap", 1), ("wire", "psyche")])
-def test_an_optimizer_that_the_mode_cannot_run(place, key, value):
-    adamw = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}
-    place.set(model__LLM__optimizer={"AdamW": adamw}, **{f"peers__{key}": value})
-    place.make("download", "convert")
-    place.refused("train", f"[peers] {key} = ", "with model.LLM.optimizer.AdamW")
-
-
 def test_a_location_without_a_provider(place):
     place.set(model__LLM__data_location={"Server": "host:1234"})
     place.refused("download", "model.LLM.data_location.Server", "expected Corpus or Local")

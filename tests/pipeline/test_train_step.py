@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from pipeline import config
+from pipeline.errors import LockstepError
 from pipeline.swarm import wire
 from pipeline.swarm.peers import Peers, Work
 from pipeline.swarm.state import State
@@ -105,6 +106,11 @@ def test_nothing_is_compiled_anew_when_the_work_changes():
             state.params, own, state.shared, tokens_MBT, np.int32(count), np.int32(step)
         )
     assert programs.peer_step._cache_size() == 1
+
+
+def test_gradients_cannot_travel_during_the_next_round():
+    with pytest.raises(LockstepError, match=r"\[peers\] overlap = 1, expected 0 with"):
+        Programs(a_run("AdamW", peers__overlap=1), tiny.MODEL)
 
 
 def test_a_run_that_extends_another_warms_up_again():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import Coefficients, distro
 from pipeline.swarm import commitment, wire
@@ -226,6 +227,11 @@ def test_values_that_are_no_numbers_are_refused(name, value):
     )
     with pytest.raises(wire.WireError, match="not finite"):
         wire.decode(wire.encode(bad, form), form)
+
+
+def test_gradients_are_no_messages_of_psyches():
+    with pytest.raises(LockstepError, match=r'\[peers\] wire = "psyche", expected "lockstep"'):
+        wire.form_of(ADAMW, PARAMS, "psyche")
 
 
 def test_a_message_of_another_run_is_refused():
