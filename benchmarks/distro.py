@@ -28,17 +28,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import tomlkit
-
+from benchmarks import sizes
+from benchmarks.sizes import SIZES
 from pipeline import allocator, config, devices
 
-# hidden_size, intermediate_size, layers, heads, vocab_size, sequence length, micro-batch
-SIZES = {
-    "2M": (128, 352, 4, 4, 4096, 256, 4),
-    "5M": (256, 640, 4, 4, 4096, 256, 4),
-    "124M": (768, 2048, 12, 12, 50304, 1024, 16),
-    "1B": (2048, 5632, 18, 16, 32000, 2048, 4),
-}
 MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -69,95 +62,24 @@ def main() -> None:
 
 def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = False) -> config.Run:
     """The default run with another model, other peers, and as many tokens for each."""
-    width, inner, layers, heads, vocabulary, length, batch = SIZES[size]
-    document = tomlkit.parse(Path("params/run.toml").read_text()).unwrap()
-    llm, total = document["model"]["LLM"], peers * batch
-    llm["max_seq_len"] = length
-    llm["checkpoint"]["Init"]["config"] |= {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": length,
-    }
-    document["config"] |= {"global_batch_size_start": total, "global_batch_size_end": total}
-    document["config"] |= {"min_clients": 1, "init_min_clients": 1, "witness_nodes": 1}
-    document["peers"] |= {"count": peers, "micro_batch": batch, "precision": chosen.precision}
+    document = sizes.document(SIZES[size], peers)
+    llm = document["model"]["LLM"]
+    document["peers"]["precision"] = chosen.precision
     llm["optimizer"]["Distro"]["compression_topk"] = chosen.topk
     if adamw:
         llm["optimizer"] = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write(tomlkit.dumps(document))
-        file.flush()
-        return config.load(Path(file.name))
-
-
-class Contest:
-    """Peers of a run that take rounds on random tokens, each part timed."""
-
-    def __init__(self, run: config.Run):
-        import jax
-        import numpy as np
-
-        from pipeline.swarm import wire
-        from pipeline.swarm.peers import Peers, Work, capacity
-        from pipeline.swarm.state import State
-        from pipeline.train_step import Programs, micro_batches
-
-        self.run, self.wire = run, wire
-        hf_config = run.llm.checkpoint.config
-        self.programs = Programs(run, hf_config)
-        model_config = self.programs.model.Config.from_hf(hf_config)
-        self.params = jax.device_get(self.programs.model.init(model_config, seed=0))
-        own, shared = jax.device_get(self.programs.init(self.params))
-        count = run.peers.count
-        state = State(self.params, shared, (own,) * count)
-        self.peers = Peers(self.programs, run.peers.layout, state, jax.devices())
-        self.form = wire.form_of(self.programs.optimizer, self.params, run.peers.wire)
-        each, vocabulary = capacity(run), hf_config["vocab_size"]
-        shape = each, run.llm.max_seq_len
-        tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
-        work = Work(micro_batches(tokens_NT, each, run.peers.micro_batch), each)
-        self.work = dict.fromkeys(range(count), work)
-        self.tokens = count * each * run.llm.max_seq_len
-        self.rounds = 0
-
-    def gradient(self) -> None:
-        """All peers' gradients, and nothing else."""
-        import jax
-
-        grads = []
-        for peer, (tokens_MBT, count) in self.work.items():
-            device = self.peers.device_of(peer)
-            arguments = jax.device_put((tokens_MBT, count), device)
-            grads.append(self.programs.gradient(self.peers.params_on[device], *arguments))
-        jax.block_until_ready(grads)
-
-    def step(self) -> None:
-        self.rounds += 1
-        self.done = self.peers.step(self.work, self.rounds)
-
-    def exchange(self) -> None:
-        encode, decode, form = self.wire.encode, self.wire.decode, self.form
-        self.payloads = {peer: encode(done.message, form) for peer, done in self.done.items()}
-        self.received = {peer: decode(data, form) for peer, data in self.payloads.items()}
-
-    def apply(self) -> None:
-        import jax
-
-        self.peers.receive(self.received, self.form.like, self.rounds)
-        jax.block_until_ready(list(self.peers.params_on.values()))
+    return sizes.load(document)
 
 
 def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    distro = Contest(run)
-    adamw = Contest(make_run(size, run.peers.count, chosen, adamw=True))
-    alone = Contest(make_run(size, 1, chosen))
+    from benchmarks.trial import Trial
+
+    distro = Trial(run)
+    adamw = Trial(make_run(size, run.peers.count, chosen, adamw=True))
+    alone = Trial(make_run(size, 1, chosen))
     seconds: dict[str, list[float]] = defaultdict(list)
     flops = [0.0]
 
@@ -187,7 +109,7 @@ def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
     compress = float(np.median(np.subtract(seconds["step"], seconds["gradient"])))
     extra = {"compress": compress, "exchange": median["exchange"], "apply": median["apply"]}
     peak = max(flops)
-    achieved = distro.tokens * flop_per_token(size) / median["gradient"]
+    achieved = distro.tokens * SIZES[size].flop_per_token / median["gradient"]
     return {
         "benchmark": "distro",
         "size": size,
@@ -211,13 +133,6 @@ def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
         "bytes_up": len(distro.payloads[0]),
         "peak_bytes": _peak(),
     }
-
-
-def flop_per_token(size: str) -> int:
-    """FLOP of a token's forward and backward pass; embedding lookups are free."""
-    width, inner, layers, _, vocabulary, length, _ = SIZES[size]
-    matrices = layers * (4 * width * width + 3 * width * inner) + width * vocabulary
-    return 6 * matrices + 6 * layers * length * width
 
 
 def matrix_flops(precision: str) -> float:
@@ -257,15 +172,17 @@ def memory(chosen: argparse.Namespace) -> None:
 def peak_bytes(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
     import jax
 
-    contest = Contest(run)
+    from benchmarks.trial import Trial
+
+    trial = Trial(run)
     for _ in range(3):
-        for part in (contest.step, contest.exchange, contest.apply):
+        for part in (trial.step, trial.exchange, trial.apply):
             part()
     return {
         "benchmark": "distro memory",
         "size": size,
         "peers": run.peers.count,
-        "param_bytes": int(sum(leaf.nbytes for leaf in jax.tree.leaves(contest.params))),
+        "param_bytes": int(sum(leaf.nbytes for leaf in jax.tree.leaves(trial.params))),
         "peak_bytes": _peak(),
     }
 
@@ -285,9 +202,11 @@ def restart(chosen: argparse.Namespace) -> None:
 def first_round(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
     devices.keep_compiled(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
     began = time.perf_counter()
-    contest = Contest(run)
+    from benchmarks.trial import Trial
+
+    trial = Trial(run)
     ready = time.perf_counter()
-    for part in (contest.step, contest.exchange, contest.apply):
+    for part in (trial.step, trial.exchange, trial.apply):
         part()
     return {
         "benchmark": "distro restart",

@@ -10,8 +10,6 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import allocator, config, devices
@@ -27,67 +25,49 @@ def main() -> None:
     allocator.tune()
     run = config.load(chosen.run)
     devices.prepare(run)
-    layout = chosen.layout or run.peers.layout
-    print(json.dumps(measure(run, layout, chosen.peers or run.peers.count, chosen.rounds)))
+    layout, peers = chosen.layout or run.peers.layout, chosen.peers or run.peers.count
+    print(json.dumps(measure(with_peers(run, peers), layout, chosen.rounds)))
 
 
-def measure(run: config.Run, layout: str, count: int, rounds: int) -> dict:
-    """Takes rounds of `count` peers, each with the sequences that the run file gives a peer."""
+def measure(run: config.Run, layout: str, rounds: int) -> dict:
+    """Takes rounds, and one before them that compiles."""
     import jax
     import numpy as np
 
-    from pipeline.swarm import wire
-    from pipeline.swarm.peers import Peers, Work, capacity
-    from pipeline.swarm.state import State
-    from pipeline.train_step import Programs, micro_batches
+    from benchmarks.trial import Trial
 
-    hf_config = run.llm.checkpoint.config
-    programs = Programs(run, hf_config)
-    model_config = programs.model.Config.from_hf(hf_config)
-    params = jax.device_get(programs.model.init(model_config, seed=0))
-    own, shared = jax.device_get(programs.init(params))
-    form = wire.form_of(programs.optimizer, params, run.peers.wire)
-    peers = Peers(programs, layout, State(params, shared, (own,) * count), jax.devices())
-
-    each, length = capacity(run), run.llm.max_seq_len
-    tokens_NT = np.random.default_rng(0).integers(hf_config["vocab_size"], size=(each, length))
-    tokens_MBT = micro_batches(tokens_NT.astype(np.int32), each, run.peers.micro_batch)
-    work = {peer: Work(tokens_MBT, each) for peer in range(count)}
-
+    trial = Trial(run, layout)
     seconds: dict[str, list[float]] = defaultdict(list)
-    for step in range(1, rounds + 2):
-        with _timed(seconds, "step"):
-            done = peers.step(work, step)
-        with _timed(seconds, "wire"):
-            payloads = {peer: wire.encode(d.message, form) for peer, d in done.items()}
-            received = {peer: wire.decode(data, form) for peer, data in payloads.items()}
-        with _timed(seconds, "receive"):
-            peers.receive(received, form.like, step)
-            jax.block_until_ready(list(peers.params_on.values()))
+    for _ in range(rounds + 1):
+        for part in (trial.step, trial.exchange, trial.apply):
+            began = time.perf_counter()
+            part()
+            seconds[part.__name__].append(time.perf_counter() - began)
     first = sum(times.pop(0) for times in seconds.values())
     median = {part: float(np.median(times)) for part, times in seconds.items()}
     return {
         "benchmark": "rounds",
         "layout": layout,
         "optimizer": run.llm.optimizer.tag(),
-        "peers": count,
-        "parameters": int(sum(leaf.size for leaf in jax.tree.leaves(params))),
-        "tokens_per_peer": each * length,
+        "peers": run.peers.count,
+        "parameters": int(sum(leaf.size for leaf in jax.tree.leaves(trial.params))),
+        "tokens_per_peer": trial.tokens // run.peers.count,
         "device": jax.devices()[0].device_kind,
-        "devices": len(peers.devices),
+        "devices": len(trial.peers.devices),
         "threads": os.environ["NPROC"],
-        "first_round_seconds": round(first, 2),  # it compiles
-        "tokens_per_second": round(count * each * length / sum(median.values())),
+        "first_round_seconds": round(first, 2),
+        "tokens_per_second": round(trial.tokens / sum(median.values())),
         **{f"{part}_milliseconds": round(1000 * s, 2) for part, s in median.items()},
-        "bytes_up": len(payloads[0]),
+        "bytes_up": len(trial.payloads[0]),
     }
 
 
-@contextmanager
-def _timed(seconds: dict[str, list[float]], part: str) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    seconds[part].append(time.perf_counter() - began)
+def with_peers(run: config.Run, count: int) -> config.Run:
+    """The run with other peers, each with as many sequences as the run file gives one."""
+    each = -(-run.config.global_batch_size_end // run.peers.count)
+    peers = run.peers.model_copy(update={"count": count})
+    batch = run.config.model_copy(update={"global_batch_size_end": each * count})
+    return run.model_copy(update={"peers": peers, "config": batch})
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ from pipeline.variants import (  # noqa: F401 - a stage finds every variant here
     CheckpointP2PGcs,
     CheckpointRun,
     Optimizer,
+    OptimizerAdaDistro,
     OptimizerAdamW,
     OptimizerDistro,
     OptimizerDummy,

@@ -44,8 +44,9 @@ class Programs:
         if first_step:  # what Psyche calls a cold start: the first epoch after a pause
             warmup_steps = run.llm.cold_start_warmup_steps
             learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)
+        groups = {name.split("/")[0] for name in self.model.NAMES}
         self.optimizer = build(
-            run.llm.optimizer, learning_rate, run.peers.overlap, self.model.STACKED
+            run.llm.optimizer, learning_rate, run.peers.overlap, self.model.STACKED, groups
         )
         self.apply: Callable[[Tree, jax.Array], jax.Array] = partial(
             self.model.apply,

@@ -2,10 +2,10 @@
 
 A class is named after its enum and Psyche's variant. Fields and rules are Psyche's, those of its
 `Model::check` included; where Psyche cuts a string short or never looks at a number, we refuse it.
-Our own: `CheckpointInit` and `CheckpointRun`.
+Our own: `CheckpointInit`, `CheckpointRun` and `OptimizerAdaDistro`.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -207,8 +207,8 @@ class OptimizerAdamW(Optimizer):
     """Largest global L2 norm of a gradient; absent or 0 is no clipping."""
 
 
-class OptimizerDistro(Optimizer):
-    """DisTrO: each peer sends the largest DCT coefficients of its momentum."""
+class Compressing(Optimizer):
+    """Each peer sends the largest DCT coefficients of its momentum."""
 
     clip_grad_norm: Rate | None = None
     """Largest global L2 norm of a peer's gradient; absent or 0 is no clipping."""
@@ -224,6 +224,31 @@ class OptimizerDistro(Optimizer):
     """Send only the signs of the coefficients."""
 
 
+class OptimizerDistro(Compressing):
+    """DisTrO: each peer sends the largest DCT coefficients of its momentum."""
+
+
+class OptimizerAdaDistro(Compressing):
+    """DisTrO with what its papers do not do; each key's default is their way.
+
+    A group is a top-level name of the params: embed, layers, norm or lm_head.
+    """
+
+    second_moment_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of the factored second moment whose root divides a peer's gradient; absent: no division."""
+    update: Literal["sign", "rms", "orthogonal"] = "sign"
+    """What the decoded mean becomes: its sign, itself divided by its root mean square, or, in the
+    matrices of layers, the nearest orthogonal matrix."""
+    step_scale: dict[str, Rate] = {}
+    """Factor of a group's steps; 1 where it is not named."""
+    topk_of: dict[str, Annotated[U16, Field(ge=1)]] = {}
+    """A group's own compression_topk."""
+    untransformed: Annotated[tuple[str, ...], AsTuple] = ()
+    """Groups whose elements are sent themselves, not the coefficients of their DCT."""
+    removed: Fraction = 1.0
+    """Share of what was sent that leaves the momentum."""
+
+
 # ---- the types of the fields that hold them ----
 
 AnyCheckpoint = one_of(
@@ -237,4 +262,4 @@ AnyCheckpoint = one_of(
     CheckpointRun,
 )
 AnySchedule = one_of(ScheduleConstant, ScheduleLinear, ScheduleCosine, ScheduleWarmupStableDecay)
-AnyOptimizer = one_of(OptimizerDummy, OptimizerAdamW, OptimizerDistro)
+AnyOptimizer = one_of(OptimizerDummy, OptimizerAdamW, OptimizerDistro, OptimizerAdaDistro)

@@ -1,5 +1,8 @@
 """The optimizer that a run file names."""
 
+from collections.abc import Collection
+from typing import Any
+
 import jax.numpy as jnp
 
 from pipeline import config
@@ -7,10 +10,15 @@ from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
 from pipeline.optim.optimizer import Optimizer, Schedule
+from pipeline.optim.second_moment import normalized
 
 
 def build(
-    choice: config.Optimizer, learning_rate: Schedule, overlap: int, stacked: tuple[str, ...]
+    choice: config.Optimizer,
+    learning_rate: Schedule,
+    overlap: int,
+    stacked: tuple[str, ...],
+    groups: Collection[str],
 ) -> Optimizer:
     """The optimizer of `model.LLM.optimizer`.
 
@@ -19,24 +27,28 @@ def build(
       learning_rate: by step.
       overlap: rounds that messages travel while the next ones are computed.
       stacked: top-level groups of the params whose leaves carry a leading layer axis.
+      groups: all top-level groups of the params.
 
     Raises:
-      LockstepError: the optimizer's engine does not exist (yet).
+      LockstepError: the optimizer's engine does not exist (yet), or it names another group.
     """
     match choice:
         case config.OptimizerDistro():
-            return distro(
+            return distro(learning_rate, **_compression(choice, overlap, stacked))
+        case config.OptimizerAdaDistro():
+            _check_groups(choice, groups)
+            optimizer = distro(
                 learning_rate,
-                compression_decay=choice.compression_decay,
-                compression_topk=choice.compression_topk,
-                compression_chunk=choice.compression_chunk,
-                quantize_1bit=choice.quantize_1bit,
-                value_dtype=jnp.bfloat16,  # as in Psyche
-                weight_decay=choice.weight_decay or 0.0,
-                clip_grad_norm=choice.clip_grad_norm,
-                overlap=overlap,
-                stacked=stacked,
+                **_compression(choice, overlap, stacked),
+                update=choice.update,
+                step_scale=choice.step_scale,
+                topk_of=choice.topk_of,
+                untransformed=choice.untransformed,
+                removed=choice.removed,
             )
+            if choice.second_moment_decay is None:
+                return optimizer
+            return normalized(optimizer, choice.second_moment_decay, stacked)
         case config.OptimizerAdamW() if overlap:
             raise LockstepError(
                 f"[peers] overlap = {overlap}, expected 0 with model.LLM.optimizer.AdamW: its "
@@ -53,5 +65,34 @@ def build(
         case _:
             raise LockstepError(
                 f"{config.variant_name(choice)}: this release cannot train with it, expected "
-                "model.LLM.optimizer.Distro or model.LLM.optimizer.AdamW"
+                "model.LLM.optimizer.Distro, AdaDistro or AdamW"
             )
+
+
+def _compression(
+    choice: config.OptimizerDistro | config.OptimizerAdaDistro,
+    overlap: int,
+    stacked: tuple[str, ...],
+) -> dict[str, Any]:
+    """What both kinds of DisTrO are told."""
+    return {
+        "compression_decay": choice.compression_decay,
+        "compression_topk": choice.compression_topk,
+        "compression_chunk": choice.compression_chunk,
+        "quantize_1bit": choice.quantize_1bit,
+        "value_dtype": jnp.bfloat16,  # as in Psyche
+        "weight_decay": choice.weight_decay or 0.0,
+        "clip_grad_norm": choice.clip_grad_norm,
+        "overlap": overlap,
+        "stacked": stacked,
+    }
+
+
+def _check_groups(choice: config.OptimizerAdaDistro, groups: Collection[str]) -> None:
+    for key in ("step_scale", "topk_of", "untransformed"):
+        for group in getattr(choice, key):
+            if group not in groups:
+                raise LockstepError(
+                    f"model.LLM.optimizer.AdaDistro.{key}: {group} is no group of this model's "
+                    f"params, expected some of {', '.join(sorted(groups))}"
+                )

@@ -134,10 +134,14 @@ def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array
     return coefficients.reshape(-1)[_address(cut, index_NK)]
 
 
-def remove(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """Zeros at the named places: what is left after sending them."""
+def remove(
+    coefficients: jax.Array, cut: Layout, index_NK: jax.Array, share: float = 1.0
+) -> jax.Array:
+    """What is left after sending the named places: zeros there, or less by `share`."""
     at = coefficients.reshape(-1).at[_address(cut, index_NK)]
-    return at.set(0.0, unique_indices=True, mode="promise_in_bounds").reshape(cut.shape)
+    how = {"unique_indices": True, "mode": "promise_in_bounds"}
+    left = at.set(0.0, **how) if share == 1.0 else at.multiply(1.0 - share, **how)
+    return left.reshape(cut.shape)
 
 
 def mean_of_senders(

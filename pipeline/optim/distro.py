@@ -1,12 +1,22 @@
 """DisTrO: peers exchange a few DCT coefficients of their momentum, and step by the sign."""
 
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim import dct
-from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, look_here, rate
+from pipeline.optim import dct, direction
+from pipeline.optim.optimizer import (
+    Optimizer,
+    Rate,
+    Tree,
+    clip_scale,
+    group_of,
+    look_here,
+    rate,
+)
 
 
 class Coefficients(NamedTuple):
@@ -32,6 +42,11 @@ def distro(
     clip_grad_norm: float | None = None,
     overlap: int = 0,
     stacked: tuple[str, ...] = (),
+    removed: float = 1.0,
+    update: str = "sign",
+    step_scale: Mapping[str, float] = MappingProxyType({}),
+    topk_of: Mapping[str, int] = MappingProxyType({}),
+    untransformed: Collection[str] = (),
 ) -> Optimizer:
     """DisTrO, in DeMo's order or, with overlap, in Psyche's.
 
@@ -77,19 +92,46 @@ def distro(
       overlap: 0, 1 or 2, as above.
       stacked: top-level groups of the params whose leaves carry a leading layer axis.
 
+    The rest leaves the papers' ways; a group is a top-level name of the params, such as "embed".
+
+      removed: share of what was sent that leaves delta.
+      update: "sign"; or "rms", x / rms(x) of each parameter; or "orthogonal", for the matrices of
+        layers, and the sign for the rest (`direction`).
+      step_scale: factor of the steps of a group, 1 where it is not named.
+      topk_of: compression_topk of a group.
+      untransformed: groups whose elements are sent themselves, and not coefficients of their DCT.
+
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
       Psyche, https://github.com/PsycheFoundation/psyche, shared/modeling/src/distro.rs
     """
 
+    # a direction waits a round with overlap, and there are as many signs as params
+    waiting_dtype = jnp.int8 if update == "sign" else jnp.float32
+
     def cut(path: tuple, leaf: jax.Array) -> dct.Layout:
-        group = getattr(path[0], "key", None) if path else None
-        return dct.layout(leaf.shape, compression_chunk, stacked=group in stacked)
+        return dct.layout(leaf.shape, compression_chunk, stacked=group_of(path) in stacked)
+
+    def topk(path: tuple) -> int:
+        return topk_of.get(group_of(path), compression_topk)
+
+    def encode(path: tuple, x: jax.Array) -> jax.Array:
+        return x if group_of(path) in untransformed else dct.encode(x, cut(path, x))
+
+    def direction_of(path: tuple, coefficients: jax.Array) -> jax.Array:
+        x = coefficients
+        if group_of(path) not in untransformed:
+            x = dct.decode(coefficients, cut(path, coefficients))
+        of_layers = group_of(path) in stacked and x.ndim > 2
+        return direction.BY_NAME[update if of_layers or update != "orthogonal" else "sign"](x)
+
+    def rate_of(path: tuple, step: jax.Array) -> jax.Array | float:
+        return rate(learning_rate, step) * step_scale.get(group_of(path), 1.0)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         def first_places(path: tuple, leaf: jax.Array) -> jax.Array:
             blocks = cut(path, leaf)
-            kept = min(compression_topk, blocks.area)
+            kept = min(topk(path), blocks.area)
             places_K = jnp.arange(kept, dtype=dct.index_dtype(blocks.area))
             return jnp.broadcast_to(places_K, (blocks.blocks, kept))
 
@@ -98,15 +140,14 @@ def distro(
             return {"delta": delta}, {}
         # delta is zero, so whatever places the first round removes, nothing is lost
         sent = jax.tree.map_with_path(first_places, params)
-        still = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.int8), params)
+        still = jax.tree.map(lambda theta: jnp.zeros(theta.shape, waiting_dtype), params)
         return {"delta": delta, "sent": sent}, {"direction": still}
 
     def look(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         del shared
-        before = rate(learning_rate, step - 1)
 
         def ahead(path: tuple, theta: jax.Array, delta: jax.Array) -> jax.Array:
-            return theta - before * jnp.sign(dct.decode(delta, cut(path, theta)))
+            return theta - rate_of(path, step - 1) * direction_of(path, delta)
 
         return jax.tree.map_with_path(ahead, params, own["delta"])
 
@@ -115,7 +156,7 @@ def distro(
         lr = rate(learning_rate, step)
 
         def accumulate(path: tuple, g: jax.Array, delta: jax.Array) -> jax.Array:
-            return compression_decay * delta + weight * dct.encode(g, cut(path, g))
+            return compression_decay * delta + weight * encode(path, g)
 
         delta = remove(own["delta"], own["sent"]) if overlap else own["delta"]
         weight = lr * clip_scale(grads, clip_grad_norm)  # one number: no pass over the gradients
@@ -126,7 +167,7 @@ def distro(
 
         def select(path: tuple, delta: jax.Array) -> Coefficients:
             blocks = cut(path, delta)
-            index_NK, value_NK = dct.top_k(delta, blocks, compression_topk)
+            index_NK, value_NK = dct.top_k(delta, blocks, topk(path))
             index_NK = index_NK.astype(dct.index_dtype(blocks.area))
             if quantize_1bit:  # Psyche's sign bit: -0.0 is negative, 0.0 is not
                 return Coefficients(index_NK, jnp.signbit(value_NK))
@@ -140,34 +181,34 @@ def distro(
         sent = jax.tree.map(lambda m: m.index_NK, message, is_leaf=_is_message)
         if overlap:
             return own | {"sent": sent}
-        return {"delta": remove(own["delta"], sent)}
+        return own | {"delta": remove(own["delta"], sent)}
 
     def remove(delta: Tree, sent: Tree) -> Tree:
         return jax.tree.map_with_path(
-            lambda path, d, index_NK: dct.remove(d, cut(path, d), index_NK), delta, sent
+            lambda path, d, index_NK: dct.remove(d, cut(path, d), index_NK, removed), delta, sent
         )
 
     def receive(
         messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        lr = rate(learning_rate, step)
+        decay = rate(learning_rate, step) * weight_decay
 
         def decode(path: tuple, theta: jax.Array, message: Coefficients) -> jax.Array:
             index_PNK, value_PNK = message
             if quantize_1bit:
                 value_PNK = jnp.where(value_PNK, -1.0, 1.0)
-            blocks = cut(path, theta)
-            mean = dct.mean_of_senders(index_PNK, value_PNK, present, blocks)
-            return jnp.sign(dct.decode(mean, blocks))
+            mean = dct.mean_of_senders(index_PNK, value_PNK, present, cut(path, theta))
+            return direction_of(path, mean)
 
-        direction, when = jax.tree.map_with_path(decode, params, messages), lr
+        def move(path: tuple, theta: jax.Array, d: jax.Array) -> jax.Array:
+            return -(rate_of(path, when) * d + decay * theta)
+
+        moves, when = jax.tree.map_with_path(decode, params, messages), step
         if overlap:
-            pending, shared = shared["direction"], {"direction": _narrow(direction)}
-            direction, when = pending, rate(learning_rate, step + (overlap == 2))
-        updates = jax.tree.map(
-            lambda theta, d: -(when * d + lr * weight_decay * theta), params, direction
-        )
-        return updates, shared
+            waiting = jax.tree.map(lambda d: d.astype(waiting_dtype), moves)
+            moves, when = shared["direction"], step + (overlap == 2)
+            shared = {"direction": waiting}
+        return jax.tree.map_with_path(move, params, moves), shared
 
     def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
         far = jax.tree.map_with_path(
@@ -186,11 +227,6 @@ def distro(
 
 def _is_message(node: object) -> bool:
     return isinstance(node, Coefficients)
-
-
-def _narrow(direction: Tree) -> Tree:
-    """Signs in a byte each: they wait a round, and there are as many as params."""
-    return jax.tree.map(lambda d: d.astype(jnp.int8), direction)
 
 
 def _distance(delta: jax.Array, cut: dct.Layout, message: Coefficients) -> jax.Array:

@@ -88,6 +88,11 @@ def rate(learning_rate: Rate, step: jax.Array) -> jax.Array | float:
     return learning_rate(step) if callable(learning_rate) else learning_rate
 
 
+def group_of(path: tuple) -> str | None:
+    """The top-level name of a parameter."""
+    return getattr(path[0], "key", None) if path else None
+
+
 def look_here(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
     """The default `look`: the gradient is taken at the params themselves."""
     del own, shared, step

@@ -638,10 +638,22 @@ def test_run_is_frozen():
 INIT = {"config": {"model_type": "llama", "rope_scaling": {"factor": 2.0}}, "seed": 1}
 HUB_REPO = {"repo_id": "owner/name", "revision": "main"}
 SEEDED = {"Seeded": list(range(32))}
+ADA_DISTRO = {
+    "AdaDistro": {
+        **distro(0.9, 32, 4, False)["Distro"],
+        "second_moment_decay": 0.95,
+        "update": "orthogonal",
+        "step_scale": {"lm_head": 2.0},
+        "topk_of": {"norm": 64},
+        "untransformed": ["embed"],
+        "removed": 0.2,
+    }
+}
 VARIANTS = [
     ("optimizer", "Dummy", config.OptimizerDummy),
     ("optimizer", {"AdamW": ADAMW}, config.OptimizerAdamW),
     ("optimizer", distro(0.9, 32, 4, False), config.OptimizerDistro),
+    ("optimizer", ADA_DISTRO, config.OptimizerAdaDistro),
     ("checkpoint", "Ephemeral", config.CheckpointEphemeral),
     ("checkpoint", {"Dummy": {"repo_id": ""}}, config.CheckpointDummy),
     ("checkpoint", {"Hub": HUB_REPO}, config.CheckpointHub),
@@ -719,7 +731,7 @@ def test_local_folder_as_a_string_holds_two_byte_tokens_unshuffled():
         (
             ("model.LLM.optimizer", {"AdamV": ADAMW}),
             "model.LLM.optimizer is a table with AdamV, expected exactly one of Dummy, AdamW, "
-            "Distro; did you mean AdamW?",
+            "Distro, AdaDistro; did you mean AdamW?",
         ),
         (
             ("model.LLM.optimizer.AdamW", ADAMW),

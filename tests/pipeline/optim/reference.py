@@ -58,13 +58,22 @@ class Distro:
         self.delta = np.zeros((peers, *theta.shape))
         self.own_results = np.zeros((peers, *theta.shape))  # what each peer sent last, decoded
         self.results: list[np.ndarray] = []  # each round's decoded mean of all peers' messages
-        self.settings = settings
+        self.settings = {"removed": 1.0, "update": "sign", "scale": 1.0, "dct": True} | settings
+        self.encode, self.decode = (
+            (encode, decode) if self.settings["dct"] else (np.array, np.array)
+        )
+
+    def direction(self, x: np.ndarray) -> np.ndarray:
+        """What the decoded mean x becomes, times the group's scale."""
+        if self.settings["update"] == "sign":
+            return self.settings["scale"] * np.sign(x)
+        return self.settings["scale"] * x / max(np.sqrt((x**2).mean()), 1e-30)
 
     def look(self, peer: int, previous_lr: float) -> np.ndarray:
         """Where a peer takes its gradient."""
         if not self.settings["overlap"]:
             return self.theta
-        return self.theta - previous_lr * np.sign(self.delta[peer])
+        return self.theta - previous_lr * self.direction(self.delta[peer])
 
     def round(self, grads: np.ndarray, lr: float, next_lr: float) -> list[list[np.ndarray]]:
         """Takes one round up to where the next one's gradients are taken; each peer's sent places,
@@ -82,31 +91,33 @@ class Distro:
             if max_norm:
                 grad = grad * min(1.0, max_norm / (np.sqrt((grad**2).sum()) + 1e-6))
             if overlap:
-                self.delta[peer] -= self.own_results[peer]
+                self.delta[peer] -= self.settings["removed"] * self.own_results[peer]
             self.delta[peer] = decay * self.delta[peer] + lr * grad
             places = []
             for number, cut in enumerate(cuts):
-                coefficients = encode(self.delta[peer][cut])
+                coefficients = self.encode(self.delta[peer][cut])
                 flat = coefficients.ravel()
                 kept = top(flat, min(k, flat.size))
                 places.append(kept)
                 q = np.zeros_like(flat)
                 q[kept] = flat[kept]
-                self.own_results[peer][cut] = decode(q.reshape(coefficients.shape))
+                self.own_results[peer][cut] = self.decode(q.reshape(coefficients.shape))
                 signs = np.where(np.signbit(flat[kept]), -1.0, 1.0)
                 totals[number][kept] += signs if one_bit else flat[kept]
                 senders[number][kept] += 1
             if not overlap:
-                self.delta[peer] -= self.own_results[peer]
+                self.delta[peer] -= self.settings["removed"] * self.own_results[peer]
             sent.append(places)
         mean = np.zeros_like(self.theta)
         for cut, total, count in zip(cuts, totals, senders, strict=True):
-            mean[cut] = decode((total / np.maximum(count, 1)).reshape(self.theta[cut].shape))
+            shaped = (total / np.maximum(count, 1)).reshape(self.theta[cut].shape)
+            mean[cut] = self.decode(shaped)
         self.results.append(mean)
         if not overlap:
-            self.theta = self.theta - lr * np.sign(self.results[-1])
+            self.theta = self.theta - lr * self.direction(self.results[-1])
         elif len(self.results) > 1:
-            self.theta = self.theta - (lr if overlap == 1 else next_lr) * np.sign(self.results[-2])
+            when = lr if overlap == 1 else next_lr
+            self.theta = self.theta - when * self.direction(self.results[-2])
         return sent
 
     @property
@@ -115,3 +126,21 @@ class Distro:
         if not self.settings["overlap"]:
             return self.results[-1]
         return self.results[-2] if len(self.results) > 1 else np.zeros_like(self.theta)
+
+
+class SecondMoment:
+    """Adafactor's estimate for a matrix, its last two axes being rows and columns; for a vector,
+    Adam's."""
+
+    def __init__(self, decay: float):
+        self.decay, self.squares, self.weight = decay, [], 0.0
+
+    def normalized(self, g: np.ndarray) -> np.ndarray:
+        self.squares = [self.decay * old for old in self.squares] + [(1 - self.decay) * g**2]
+        self.weight = self.decay * self.weight + 1 - self.decay
+        mean = sum(self.squares) / self.weight
+        if g.ndim >= 2:
+            rows = mean.mean(axis=-1, keepdims=True)
+            columns = mean.mean(axis=-2, keepdims=True)
+            mean = rows * columns / rows.mean(axis=-2, keepdims=True)
+        return g / (np.sqrt(mean) + 1e-8)

@@ -23,12 +23,19 @@ CASES = {
     "topk larger than a block": ((6, 6), {"topk": 100}),
     "no decay": ((16, 8), {"decay": 1.0}),
     "no clipping, no weight decay": ((16, 8), {"clip": None, "wd": 0.0}),
+    "part of what was sent removed": ((16, 8), {"removed": 0.2}),
+    "the mean over its rms": ((16, 8), {"update": "rms", "one_bit": False}),
+    "steps scaled, elements themselves": ((16, 8), {"scale": 0.25, "dct": False}),
 }
-EACH = [(name, 2, 0) for name in CASES] + [
-    (name, peers, overlap)
-    for name in ("matrix", "real values", "three axes, the last two prime")
-    for peers, overlap in ((1, 0), (8, 0), (1, 1), (2, 1), (2, 2), (8, 2))
-]
+EACH = (
+    [(name, 2, 0) for name in CASES]
+    + [
+        (name, peers, overlap)
+        for name in ("matrix", "real values", "three axes, the last two prime")
+        for peers, overlap in ((1, 0), (8, 0), (1, 1), (2, 1), (2, 2), (8, 2))
+    ]
+    + [(name, 2, 2) for name in list(CASES)[-3:]]
+)
 
 
 def lr(step):
@@ -45,6 +52,10 @@ def optimizer_of(settings: dict):
         weight_decay=settings["wd"],
         clip_grad_norm=settings["clip"],
         overlap=settings["overlap"],
+        removed=settings.get("removed", 1.0),
+        update=settings.get("update", "sign"),
+        step_scale={"w": settings.get("scale", 1.0)},
+        untransformed=() if settings.get("dct", True) else ("w",),
     )
 
 
@@ -59,9 +70,11 @@ def take_round(optimizer, params, own, shared, grads, step):
     return jax.tree.map(jnp.add, params, updates), shared, messages
 
 
-def array_of(coefficients, chunk: int) -> np.ndarray:
+def array_of(coefficients, settings: dict) -> np.ndarray:
     """The array that coefficients stand for, in float64."""
-    rows = np.asarray(coefficients, np.float64)
+    rows, chunk = np.asarray(coefficients, np.float64), settings["chunk"]
+    if not settings.get("dct", True):
+        return rows
     found = np.zeros(rows.shape)
     for cut in blocks_of(rows.shape, chunk):
         found[cut] = decode(rows[cut])
@@ -97,7 +110,7 @@ def expect_like_reference(shape, settings, peers, grads_of):
         for peer in range(peers):
             found = np.asarray(messages[peer]["w"].index_NK)
             assert found.tolist() == [list(places) for places in sent[peer]]
-            delta = array_of(own[peer]["delta"]["w"], settings["chunk"])
+            delta = array_of(own[peer]["delta"]["w"], settings)
             scale = np.abs(reference.delta).max() + np.abs(reference.own_results).max()
             np.testing.assert_allclose(delta, reference.delta[peer], rtol=1e-6, atol=1e-6 * scale)
         sure = sign_is_sure(reference.applied)
@@ -159,3 +172,23 @@ def test_compare_is_zero_for_the_own_message_and_large_for_a_flipped_one():
     assert optimizer.compare(own, flipped)[0] >= 1
     moved = {"w": message["w"]._replace(index_NK=(message["w"].index_NK + 1) % 64)}
     assert optimizer.compare(own, moved)[0] > 0.2
+
+
+def test_a_group_has_its_own_topk_and_its_own_step():
+    params = {"a": jnp.zeros((8, 8)), "b": jnp.zeros((8, 8))}
+    optimizer = distro(
+        lr,
+        compression_decay=0.9,
+        compression_topk=3,
+        compression_chunk=8,
+        quantize_1bit=True,
+        topk_of={"b": 5},
+        step_scale={"a": 0.5},
+    )
+    own, shared = optimizer.init(params)
+    grads = jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params)
+    message, _ = optimizer.send(optimizer.inner(grads, own, params, 1), params, shared, 1)
+    assert [message[name].index_NK.shape[1] for name in "ab"] == [3, 5]
+    stacked = jax.tree.map(lambda leaf: leaf[None], message)
+    updates, _ = optimizer.receive(stacked, jnp.ones(1, bool), params, shared, 1)
+    assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0025, 0.005])

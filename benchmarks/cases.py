@@ -1,0 +1,72 @@
+"""The optimizers and variants that `benchmarks.convergence` compares."""
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """An optimizer with its settings.
+
+    label: what a reader calls it.
+    optimizer: the table of [model.LLM.optimizer].
+    settings: keys of that table; for a kind of DisTrO, what is left out is as in the default run.
+    base_lr: the middle of the first grid.
+    """
+
+    label: str
+    optimizer: str
+    settings: dict
+    base_lr: float
+
+
+ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}
+# AdaDistro as DisTrO but for what a variant names
+PLAIN: dict = {}
+MOMENT = {"second_moment_decay": 0.95, "clip_grad_norm": 0.0}
+FULL = MOMENT | {
+    "compression_decay": 0.95,
+    "update": "orthogonal",
+    "step_scale": {"layers": 0.5, "lm_head": 2.0},
+}
+
+
+def _variant(label: str, settings: dict) -> Case:
+    return Case(label, "AdaDistro", settings, 2e-3)
+
+
+# tuned, and trained with several seeds
+MAIN = {
+    "adamw": Case("AdamW, gradients sent whole", "AdamW", ADAMW, 1.5e-3),
+    "distro": Case("DisTrO, topk 32, signs", "Distro", PLAIN, 2e-3),
+    "ada-distro": Case("AdaDistro, topk 32, signs", "AdaDistro", FULL, 2e-3),
+}
+
+# one change each, of DisTrO or of AdaDistro, trained once with the learning rate of MAIN's
+VARIANTS = {
+    "decay-0.95": _variant("DisTrO, decay 0.95", {"compression_decay": 0.95}),
+    "decay-0.9": _variant("DisTrO, decay 0.9", {"compression_decay": 0.9}),
+    "removed-0.2": _variant("DisTrO, removing 0.2 of what was sent", {"removed": 0.2}),
+    "removed-0.2-decay-0.9": _variant(
+        "DisTrO, removing 0.2, decay 0.9", {"removed": 0.2, "compression_decay": 0.9}
+    ),
+    "rms": _variant("DisTrO, mean over its rms instead of signs", {"update": "rms"}),
+    "orthogonal": _variant("DisTrO, orthogonal updates of layers", {"update": "orthogonal"}),
+    "embed-untransformed": _variant("DisTrO, embeddings without DCT", {"untransformed": ["embed"]}),
+    "ends-untransformed": _variant(
+        "DisTrO, embeddings and head without DCT", {"untransformed": ["embed", "lm_head"]}
+    ),
+    "norms-whole": _variant("DisTrO, norms sent whole", {"topk_of": {"norm": 64}}),
+    "second-moment": _variant("DisTrO, gradients over their second moment", MOMENT),
+    "head-2": _variant("DisTrO, the head's steps doubled", {"step_scale": {"lm_head": 2.0}}),
+    "topk-128": _variant("DisTrO, topk 128", {"compression_topk": 128}),
+    "values": _variant("DisTrO, values in bfloat16", {"quantize_1bit": False}),
+    "ada-signs": _variant("AdaDistro with signs", FULL | {"update": "sign"}),
+    "ada-no-moment": _variant(
+        "AdaDistro without second moment",
+        {k: v for k, v in FULL.items() if k not in MOMENT} | {"clip_grad_norm": 1.0},
+    ),
+    "ada-no-scale": _variant("AdaDistro, equal steps", FULL | {"step_scale": {}}),
+    "ada-decay-0.999": _variant("AdaDistro, decay 0.999", FULL | {"compression_decay": 0.999}),
+    "ada-topk-8": _variant("AdaDistro, topk 8", FULL | {"compression_topk": 8}),
+}
+
+CASES = MAIN | VARIANTS

@@ -1,0 +1,66 @@
+"""The models that benchmarks train, and the default run with one of them in its place."""
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import tomlkit
+
+from pipeline import config
+
+
+class Size(NamedTuple):
+    """A Llama, and what a peer is given of it in a round: `batch` sequences of `length` tokens."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    vocabulary: int
+    length: int
+    batch: int
+
+    @property
+    def flop_per_token(self) -> int:
+        """Of a forward and backward pass: 6 for each param of a matrix that multiplies, and
+        6 * layers * length * width for causal attention; embedding lookups are free."""
+        block = 4 * self.width * self.width + 3 * self.width * self.inner
+        matrices = self.layers * block + self.width * self.vocabulary
+        return 6 * matrices + 6 * self.layers * self.length * self.width
+
+
+SIZES = {
+    "2M": Size(128, 352, 4, 4, 4096, 256, 4),
+    "5M": Size(256, 640, 4, 4, 4096, 256, 4),
+    "124M": Size(768, 2048, 12, 12, 50304, 1024, 16),
+    "1B": Size(2048, 5632, 18, 16, 32000, 2048, 4),
+}
+
+
+def document(size: Size, peers: int = 4) -> dict:
+    """The default run file with another model, and `peers` that each take a whole batch of it."""
+    run = tomlkit.parse(Path("params/run.toml").read_text(encoding="utf-8")).unwrap()
+    llm, total = run["model"]["LLM"], peers * size.batch
+    llm["max_seq_len"] = size.length
+    llm["checkpoint"]["Init"]["config"] |= {
+        "hidden_size": size.width,
+        "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.heads,
+        "vocab_size": size.vocabulary,
+        "max_position_embeddings": size.length,
+    }
+    run["config"] |= {"global_batch_size_start": total, "global_batch_size_end": total}
+    if peers != run["peers"]["count"]:
+        run["config"] |= {"min_clients": 1, "init_min_clients": 1, "witness_nodes": 1}
+    run["peers"] |= {"count": peers, "micro_batch": size.batch}
+    return run
+
+
+def load(run: dict) -> config.Run:
+    """The run of a document, as if it were read from a file."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(tomlkit.dumps(run))
+        file.flush()
+        return config.load(Path(file.name))

@@ -1,0 +1,63 @@
+"""Peers of a run that take rounds on random tokens, each part by itself, for benchmarks to time."""
+
+import jax
+import numpy as np
+
+from pipeline import config
+from pipeline.swarm import wire
+from pipeline.swarm.peers import Peers, Work, capacity
+from pipeline.swarm.state import State
+from pipeline.train_step import Programs, micro_batches
+
+
+class Trial:
+    """A round is `step`, `exchange` and `apply`; `gradient` is the part of `step` that every
+    optimizer has. Import it once the devices are prepared.
+
+    Args:
+      run: its `checkpoint.Init` is the model.
+      layout: of the peers, as `[peers] layout`.
+    """
+
+    def __init__(self, run: config.Run, layout: str = "each"):
+        hf_config = run.llm.checkpoint.config
+        self.programs = Programs(run, hf_config)
+        model_config = self.programs.model.Config.from_hf(hf_config)
+        self.params = jax.device_get(self.programs.model.init(model_config, seed=0))
+        own, shared = jax.device_get(self.programs.init(self.params))
+        count = run.peers.count
+        state = State(self.params, shared, (own,) * count)
+        self.peers = Peers(self.programs, layout, state, jax.devices())
+        self.form = wire.form_of(self.programs.optimizer, self.params, run.peers.wire)
+        each, vocabulary = capacity(run), hf_config["vocab_size"]
+        shape = each, run.llm.max_seq_len
+        tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
+        work = Work(micro_batches(tokens_NT, each, run.peers.micro_batch), each)
+        self.work = dict.fromkeys(range(count), work)
+        self.tokens = count * each * run.llm.max_seq_len
+        self.rounds = 0
+
+    def gradient(self) -> None:
+        """All peers' gradients, and nothing else."""
+        grads = []
+        for peer, (tokens_MBT, count) in self.work.items():
+            device = self.peers.device_of(peer)
+            arguments = jax.device_put((tokens_MBT, count), device)
+            grads.append(self.programs.gradient(self.peers.params_on[device], *arguments))
+        jax.block_until_ready(grads)
+
+    def step(self) -> None:
+        """All peers' gradients and messages."""
+        self.rounds += 1
+        self.done = self.peers.step(self.work, self.rounds)
+
+    def exchange(self) -> None:
+        """All messages to bytes and back."""
+        form = self.form
+        self.payloads = {peer: wire.encode(done.message, form) for peer, done in self.done.items()}
+        self.received = {peer: wire.decode(data, form) for peer, data in self.payloads.items()}
+
+    def apply(self) -> None:
+        """The params of the next round, on every device."""
+        self.peers.receive(self.received, self.form.like, self.rounds)
+        jax.block_until_ready(list(self.peers.params_on.values()))

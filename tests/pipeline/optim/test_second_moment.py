@@ -1,0 +1,72 @@
+"""Normalized gradients against Adafactor's estimate in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.optim.optimizer import Optimizer, look_here
+from pipeline.optim.second_moment import normalized
+from tests.pipeline.optim.reference import SecondMoment
+
+
+def last_gradient() -> Optimizer:
+    """An optimizer whose state is the last gradient it was given, and whose message too."""
+    return Optimizer(
+        init=lambda params: (params, {}),
+        look=look_here,
+        inner=lambda grads, own, params, step: grads,
+        send=lambda own, params, shared, step: (own, own),
+        receive=lambda messages, present, params, shared, step: (params, shared),
+        compare=lambda own, message: (jnp.zeros(()), message),
+        areas=None,
+    )
+
+
+SHAPES = {"w": (6, 4), "v": (5,), "layers": (3, 6, 4), "x": (3, 6, 4)}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_gradients_are_divided_by_the_factored_estimate(scale):
+    rng = np.random.default_rng(0)
+    params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    optimizer = normalized(last_gradient(), 0.9)
+    own, _ = optimizer.init(params)
+    references = {name: SecondMoment(0.9) for name in SHAPES}
+    for step in (1, 2, 3, 4):
+        grads = {
+            n: scale * rng.normal(size=shape).astype(np.float32) for n, shape in SHAPES.items()
+        }
+        own = optimizer.inner(grads, own, params, step)
+        for name, reference in references.items():
+            expected = reference.normalized(grads[name].astype(np.float64))
+            np.testing.assert_allclose(own["optimizer"][name], expected, rtol=1e-5)
+
+
+def test_vectors_of_layers_are_not_matrices():
+    params = {"layers": jnp.zeros((3, 5)), "w": jnp.zeros((3, 5))}
+    optimizer = normalized(last_gradient(), 0.9, stacked=("layers",))
+    second = optimizer.init(params)[0]["second"]
+    assert {name: leaf.shape for name, leaf in second["layers"].items()} == {"element": (3, 5)}
+    assert {n: s.shape for n, s in second["w"].items()} == {"row": (3, 1), "column": (1, 5)}
+
+
+def test_what_never_had_a_gradient_stays_as_it_is():
+    params = {"w": jnp.zeros((4, 3)), "v": jnp.zeros(3)}
+    optimizer = normalized(last_gradient(), 0.95)
+    own = optimizer.inner(params, optimizer.init(params)[0], params, 1)
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), own["optimizer"])
+    one_row = {"w": jnp.zeros((4, 3)).at[1].set(1e-3), "v": jnp.zeros(3)}
+    found = optimizer.inner(one_row, own, params, 2)["optimizer"]["w"]
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(found[np.array([0, 2, 3])], 0)
+
+
+def test_state_survives_sending_and_comparing():
+    params = {"w": jnp.ones((4, 3))}
+    optimizer = normalized(last_gradient(), 0.95)
+    own = optimizer.inner(params, optimizer.init(params)[0], params, 1)
+    message, sent = optimizer.send(own, params, {}, 1)
+    _, compared = optimizer.compare(own, message)
+    jax.tree.map(np.testing.assert_array_equal, sent, compared)
+    jax.tree.map(np.testing.assert_array_equal, sent["second"], own["second"])
