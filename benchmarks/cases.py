@@ -25,19 +25,19 @@ MOMENT = {"second_moment_decay": 0.95, "clip_grad_norm": 0.0}
 FULL = MOMENT | {
     "compression_decay": 0.95,
     "update": "orthogonal",
-    "step_scale": {"layers": 0.5, "lm_head": 2.0},
+    "step_scale": {"layers": 0.075, "lm_head": 2.0},
 }
 
 
-def _variant(label: str, settings: dict) -> Case:
-    return Case(label, "AdaDistro", settings, 2e-3)
+def _variant(label: str, settings: dict, base_lr: float = 2e-3) -> Case:
+    return Case(label, "AdaDistro", settings, base_lr)
 
 
 # tuned, and trained with several seeds
 MAIN = {
     "adamw": Case("AdamW, gradients sent whole", "AdamW", ADAMW, 1.5e-3),
     "distro": Case("DisTrO, topk 32, signs", "Distro", PLAIN, 2e-3),
-    "ada-distro": Case("AdaDistro, topk 32, signs", "AdaDistro", FULL, 2e-3),
+    "ada-distro": Case("AdaDistro, topk 32, signs", "AdaDistro", FULL, 8e-3),
 }
 
 # one change each, of DisTrO or of AdaDistro, trained once with the learning rate of MAIN's
@@ -57,16 +57,22 @@ VARIANTS = {
     "norms-whole": _variant("DisTrO, norms sent whole", {"topk_of": {"norm": 64}}),
     "second-moment": _variant("DisTrO, gradients over their second moment", MOMENT),
     "head-2": _variant("DisTrO, the head's steps doubled", {"step_scale": {"lm_head": 2.0}}),
+    "steps-by-group": _variant(
+        "DisTrO, AdaDistro's steps by group", {"step_scale": FULL["step_scale"]}, 8e-3
+    ),
     "topk-128": _variant("DisTrO, topk 128", {"compression_topk": 128}),
     "values": _variant("DisTrO, values in bfloat16", {"quantize_1bit": False}),
-    "ada-signs": _variant("AdaDistro with signs", FULL | {"update": "sign"}),
+    "ada-signs": _variant("AdaDistro with signs", FULL | {"update": "sign"}, 8e-3),
     "ada-no-moment": _variant(
         "AdaDistro without second moment",
         {k: v for k, v in FULL.items() if k not in MOMENT} | {"clip_grad_norm": 1.0},
+        8e-3,
     ),
-    "ada-no-scale": _variant("AdaDistro, equal steps", FULL | {"step_scale": {}}),
-    "ada-decay-0.999": _variant("AdaDistro, decay 0.999", FULL | {"compression_decay": 0.999}),
-    "ada-topk-8": _variant("AdaDistro, topk 8", FULL | {"compression_topk": 8}),
+    "ada-no-scale": _variant("AdaDistro, equal steps", FULL | {"step_scale": {}}, 2e-3),
+    "ada-decay-0.999": _variant(
+        "AdaDistro, decay 0.999", FULL | {"compression_decay": 0.999}, 8e-3
+    ),
+    "ada-topk-8": _variant("AdaDistro, topk 8", FULL | {"compression_topk": 8}, 8e-3),
 }
 
 CASES = MAIN | VARIANTS

@@ -72,21 +72,23 @@ def test_adamw_runs_audit_clean_and_keep_no_payload(tmp_path):
 
 
 def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
+    # what messages are under way belongs to the state too, and what AdaDistro keeps
+    changes = {"peers__overlap": 2, "model__LLM__optimizer": tiny.ADA_DISTRO}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
         folder.mkdir()
-    run_file, root = start(whole, config__total_steps=6, peers__overlap=2)
+    run_file, root = start(whole, config__total_steps=6, **changes)
     tiny.by_hand(run_file, root, *UP_TO_VERDICT)
     expected = tiny.contents(root / "data/trained/transcript/snapshots/00006")
 
-    run_file, root = start(parts, config__total_steps=3, peers__overlap=2)
+    run_file, root = start(parts, config__total_steps=3, **changes)
     tiny.by_hand(run_file, root, "download", "convert", "train")
     key = Keys(run_file).key("train")
     start(
         parts,
         config__total_steps=6,
-        peers__overlap=2,  # what messages are under way belongs to the state too
         model__LLM__checkpoint={"Run": key},
+        **changes,
     )
     tiny.by_hand(run_file, root, *UP_TO_VERDICT)
     assert tiny.contents(root / "data/trained/transcript/snapshots/00006") == expected

@@ -24,6 +24,17 @@ MODEL = {
     "max_position_embeddings": 16,
     "tie_word_embeddings": False,
 }
+ADA_DISTRO = {
+    "AdaDistro": {
+        "compression_decay": 0.95,
+        "compression_topk": 4,
+        "compression_chunk": 8,
+        "quantize_1bit": True,
+        "second_moment_decay": 0.95,
+        "update": "orthogonal",
+        "step_scale": {"layers": 0.5, "lm_head": 2.0},
+    }
+}
 
 
 def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:

@@ -13,17 +13,6 @@ from pipeline.train_step import Programs, micro_batches
 from tests import tiny
 
 ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
-ADA_DISTRO = {
-    "AdaDistro": {
-        "compression_decay": 0.95,
-        "compression_topk": 4,
-        "compression_chunk": 8,
-        "quantize_1bit": True,
-        "second_moment_decay": 0.95,
-        "update": "orthogonal",
-        "step_scale": {"layers": 0.5, "lm_head": 2.0},
-    }
-}
 CONSTANT = {"Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}}
 # Mean losses of steps 1 to 4. A change that should not alter results leaves them as they are.
 PINNED = {
@@ -35,7 +24,7 @@ PINNED = {
 def a_run(optimizer: str = "Distro", **changes: object) -> config.Run:
     changes["model__LLM__lr_schedule"] = CONSTANT
     if optimizer != "Distro":
-        changes["model__LLM__optimizer"] = ADAMW if optimizer == "AdamW" else ADA_DISTRO
+        changes["model__LLM__optimizer"] = ADAMW if optimizer == "AdamW" else tiny.ADA_DISTRO
     return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
