@@ -77,6 +77,8 @@ def tuned_and_repeated(size: str, name: str, chosen: argparse.Namespace) -> list
     middle = CASES[name].base_lr
     tried = {lr: train(size, name, lr, 0, chosen) for lr in (middle / 2, middle, 2 * middle)}
     while (best := min(tried, key=lambda lr: _rank(tried[lr]))) in (min(tried), max(tried)):
+        if tried[best].loss is None:
+            raise SystemExit(f"{size} {name}: diverged at every learning rate of {sorted(tried)}")
         further = best / 2 if best == min(tried) else best * 2
         tried[further] = train(size, name, further, 0, chosen)
     repeated = [train(size, name, best, seed, chosen) for seed in range(1, chosen.seeds)]

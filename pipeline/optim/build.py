@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from pipeline import config
 from pipeline.errors import LockstepError
+from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
 from pipeline.optim.optimizer import Optimizer, Schedule
-from pipeline.optim.second_moment import normalized
 
 
 def build(
@@ -37,18 +37,16 @@ def build(
             return distro(learning_rate, **_compression(choice, overlap, stacked))
         case config.OptimizerAdaDistro():
             _check_groups(choice, groups)
-            optimizer = distro(
+            return ada_distro(
                 learning_rate,
                 **_compression(choice, overlap, stacked),
+                second_moment_decay=choice.second_moment_decay,
                 update=choice.update,
                 step_scale=choice.step_scale,
                 topk_of=choice.topk_of,
                 untransformed=choice.untransformed,
                 removed=choice.removed,
             )
-            if choice.second_moment_decay is None:
-                return optimizer
-            return normalized(optimizer, choice.second_moment_decay, stacked)
         case config.OptimizerAdamW() if overlap:
             raise LockstepError(
                 f"[peers] overlap = {overlap}, expected 0 with model.LLM.optimizer.AdamW: its "

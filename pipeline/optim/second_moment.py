@@ -3,13 +3,18 @@
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.optimizer import Optimizer, Tree, group_of
+from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, group_of
 
 EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
 TINY = 1e-30  # keeps the first gradient that is all zeros from 0 / 0
 
 
-def normalized(optimizer: Optimizer, decay: float, stacked: tuple[str, ...] = ()) -> Optimizer:
+def normalized(
+    optimizer: Optimizer,
+    decay: float,
+    clip_grad_norm: float | None = None,
+    stacked: tuple[str, ...] = (),
+) -> Optimizer:
     """The optimizer on gradients whose elements are all about as large as 1.
 
     Each peer keeps, of its own gradients g, decayed means over the columns and over the rows of the
@@ -27,6 +32,7 @@ def normalized(optimizer: Optimizer, decay: float, stacked: tuple[str, ...] = ()
     Args:
       optimizer: what takes the normalized gradients; its own state lies under "optimizer".
       decay: of the second moment, per round, in [0, 1).
+      clip_grad_norm: largest global L2 norm of a gradient before that; None or 0 for no clipping.
       stacked: top-level groups of the params whose leaves carry a leading layer axis.
 
     References:
@@ -55,6 +61,9 @@ def normalized(optimizer: Optimizer, decay: float, stacked: tuple[str, ...] = ()
         return optimizer.look(params, own["optimizer"], shared, step)
 
     def inner(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        if clip_grad_norm:
+            scale = clip_scale(grads, clip_grad_norm)
+            grads = jax.tree.map(lambda g: g * scale, grads)
         weight = decay * own["weight"] + (1 - decay)
         second = jax.tree.map(
             lambda old, new: decay * old + (1 - decay) * new,

@@ -113,6 +113,14 @@ def test_gradients_cannot_travel_during_the_next_round():
         Programs(a_run("AdamW", peers__overlap=1), tiny.MODEL)
 
 
+def test_a_group_that_no_param_has_is_refused():
+    unknown = {"AdaDistro": tiny.ADA_DISTRO["AdaDistro"] | {"step_scale": {"head": 2.0}}}
+    run = a_run().model_dump(mode="json")
+    run["model"]["LLM"]["optimizer"] = unknown
+    with pytest.raises(LockstepError, match="step_scale: head is no group .* embed, layers, lm_"):
+        Programs(config.parse(run, "run.toml"), tiny.MODEL)
+
+
 def test_a_run_that_extends_another_warms_up_again():
     run = a_run("AdamW", model__LLM__cold_start_warmup_steps=4)
     _, state = begin(run)

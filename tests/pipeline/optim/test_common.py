@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
 from pipeline.optim.optimizer import as_transform, clip_scale
@@ -30,6 +31,10 @@ OPTIMIZERS = {
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0,
     ),
     "distro": _distro,
+    "ada_distro": lambda: ada_distro(
+        optax.linear_schedule(0.03, 0.0, 400),
+        compression_topk=8, compression_chunk=8, quantize_1bit=False,
+    ),
     "distro_real_values": lambda: _distro(quantize_1bit=False),
 }  # fmt: skip
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)

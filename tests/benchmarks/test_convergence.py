@@ -1,0 +1,61 @@
+"""The benchmark's run files and tables; the trainings themselves take an hour."""
+
+import argparse
+
+import pytest
+
+from benchmarks import convergence, curves, sizes
+from benchmarks.cases import CASES, MAIN
+
+MADE = {"key": "0123abcd", "bits_per_parameter": 0.08}
+
+
+def trained(case: str, base_lr: float, seed: int, loss: float | None) -> convergence.Trained:
+    curve = [] if loss is None else [(4096, 100, 8.0), (8192, 200, loss)]
+    names = {"size": "2M", "case": case, "base_lr": base_lr, "seed": seed}
+    return convergence.Trained(**names, **MADE, loss=loss, held_out=curve)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_is_a_run_file_that_loads(name):
+    document = convergence.run_document("2M", CASES[name], base_lr=0.004, seed=3, rounds=100)
+    run = sizes.load(document)
+    assert run.llm.optimizer.tag() == CASES[name].optimizer
+    assert run.llm.lr_schedule.base_lr == 0.004
+    assert run.llm.lr_schedule.warmup_steps == 10
+    assert (run.llm.checkpoint.seed, run.peers.seed, run.config.total_steps) == (3, 3, 100)
+
+
+def test_the_grid_grows_until_its_best_lies_inside(monkeypatch):
+    asked = []
+
+    def train(size, name, base_lr, seed, chosen):
+        asked.append((base_lr, seed))
+        return trained(name, base_lr, seed, loss=5 + abs(base_lr - 6e-3))
+
+    monkeypatch.setattr(convergence, "train", train)
+    convergence.tuned_and_repeated("2M", "adamw", argparse.Namespace(seeds=3))
+    tuned = [7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2]
+    assert asked == [(lr, 0) for lr in tuned] + [(6e-3, 1), (6e-3, 2)]
+
+
+def test_the_summary_has_the_spread_over_seeds_at_the_best_rate_and_the_diverged():
+    found = [
+        trained("distro", 1e-3, 0, 6.0),
+        trained("distro", 2e-3, 0, 5.0),
+        trained("distro", 2e-3, 1, 5.4),
+        trained("distro", 4e-3, 0, None),
+        trained("rms", 2e-3, 0, None),
+    ]
+    row, diverged = convergence.summary(found)
+    assert row["grid"] == {"0.001": 6.0, "0.002": 5.0, "0.004": None}
+    assert (row["base_lr"], row["lowest"], row["highest"]) == (2e-3, 5.0, 5.4)
+    assert row["mean"] == pytest.approx(5.2)
+    assert diverged["mean"] is None
+    assert curves.draw([row, diverged]).startswith(b"\x89PNG")
+
+
+def test_the_main_cases_differ_in_label_and_are_few():
+    labels = [case.label for case in CASES.values()]
+    assert len(set(labels)) == len(labels)
+    assert set(MAIN) == {"adamw", "distro", "ada-distro"}
