@@ -30,9 +30,9 @@ def ada_distro(
         theta   <- theta - lr(t) * step_scale[G] * O(D(Q(t)))        matrices of layers
         theta   <- theta - lr(t) * step_scale[G] * sign(D(Q(t)))     embeddings, head and norms
 
-    Each peer normalizes by its own gradients, so params rest where normalized gradients cancel. That
-    is the minimum of the mean loss where peers draw from the same data, as here; where their data
-    differ, peers with small gradients count for more than in DisTrO.
+    Each peer normalizes by its own gradients, so params rest where normalized gradients cancel.
+    That is the minimum of the mean loss where peers draw from the same data, as here; where their
+    data differ, peers with small gradients count for more than in DisTrO.
 
     A sign moves every element by as much as every other, and a matrix of layers along all of its
     singular directions at once, noise and all; what a layer can bear is far less than what
