@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=[4])
     parser.add_argument("--topk", type=int, default=32)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--attention", choices=("matmul", "cudnn"), default="matmul")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--restart", action="store_true")
@@ -64,7 +65,7 @@ def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = Fa
     """The default run with another model, other peers, and as many tokens for each."""
     document = sizes.document(SIZES[size], peers)
     llm = document["model"]["LLM"]
-    document["peers"]["precision"] = chosen.precision
+    document["peers"] |= {"precision": chosen.precision, "attention": chosen.attention}
     llm["optimizer"]["Distro"]["compression_topk"] = chosen.topk
     if adamw:
         llm["optimizer"] = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}
@@ -118,6 +119,7 @@ def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
         "tokens_per_peer": distro.tokens // run.peers.count,
         "compression_topk": chosen.topk,
         "precision": run.peers.precision,
+        "attention": run.peers.attention,
         "device": jax.devices()[0].device_kind,
         "devices": len(distro.peers.devices),
         "tokens_per_second": {
@@ -220,7 +222,7 @@ def first_round(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
 def _alone(kind: str, size: str, peers: int, chosen: argparse.Namespace) -> dict:
     """The line of one case, from a process of its own."""
     options = {"--size": size, "--peers": peers, "--topk": chosen.topk, "--alone": kind}
-    options |= {"--precision": chosen.precision}
+    options |= {"--precision": chosen.precision, "--attention": chosen.attention}
     arguments = [str(x) for pair in options.items() for x in pair]
     command = [sys.executable, "-m", "benchmarks.distro", *arguments]
     return json.loads(subprocess.check_output(command, text=True))

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from pipeline import config
+from pipeline import config, fused
 from pipeline.swarm import wire
 from pipeline.swarm.peers import Peers, Work, capacity
 from pipeline.swarm.state import State
@@ -21,6 +21,7 @@ class Trial:
 
     def __init__(self, run: config.Run, layout: str = "each"):
         hf_config = run.llm.checkpoint.config
+        fused.check(run, hf_config)
         self.programs = Programs(run, hf_config)
         model_config = self.programs.model.Config.from_hf(hf_config)
         self.params = jax.device_get(self.programs.model.init(model_config, seed=0))

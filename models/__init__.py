@@ -5,7 +5,7 @@ Adding one is adding `models/<name>.py` and one line below. The file gives:
     Config        frozen dataclass; `Config.from_hf(dict)` and `config.to_hf(dtype) -> dict`
     Model         the Flax NNX module; the layers' params are stacked on axis 0
     init          (config, seed) -> params, a nested dict of float32 arrays
-    apply         (config, params, tokens_BT, *, scan, dtype) -> logits_BTV, float32
+    apply         (config, params, tokens_BT, *, scan, dtype, attention) -> logits_BTV, float32
     NAMES         Flax path -> (Hugging Face tensor name, whether it is stored transposed)
     TIED          tensors a file may hold twice: name -> the tensor it must equal
     IGNORED       names of tensors that old files hold and nobody needs: a regular expression

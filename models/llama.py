@@ -239,11 +239,21 @@ class Attention(nnx.Module):
         self.value = linear(config.hidden_size, kv_width)
         self.out = linear(self.groups * kv_width, config.hidden_size)
 
-    def __call__(self, x_ND: jax.Array, rope: "Rope", batch: int) -> jax.Array:
+    def __call__(self, x_ND: jax.Array, rope: "Rope", batch: int, kernel: str) -> jax.Array:
         B, K, G, h = batch, self.kv_heads, self.groups, self.head_dim
         T = x_ND.shape[0] // B
         q_BTKGh = rope.rotate(self.query(x_ND).reshape(B, T, K, G, h)) * h**-0.5
         k_BTKGh = rope.rotate(self.key(x_ND).reshape(B, T, K, 1, h))
+        if kernel != "matmul":
+            y_BTNh = jax.nn.dot_product_attention(
+                q_BTKGh.reshape(B, T, K * G, h),
+                k_BTKGh[:, :, :, 0],
+                self.value(x_ND).reshape(B, T, K, h),
+                scale=1.0,
+                is_causal=True,
+                implementation=kernel,
+            )
+            return self.out(y_BTNh.reshape(B * T, K * G * h))
         q_BKGTh = q_BTKGh.transpose(0, 2, 3, 1, 4)
         k_BKTh = k_BTKGh[:, :, :, 0].transpose(0, 2, 1, 3)
         v_BKTh = self.value(x_ND).reshape(B, T, K, h).transpose(0, 2, 1, 3)
@@ -294,8 +304,8 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config, rngs=rngs)
 
-    def __call__(self, x_ND: jax.Array, rope: "Rope", batch: int) -> jax.Array:
-        x_ND = x_ND + self.attention(self.attention_norm(x_ND), rope, batch)
+    def __call__(self, x_ND: jax.Array, rope: "Rope", batch: int, kernel: str) -> jax.Array:
+        x_ND = x_ND + self.attention(self.attention_norm(x_ND), rope, batch, kernel)
         return x_ND + self.mlp(self.mlp_norm(x_ND))
 
 
@@ -313,7 +323,7 @@ class Model(nnx.Module):
             self.lm_head = Linear(width, config.vocab_size, std=std, rngs=rngs)
 
     def __call__(
-        self, tokens_BT: jax.Array, *, scan: bool, dtype: jax.typing.DTypeLike
+        self, tokens_BT: jax.Array, *, scan: bool, dtype: jax.typing.DTypeLike, attention: str
     ) -> jax.Array:
         B, T = tokens_BT.shape
         rope = Rope(self.config, T, dtype)
@@ -323,7 +333,7 @@ class Model(nnx.Module):
         graph, stacked = nnx.split(self.layers)
 
         def layer(x_ND, params):
-            return nnx.merge(graph, params)(x_ND, rope, B), None
+            return nnx.merge(graph, params)(x_ND, rope, B, attention), None
 
         if scan:
             x_ND, _ = lax.scan(layer, x_ND, stacked)
@@ -389,6 +399,7 @@ def apply(
     *,
     scan: bool,
     dtype: jax.typing.DTypeLike,
+    attention: str = "matmul",
 ) -> jax.Array:
     """Returns the float32 logits of each next token.
 
@@ -398,8 +409,12 @@ def apply(
       scan: `lax.scan` over the layers (compile time does not grow with depth), or unrolled
         (faster on a CPU). Their bits may differ.
       dtype: what matmuls and activations are computed in; softmax and norms stay float32.
+      attention: "matmul", plain products, the fastest on a CPU; or an implementation of
+        `jax.nn.dot_product_attention`: "cudnn", fused, for an NVIDIA GPU in bfloat16; or "xla".
+        Never another than the one asked for: where it cannot be, JAX raises.
     """
-    return nnx.merge(_graph(config), params)(tokens_BT, scan=scan, dtype=dtype)
+    model = nnx.merge(_graph(config), params)
+    return model(tokens_BT, scan=scan, dtype=dtype, attention=attention)
 
 
 @cache

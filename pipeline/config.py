@@ -107,6 +107,9 @@ class Peers(Table):
     """Sequences that a peer computes gradients of at once."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the model's arithmetic; params and optimizer stay float32."""
+    attention: Literal["matmul", "cudnn"] = "matmul"
+    """How attention is computed: plain matrix products, or cuDNN's fused kernel, which needs an
+    NVIDIA GPU and precision bfloat16."""
     seed: U32 = 0
     """Of everything random in training: the rounds' seeds, and so who trains on what."""
     threads: Count = 4

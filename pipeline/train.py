@@ -19,6 +19,7 @@ from pipeline import (
     config,
     devices,
     earlier,
+    fused,
     held_out,
     history,
     lifeline,
@@ -48,6 +49,7 @@ def run(run: config.Run, paths: Paths) -> None:
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
     hf_config = artifacts.read_json(init / "hf" / "config.json")
+    fused.check(run, hf_config)
     programs = Programs(run, hf_config, earlier.trained_steps(init))
     begin = start.read(init, run, programs)
     data = tokens.open_shards(shards, "train", run.llm.max_seq_len)
@@ -231,6 +233,7 @@ class _Training:
         equal = self.header.bitwise and self.run.peers.layout == "each"
         device = self.header.environment["device_kind"]
         how = "bit for bit" if equal else "within a tolerance"
+        log.info(f"train: attention by {self.run.peers.attention}, in {self.run.peers.precision}")
         log.info(f"train: on {device}, layout {self.run.peers.layout}: a witness replays {how}")
 
 

@@ -53,6 +53,7 @@ class Programs:
             model_config,
             scan=run.peers.scan_layers,
             dtype=jnp.dtype(run.peers.precision),
+            attention=run.peers.attention,
         )
 
     @cached_property

@@ -299,3 +299,21 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
     with pytest.raises(models.ModelError, match="expected one of: llama"):
         models.get(model_type)
     assert models.get("llama") is llama
+
+
+# ---- Attention by other means ----
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_jax_own_attention_gives_the_same_logits_and_gradients(dtype):
+    """The call that cuDNN's kernel takes, by the implementation that a CPU has."""
+    params = llama.init(CONFIG, seed=0)
+
+    def total(params, attention):
+        logits = llama.apply(CONFIG, params, TOKENS, scan=False, dtype=dtype, attention=attention)
+        return (logits**2).sum()
+
+    plain, other = (
+        jax.jit(jax.grad(partial(total, attention=a)))(params) for a in ("matmul", "xla")
+    )
+    assert_close(plain, other, 1e-4 if dtype == jnp.float32 else 0.05)
