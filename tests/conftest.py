@@ -14,3 +14,8 @@ COMPILED = Path(__file__).resolve().parent.parent / ".pytest_cache" / "compiled"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+
+
+def pytest_collection_modifyitems(items):
+    """Whole runs come first: one that begins last leaves the other worker without work."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
