@@ -37,7 +37,7 @@ def _variant(label: str, settings: dict, base_lr: float = 2e-3) -> Case:
 MAIN = {
     "adamw": Case("AdamW, gradients sent whole", "AdamW", ADAMW, 1.5e-3),
     "distro": Case("DisTrO, topk 32, signs", "Distro", PLAIN, 2e-3),
-    "ada-distro": Case("AdaDistro, topk 32, signs", "AdaDistro", FULL, 8e-3),
+    "ada-distro": Case("AdaDistro, topk 32, signs", "AdaDistro", FULL, 3.2e-2),
 }
 
 # one change each, of DisTrO or of AdaDistro, trained once with the learning rate of MAIN's
@@ -58,21 +58,21 @@ VARIANTS = {
     "second-moment": _variant("DisTrO, gradients over their second moment", MOMENT),
     "head-2": _variant("DisTrO, the head's steps doubled", {"step_scale": {"lm_head": 2.0}}),
     "steps-by-group": _variant(
-        "DisTrO, AdaDistro's steps by group", {"step_scale": FULL["step_scale"]}, 8e-3
+        "DisTrO, AdaDistro's steps by group", {"step_scale": FULL["step_scale"]}, 3.2e-2
     ),
     "topk-128": _variant("DisTrO, topk 128", {"compression_topk": 128}),
     "values": _variant("DisTrO, values in bfloat16", {"quantize_1bit": False}),
-    "ada-signs": _variant("AdaDistro with signs", FULL | {"update": "sign"}, 8e-3),
+    "ada-signs": _variant("AdaDistro with signs", FULL | {"update": "sign"}, 3.2e-2),
     "ada-no-moment": _variant(
         "AdaDistro without second moment",
         {k: v for k, v in FULL.items() if k not in MOMENT} | {"clip_grad_norm": 1.0},
-        8e-3,
+        3.2e-2,
     ),
     "ada-no-scale": _variant("AdaDistro, equal steps", FULL | {"step_scale": {}}, 2e-3),
     "ada-decay-0.999": _variant(
-        "AdaDistro, decay 0.999", FULL | {"compression_decay": 0.999}, 8e-3
+        "AdaDistro, decay 0.999", FULL | {"compression_decay": 0.999}, 3.2e-2
     ),
-    "ada-topk-8": _variant("AdaDistro, topk 8", FULL | {"compression_topk": 8}, 8e-3),
+    "ada-topk-8": _variant("AdaDistro, topk 8", FULL | {"compression_topk": 8}, 3.2e-2),
 }
 
 CASES = MAIN | VARIANTS
