@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from pipeline import config
 from pipeline.errors import LockstepError
+from pipeline.keys import PROJECT
 
 FIXTURES = Path(__file__).parent / "fixtures"
 OLDER = FIXTURES / "psyche_older_spelling.toml"  # a sample of Psyche's documentation, verbatim
@@ -626,6 +627,11 @@ def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
     assert message.startswith("config.total_steps is 0")
     assert message.endswith("(and 2 more)")
     assert "more)" not in complaint(("config.total_steps", 0))
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT / "params").glob("*.toml")), ids=lambda f: f.name)
+def test_every_run_file_of_the_project_loads(file):
+    assert config.load(file).config.total_steps > 0
 
 
 def test_run_is_frozen():
