@@ -18,6 +18,7 @@ def draw(cases: list[dict]) -> bytes:
     Args:
       cases: rows of convergence.json.
     """
+    cases = [case for case in cases if case["trainings"]]  # not those that diverged
     several = [case for case in cases if len(case["trainings"]) > 1]
     sizes = list(dict.fromkeys(case["size"] for case in several or cases))
     names = list(dict.fromkeys(case["label"] for case in several or cases))

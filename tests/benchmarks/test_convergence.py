@@ -53,6 +53,8 @@ def test_the_summary_has_the_spread_over_seeds_at_the_best_rate_and_the_diverged
     assert row["mean"] == pytest.approx(5.2)
     assert diverged["mean"] is None
     assert curves.draw([row, diverged]).startswith(b"\x89PNG")
+    alone = convergence.summary([trained("distro", 2e-3, 0, 5.0)])
+    assert curves.draw([*alone, diverged]).startswith(b"\x89PNG")
 
 
 def test_the_main_cases_differ_in_label_and_are_few():

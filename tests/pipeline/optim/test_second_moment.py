@@ -70,3 +70,16 @@ def test_state_survives_sending_and_comparing():
     _, compared = optimizer.compare(own, message)
     jax.tree.map(np.testing.assert_array_equal, sent, compared)
     jax.tree.map(np.testing.assert_array_equal, sent["second"], own["second"])
+
+
+def test_clipping_comes_before_normalization():
+    params = {"w": jnp.zeros((4, 3))}
+    plain = normalized(last_gradient(), 0.9)
+    clipping = normalized(last_gradient(), 0.9, clip_grad_norm=1.0)
+    found, expected = clipping.init(params)[0], plain.init(params)[0]
+    for step, size in ((1, 0.01), (2, 100.0)):
+        g = jax.random.normal(jax.random.key(step), (4, 3))
+        g = size * g / jnp.linalg.norm(g)
+        found = clipping.inner({"w": g}, found, params, step)
+        expected = plain.inner({"w": g * min(1.0, 1.0 / (size + 1e-6))}, expected, params, step)
+    np.testing.assert_allclose(found["optimizer"]["w"], expected["optimizer"]["w"], rtol=1e-5)
