@@ -19,13 +19,15 @@ class Case(NamedTuple):
 
 
 ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}
+STEP_SCALE = {"layers": 0.075, "lm_head": 2.0}
+MUON = ADAMW | {"momentum": 0.95, "step_scale": STEP_SCALE}
 # AdaDistro as DisTrO but for what a variant names
 PLAIN: dict = {}
 MOMENT = {"second_moment_decay": 0.95, "clip_grad_norm": 0.0}
 FULL = MOMENT | {
     "compression_decay": 0.95,
     "update": "orthogonal",
-    "step_scale": {"layers": 0.075, "lm_head": 2.0},
+    "step_scale": STEP_SCALE,
 }
 
 
@@ -36,6 +38,9 @@ def _variant(label: str, settings: dict, base_lr: float = 2e-3) -> Case:
 # tuned, and trained with several seeds
 MAIN = {
     "adamw": Case("AdamW, gradients sent whole", "AdamW", ADAMW, 1.5e-3),
+    "muon": Case(
+        "Muon with AdaDistro's steps by group, gradients sent whole", "Muon", MUON, 3.2e-2
+    ),
     "distro": Case("DisTrO, topk 32, signs", "Distro", PLAIN, 2e-3),
     "ada-distro": Case("AdaDistro, topk 32, signs", "AdaDistro", FULL, 3.2e-2),
 }
@@ -58,7 +63,7 @@ VARIANTS = {
     "second-moment": _variant("DisTrO, gradients over their second moment", MOMENT),
     "head-2": _variant("DisTrO, the head's steps doubled", {"step_scale": {"lm_head": 2.0}}),
     "steps-by-group": _variant(
-        "DisTrO, AdaDistro's steps by group", {"step_scale": FULL["step_scale"]}, 3.2e-2
+        "DisTrO, AdaDistro's steps by group", {"step_scale": STEP_SCALE}, 3.2e-2
     ),
     "topk-128": _variant("DisTrO, topk 128", {"compression_topk": 128}),
     "values": _variant("DisTrO, values in bfloat16", {"quantize_1bit": False}),

@@ -7,8 +7,9 @@ another assignment) train with that best one. Cases and keys of the run file tha
 in cases.py.
 
 Prints a line for each training as it ends, and writes convergence.json and convergence.png to
-`--out`: held-out loss by tokens and by bytes, with the spread over seeds. Finished trainings are
-kept by their key in `--root`, so one that is killed goes on, and one that is repeated ends at once.
+`--out`: held-out loss by tokens and by bytes, with the spread over seeds. What convergence.json has
+of other sizes and cases stays. Finished trainings are kept by their key in `--root`, so one that is
+killed goes on, and one that is repeated ends at once.
 """
 
 import argparse
@@ -40,6 +41,7 @@ class Trained(NamedTuple):
     base_lr: float
     seed: int
     key: str
+    commit: str  # of the code that trained; the key says whether another would have done the same
     loss: float | None  # None where it diverged
     bits_per_parameter: float | None
     held_out: list[tuple[int, int, float]]
@@ -64,9 +66,10 @@ def main() -> None:
         size = chosen.size[0]
         found += [train(size, name, case.base_lr, 0, chosen) for name, case in VARIANTS.items()]
     chosen.out.mkdir(parents=True, exist_ok=True)
-    rows = summary(found)
+    table = chosen.out / "convergence.json"
+    rows = merged(read_json(table)["cases"] if table.is_file() else [], summary(found))
     today = datetime.now(UTC).date().isoformat()
-    write_json(chosen.out / "convergence.json", {"date": today, "cases": rows})
+    write_json(table, {"date": today, "cases": rows})
     write_bytes(chosen.out / "convergence.png", curves.draw(rows))
     print(*map(_line, rows), sep="\n")
 
@@ -93,7 +96,7 @@ def run_document(size: str, case: Case, base_lr: float, seed: int, rounds: int) 
     """The run file of one training: the default one but for what the arguments say."""
     document = sizes.document(sizes.SIZES[size])
     llm = document["model"]["LLM"]
-    kept = {} if case.optimizer == "AdamW" else llm["optimizer"]["Distro"]
+    kept = {} if case.optimizer in ("AdamW", "Muon") else llm["optimizer"]["Distro"]
     llm["optimizer"] = {case.optimizer: kept | case.settings}
     warm_up = round(rounds * llm["lr_schedule"]["Cosine"]["warmup_steps"] / 200)
     llm["lr_schedule"]["Cosine"] |= {
@@ -121,7 +124,8 @@ def train(size: str, name: str, base_lr: float, seed: int, chosen: argparse.Name
     key = Keys(run_file).key("train")
     kept = chosen.root / "done" / f"{key}.json"
     if not kept.is_file():
-        write_json(kept, _train(run_file, root, chosen.root / "compiled")._asdict() | {"key": key})
+        made = {"key": key, "commit": _commit()}
+        write_json(kept, _train(run_file, root, chosen.root / "compiled")._asdict() | made)
     read = read_json(kept)
     names = {"size": size, "case": name, "base_lr": base_lr, "seed": seed}
     trained = Trained(**names, **{k: read[k] for k in Trained._fields if k not in names})
@@ -182,6 +186,21 @@ def summary(found: list[Trained]) -> list[dict]:
             }
         )
     return rows
+
+
+def merged(earlier: list[dict], rows: list[dict]) -> list[dict]:
+    """The rows, and those of other sizes and cases that were there; in the order of `--size` and
+    cases.py."""
+    place = {
+        (size, name): (i, j) for i, size in enumerate(sizes.SIZES) for j, name in enumerate(CASES)
+    }
+    by_place = {place[row["size"], row["case"]]: row for row in [*earlier, *rows]}
+    return [by_place[at] for at in sorted(by_place)]
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    return subprocess.check_output(command, text=True).strip()
 
 
 def _line(row: dict) -> str:

@@ -2,7 +2,7 @@
 
 A class is named after its enum and Psyche's variant. Fields and rules are Psyche's, those of its
 `Model::check` included; where Psyche cuts a string short or never looks at a number, we refuse it.
-Our own: `CheckpointInit`, `CheckpointRun` and `OptimizerAdaDistro`.
+Our own: `CheckpointInit`, `CheckpointRun`, `OptimizerMuon` and `OptimizerAdaDistro`.
 """
 
 from typing import Annotated, Literal
@@ -190,8 +190,8 @@ class OptimizerDummy(Optimizer):
     """None at all, for tests."""
 
 
-class OptimizerAdamW(Optimizer):
-    """AdamW on the mean of all peers' gradients: plain data parallelism, the dense baseline."""
+class Dense(Optimizer):
+    """Plain data parallelism: each peer sends its whole gradient."""
 
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], ...],
@@ -205,6 +205,20 @@ class OptimizerAdamW(Optimizer):
     """Added to the root of the second moment."""
     clip_grad_norm: Rate | None = None
     """Largest global L2 norm of a gradient; absent or 0 is no clipping."""
+
+
+class OptimizerAdamW(Dense):
+    """AdamW on the mean of all peers' gradients: the dense baseline."""
+
+
+class OptimizerMuon(Dense):
+    """Muon for the matrices of layers, AdamW for the rest, on the mean of all peers' gradients."""
+
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    """Nesterov's, of the matrices of layers."""
+    step_scale: dict[str, Rate] = {}
+    """Factor of a group's steps; 1 where it is not named. A group is a top-level name of the
+    params: embed, layers, norm or lm_head."""
 
 
 class Compressing(Optimizer):
@@ -262,4 +276,6 @@ AnyCheckpoint = one_of(
     CheckpointRun,
 )
 AnySchedule = one_of(ScheduleConstant, ScheduleLinear, ScheduleCosine, ScheduleWarmupStableDecay)
-AnyOptimizer = one_of(OptimizerDummy, OptimizerAdamW, OptimizerDistro, OptimizerAdaDistro)
+AnyOptimizer = one_of(
+    OptimizerDummy, OptimizerAdamW, OptimizerMuon, OptimizerDistro, OptimizerAdaDistro
+)

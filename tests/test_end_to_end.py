@@ -12,7 +12,6 @@ from pipeline.artifacts import read_json
 from pipeline.keys import Keys
 from tests import tiny
 
-ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
 UP_TO_VERDICT = ("download", "convert", "train", "witness")
 
 
@@ -49,7 +48,7 @@ def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(tmp_path):
 def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimizer):
     changes = {"faults__schedule": [{"kind": "sign_flip", "peer": 1, "rounds": [5, 5]}]}
     if optimizer == "adamw":
-        changes["model__LLM__optimizer"] = ADAMW
+        changes["model__LLM__optimizer"] = tiny.ADAMW
     run_file, root = start(tmp_path, **changes)
     tiny.by_hand(run_file, root)
     verdict = read_json(root / "data/verdict/verdict.json")
@@ -62,8 +61,8 @@ def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimize
     assert "peer 1" in (root / "data/report/report.html").read_text()
 
 
-def test_adamw_runs_audit_clean_and_keep_no_payload(tmp_path):
-    run_file, root = start(tmp_path, model__LLM__optimizer=ADAMW)
+def test_dense_runs_audit_clean_and_keep_no_payload(tmp_path):
+    run_file, root = start(tmp_path, model__LLM__optimizer=tiny.MUON)
     tiny.by_hand(run_file, root, *UP_TO_VERDICT)
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
     assert not list((root / "data/trained/transcript/payloads").iterdir())

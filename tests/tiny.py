@@ -24,6 +24,8 @@ MODEL = {
     "max_position_embeddings": 16,
     "tie_word_embeddings": False,
 }
+ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
+MUON = {"Muon": {**ADAMW["AdamW"], "momentum": 0.95, "step_scale": {"layers": 0.5, "lm_head": 2.0}}}
 ADA_DISTRO = {
     "AdaDistro": {
         "compression_decay": 0.95,

@@ -10,6 +10,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
+from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer, Schedule
 
 
@@ -36,7 +37,7 @@ def build(
         case config.OptimizerDistro():
             return distro(learning_rate, **_compression(choice, overlap, stacked))
         case config.OptimizerAdaDistro():
-            _check_groups(choice, groups)
+            _check_groups(choice, ("step_scale", "topk_of", "untransformed"), groups)
             return ada_distro(
                 learning_rate,
                 **_compression(choice, overlap, stacked),
@@ -47,30 +48,41 @@ def build(
                 untransformed=choice.untransformed,
                 removed=choice.removed,
             )
-        case config.OptimizerAdamW() if overlap:
+        case config.Dense() if overlap:
             raise LockstepError(
-                f"[peers] overlap = {overlap}, expected 0 with model.LLM.optimizer.AdamW: its "
+                f"[peers] overlap = {overlap}, expected 0 with {config.variant_name(choice)}: its "
                 "peers wait for all gradients"
             )
         case config.OptimizerAdamW():
-            return adamw(
+            return adamw(learning_rate, **_dense(choice))
+        case config.OptimizerMuon():
+            _check_groups(choice, ("step_scale",), groups)
+            return muon(
                 learning_rate,
-                betas=choice.betas,
-                eps=choice.eps,
-                weight_decay=choice.weight_decay,
-                clip_grad_norm=choice.clip_grad_norm,
+                **_dense(choice),
+                momentum=choice.momentum,
+                step_scale=choice.step_scale,
+                stacked=stacked,
             )
         case _:
             raise LockstepError(
                 f"{config.variant_name(choice)}: this release cannot train with it, expected "
-                "model.LLM.optimizer.Distro, AdaDistro or AdamW"
+                "model.LLM.optimizer.Distro, AdaDistro, AdamW or Muon"
             )
 
 
+def _dense(choice: config.Dense) -> dict[str, Any]:
+    """What both dense optimizers are told."""
+    return {
+        "betas": choice.betas,
+        "eps": choice.eps,
+        "weight_decay": choice.weight_decay,
+        "clip_grad_norm": choice.clip_grad_norm,
+    }
+
+
 def _compression(
-    choice: config.OptimizerDistro | config.OptimizerAdaDistro,
-    overlap: int,
-    stacked: tuple[str, ...],
+    choice: config.Compressing, overlap: int, stacked: tuple[str, ...]
 ) -> dict[str, Any]:
     """What both kinds of DisTrO are told."""
     return {
@@ -86,11 +98,11 @@ def _compression(
     }
 
 
-def _check_groups(choice: config.OptimizerAdaDistro, groups: Collection[str]) -> None:
-    for key in ("step_scale", "topk_of", "untransformed"):
+def _check_groups(choice: config.Optimizer, keys: tuple[str, ...], groups: Collection[str]) -> None:
+    for key in keys:
         for group in getattr(choice, key):
             if group not in groups:
                 raise LockstepError(
-                    f"model.LLM.optimizer.AdaDistro.{key}: {group} is no group of this model's "
+                    f"{config.variant_name(choice)}.{key}: {group} is no group of this model's "
                     f"params, expected some of {', '.join(sorted(groups))}"
                 )

@@ -99,8 +99,8 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
     like = jax.eval_shape(first_message, params)
     if layout == PLAIN and not optimizer.areas:
         raise LockstepError(
-            f'[peers] wire = "{PLAIN}", expected "lockstep" with model.LLM.optimizer.AdamW: '
-            "Psyche sends no gradients"
+            f'[peers] wire = "{PLAIN}", expected "lockstep" with a dense optimizer: Psyche '
+            "sends no gradients"
         )
     areas = optimizer.areas(params) if optimizer.areas else jax.tree.map(lambda _: 0, like)
     return Form(like, areas, layout)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import convergence, curves, sizes
 from benchmarks.cases import CASES, MAIN
 
-MADE = {"key": "0123abcd", "bits_per_parameter": 0.08}
+MADE = {"key": "0123abcd", "commit": "89ab", "bits_per_parameter": 0.08}
 
 
 def trained(case: str, base_lr: float, seed: int, loss: float | None) -> convergence.Trained:
@@ -57,7 +57,16 @@ def test_the_summary_has_the_spread_over_seeds_at_the_best_rate_and_the_diverged
     assert curves.draw([*alone, diverged]).startswith(b"\x89PNG")
 
 
+def test_rows_of_other_sizes_and_cases_stay_in_the_table():
+    rows = [{"size": s, "case": c, "n": 1} for s in ("2M", "5M") for c in ("adamw", "distro")]
+    found = convergence.merged(rows, [{"size": "2M", "case": "muon"}, rows[3] | {"n": 2}])
+    assert [(row["size"], row["case"]) for row in found] == [
+        ("2M", "adamw"), ("2M", "muon"), ("2M", "distro"), ("5M", "adamw"), ("5M", "distro"),
+    ]  # fmt: skip
+    assert [row.get("n") for row in found] == [1, None, 1, 1, 2]
+
+
 def test_the_main_cases_differ_in_label_and_are_few():
     labels = [case.label for case in CASES.values()]
     assert len(set(labels)) == len(labels)
-    assert set(MAIN) == {"adamw", "distro", "ada-distro"}
+    assert set(MAIN) == {"adamw", "muon", "distro", "ada-distro"}

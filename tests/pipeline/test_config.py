@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pipeline import config
 from pipeline.errors import LockstepError
 from pipeline.keys import PROJECT
+from tests import tiny
 
 FIXTURES = Path(__file__).parent / "fixtures"
 OLDER = FIXTURES / "psyche_older_spelling.toml"  # a sample of Psyche's documentation, verbatim
@@ -658,6 +659,7 @@ ADA_DISTRO = {
 VARIANTS = [
     ("optimizer", "Dummy", config.OptimizerDummy),
     ("optimizer", {"AdamW": ADAMW}, config.OptimizerAdamW),
+    ("optimizer", tiny.MUON, config.OptimizerMuon),
     ("optimizer", distro(0.9, 32, 4, False), config.OptimizerDistro),
     ("optimizer", ADA_DISTRO, config.OptimizerAdaDistro),
     ("checkpoint", "Ephemeral", config.CheckpointEphemeral),
@@ -737,7 +739,7 @@ def test_local_folder_as_a_string_holds_two_byte_tokens_unshuffled():
         (
             ("model.LLM.optimizer", {"AdamV": ADAMW}),
             "model.LLM.optimizer is a table with AdamV, expected exactly one of Dummy, AdamW, "
-            "Distro, AdaDistro; did you mean AdamW?",
+            "Muon, Distro, AdaDistro; did you mean AdamW?",
         ),
         (
             ("model.LLM.optimizer.AdamW", ADAMW),

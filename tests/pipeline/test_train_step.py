@@ -12,19 +12,20 @@ from pipeline.swarm.state import State
 from pipeline.train_step import Programs, micro_batches
 from tests import tiny
 
-ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
 CONSTANT = {"Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}}
 # Mean losses of steps 1 to 4. A change that should not alter results leaves them as they are.
 PINNED = {
     "Distro": (4.15691876, 4.12517810, 4.07647610, 4.00819087),
     "AdamW": (4.15691876, 4.09925985, 4.03186417, 3.93455422),
+    "Muon": (4.15691876, 4.07322168, 3.97814286, 3.82578206),
 }
 
 
 def a_run(optimizer: str = "Distro", **changes: object) -> config.Run:
     changes["model__LLM__lr_schedule"] = CONSTANT
     if optimizer != "Distro":
-        changes["model__LLM__optimizer"] = ADAMW if optimizer == "AdamW" else tiny.ADA_DISTRO
+        others = tiny.ADAMW | tiny.MUON | tiny.ADA_DISTRO
+        changes["model__LLM__optimizer"] = {optimizer: others[optimizer]}
     return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
@@ -113,10 +114,11 @@ def test_gradients_cannot_travel_during_the_next_round():
         Programs(a_run("AdamW", peers__overlap=1), tiny.MODEL)
 
 
-def test_a_group_that_no_param_has_is_refused():
-    unknown = {"AdaDistro": tiny.ADA_DISTRO["AdaDistro"] | {"step_scale": {"head": 2.0}}}
+@pytest.mark.parametrize("optimizer", [tiny.MUON, tiny.ADA_DISTRO])
+def test_a_group_that_no_param_has_is_refused(optimizer):
+    ((name, settings),) = optimizer.items()
     run = a_run().model_dump(mode="json")
-    run["model"]["LLM"]["optimizer"] = unknown
+    run["model"]["LLM"]["optimizer"] = {name: settings | {"step_scale": {"head": 2.0}}}
     with pytest.raises(LockstepError, match="step_scale: head is no group .* embed, layers, lm_"):
         Programs(config.parse(run, "run.toml"), tiny.MODEL)
 

@@ -9,6 +9,7 @@ import pytest
 from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
+from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import as_transform, clip_scale
 from pipeline.swarm.exchange import all_gather
 
@@ -29,6 +30,10 @@ OPTIMIZERS = {
     "adamw": lambda: adamw(
         optax.linear_schedule(0.03, 0.0, 400),
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0,
+    ),
+    "muon": lambda: muon(
+        optax.linear_schedule(0.03, 0.0, 400), momentum=0.95,
+        betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0, step_scale={"b": 0.5},
     ),
     "distro": _distro,
     # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
