@@ -100,13 +100,17 @@ class Peers:
 
     def _step_each(self, work: dict[int, Work], step: jax.Array) -> dict[int, Done]:
         results: dict[int, PeerResult] = {}
+        latest: dict[jax.Device, PeerResult] = {}
         for peer, (tokens_MBT, count) in work.items():
             device = self.device_of(peer)
+            if device.platform == "cpu" and device in latest:
+                # a step that waits for its turn on a CPU holds its memory already
+                latest[device].loss.block_until_ready()
             arguments = jax.device_put((tokens_MBT, np.int32(count), step), device)
             results[peer] = self.programs.peer_step(
                 self._params[device], self._own[peer], self._shared[device], *arguments
             )
-            self._own[peer] = results[peer].own
+            self._own[peer], latest[device] = results[peer].own, results[peer]
         # only now wait: until here, the devices worked side by side
         done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
         return {peer: Done(message, float(loss)) for peer, (message, loss) in done.items()}
