@@ -14,7 +14,6 @@ killed goes on, and one that is repeated ends at once.
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -76,20 +75,29 @@ def main() -> None:
 
 def tuned_and_repeated(size: str, name: str, chosen: argparse.Namespace) -> list[Trained]:
     """Trainings with seed 0 at learning rates by factors of two, the best of them inside, and with
-    the other seeds at the best one."""
+    the other seeds at the best one. A rate at which any seed diverges is not the best one."""
     middle = CASES[name].base_lr
     tried = {lr: train(size, name, lr, 0, chosen) for lr in (middle / 2, middle, 2 * middle)}
-    while (best := min(tried, key=lambda lr: _rank(tried[lr]))) in (min(tried), max(tried)):
-        if tried[best].loss is None:
+    repeated: dict[float, list[Trained]] = {}
+    while True:
+        best = best_rate([*tried.values(), *sum(repeated.values(), [])])
+        if best is None:
             raise SystemExit(f"{size} {name}: diverged at every learning rate of {sorted(tried)}")
-        further = best / 2 if best == min(tried) else best * 2
-        tried[further] = train(size, name, further, 0, chosen)
-    repeated = [train(size, name, best, seed, chosen) for seed in range(1, chosen.seeds)]
-    return [tried[lr] for lr in sorted(tried)] + repeated
+        if best in (min(tried), max(tried)):
+            further = best / 2 if best == min(tried) else best * 2
+            tried[further] = train(size, name, further, 0, chosen)
+        elif best in repeated:
+            return [*tried.values(), *sum(repeated.values(), [])]
+        else:
+            seeds = range(1, chosen.seeds)
+            repeated[best] = [train(size, name, best, seed, chosen) for seed in seeds]
 
 
-def _rank(trained: Trained) -> float:
-    return math.inf if trained.loss is None else trained.loss
+def best_rate(found: list[Trained]) -> float | None:
+    """The learning rate with the lowest loss of seed 0, of those at which no seed diverged."""
+    diverged = {t.base_lr for t in found if t.loss is None}
+    stable = [t for t in found if t.seed == 0 and t.base_lr not in diverged]
+    return min(stable, key=lambda t: t.loss).base_lr if stable else None
 
 
 def run_document(size: str, case: Case, base_lr: float, seed: int, rounds: int) -> dict:
@@ -162,13 +170,13 @@ def _train(run_file: Path, root: Path, compiled: Path) -> _Outcome:
 
 
 def summary(found: list[Trained]) -> list[dict]:
-    """A row for each case at each size: its grid, and its seeds at the best learning rate. A loss
-    is None where the training diverged."""
+    """A row for each case at each size: its grid (seed 0; None where it diverged), how many of how
+    many seeds diverged at a rate, where any did, and its seeds at the best rate."""
     rows = []
     for size, name in dict.fromkeys((t.size, t.case) for t in found):
-        here = [t for t in found if (t.size, t.case) == (size, name)]
-        best = min((t for t in here if t.seed == 0), key=_rank)
-        seeds = [t for t in here if t.base_lr == best.base_lr and t.loss is not None]
+        here = sorted((t for t in found if (t.size, t.case) == (size, name)), key=_place)
+        best = best_rate(here)
+        seeds = [t for t in here if t.base_lr == best]
         losses = [t.loss for t in seeds]
         rows.append(
             {
@@ -177,8 +185,9 @@ def summary(found: list[Trained]) -> list[dict]:
                 "label": CASES[name].label,
                 "optimizer": {CASES[name].optimizer: CASES[name].settings},
                 "grid": {f"{t.base_lr:g}": t.loss for t in here if t.seed == 0},
-                "base_lr": best.base_lr,
-                "bits_per_parameter": best.bits_per_parameter,
+                "diverged": _diverged(here),
+                "base_lr": best,
+                "bits_per_parameter": seeds[0].bits_per_parameter if seeds else None,
                 "mean": statistics.mean(losses) if losses else None,
                 "lowest": min(losses, default=None),
                 "highest": max(losses, default=None),
@@ -186,6 +195,19 @@ def summary(found: list[Trained]) -> list[dict]:
             }
         )
     return rows
+
+
+def _place(trained: Trained) -> tuple[float, int]:
+    return trained.base_lr, trained.seed
+
+
+def _diverged(found: list[Trained]) -> dict[str, str]:
+    """By learning rate, as in {"0.032": "2 of 3"} seeds."""
+    count = {}
+    for rate in sorted({t.base_lr for t in found if t.loss is None}):
+        losses = [t.loss for t in found if t.base_lr == rate]
+        count[f"{rate:g}"] = f"{losses.count(None)} of {len(losses)}"
+    return count
 
 
 def merged(earlier: list[dict], rows: list[dict]) -> list[dict]:
@@ -204,9 +226,10 @@ def _commit() -> str:
 
 
 def _line(row: dict) -> str:
-    names = f"{row['size']:5} {row['label']:45} lr {row['base_lr']:<7g}"
+    names = f"{row['size']:5} {row['label']:45}"
     if row["mean"] is None:
         return f"{names} diverged"
+    names += f" lr {row['base_lr']:<7g}"
     return f"{names} {row['mean']:.3f} ({row['lowest']:.3f} to {row['highest']:.3f})"
 
 

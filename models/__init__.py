@@ -1,15 +1,25 @@
 """Model architectures, one file each; a model's file name is its key.
 
-Adding one is adding `models/<name>.py` and one line below. The file gives:
+Adding one is adding `models/<name>.py` and one line below (docs/adding-a-model.md). The file gives:
 
-    Config        frozen dataclass; `Config.from_hf(dict)` and `config.to_hf(dtype) -> dict`
+    Config        frozen dataclass, a `models.config.HfConfig`
     Model         the Flax NNX module; the layers' params are stacked on axis 0
     init          (config, seed) -> params, a nested dict of float32 arrays
-    apply         (config, params, tokens_BT, *, scan, dtype, attention) -> logits_BTV, float32
-    NAMES         Flax path -> (Hugging Face tensor name, whether it is stored transposed)
+    features      (config, params, tokens_BT, *, scan, dtype, attention, remat) -> x_ND, in dtype
+    head          (config, params) -> the kernel [D, V] whose product with features is the logits
+    apply         as features -> logits_BTV, float32
+    NAMES         Flax path -> (Hugging Face tensor name, whether it is stored transposed); a name
+                  with {expert} is one of the leaf's second axis, after the layers'
     TIED          tensors a file may hold twice: name -> the tensor it must equal
-    IGNORED       names of tensors that old files hold and nobody needs: a regular expression
+    IGNORED       names of tensors that files hold and nobody needs: a regular expression; what it
+                  matches as (?P<beyond>...) is a layer, and must not be one of the model's own
     STACKED       the top-level groups of params whose leaves lead with a layer axis
+
+It may also give:
+
+    first_layers  (config) -> {group: which layer its first is}, of those in STACKED; 0 if not said
+    FLOAT32       paths of params that are stored in float32, whatever the others are stored in
+    FROZEN        paths of params that no optimizer moves
 
 Nothing here imports anything from `pipeline/`.
 """
@@ -17,7 +27,14 @@ Nothing here imports anything from `pipeline/`.
 import importlib
 from types import ModuleType
 
-_FILES = {"llama": "llama"}  # model_type of config.json -> file
+_FILES = {  # model_type of config.json -> file
+    "deepseek_v2": "deepseek_v2",
+    "deepseek_v3": "deepseek_v3",
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
 
 
 class ModelError(ValueError):

@@ -113,6 +113,14 @@ class Peers(Table):
     attention: Literal["matmul", "cudnn"] = "matmul"
     """How attention is computed: plain matrix products, or cuDNN's fused kernel, which needs an
     NVIDIA GPU and precision bfloat16."""
+    remat: Literal[
+        "everything_saveable",
+        "dots_saveable",
+        "dots_with_no_batch_dims_saveable",
+        "nothing_saveable",
+    ] = "everything_saveable"
+    """What a layer keeps for the backward pass, by JAX's names; the rest is computed again. Less
+    memory for more time; with scan_layers."""
     seed: U32 = 0
     """Of everything random in training: the rounds' seeds, and so who trains on what."""
     threads: Count = 4

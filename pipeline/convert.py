@@ -24,8 +24,12 @@ from pipeline.errors import LockstepError
 
 log = logging.getLogger(__name__)
 
-# The model_type that an architecture of Psyche's stands for; HfAuto takes what config.json says.
-ARCHITECTURES = {"HfLlama": "llama", "HfAuto": None}
+# The model_types that an architecture of Psyche's stands for; HfAuto takes any that is known.
+ARCHITECTURES = {
+    "HfLlama": ("llama",),
+    "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
+    "HfAuto": None,
+}
 CHECKPOINTS = (config.CheckpointHub, config.CheckpointInit, config.CheckpointRun)
 # What may stand beside the weights; nothing else is fetched or copied: no code, no pickle.
 COMPANIONS = (
@@ -54,7 +58,7 @@ def run(run: config.Run, paths: Paths) -> None:
     if architecture not in ARCHITECTURES:
         raise LockstepError(
             f"model.LLM.architecture is {architecture}: this release cannot train it, "
-            f"expected {' or '.join(ARCHITECTURES)}"
+            f"expected {', '.join(ARCHITECTURES)}"
         )
     if not isinstance(checkpoint, CHECKPOINTS):
         raise LockstepError(
@@ -83,7 +87,7 @@ def run(run: config.Run, paths: Paths) -> None:
 def _init(checkpoint: config.CheckpointInit, architecture: str, folder: Path) -> dict[str, Any]:
     """Writes a real Hugging Face folder of fresh weights, and reads it like any other."""
     where = "model.LLM.checkpoint.Init.config"
-    hf_config = {"model_type": ARCHITECTURES[architecture]} | checkpoint.config
+    hf_config = {"model_type": (ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
     _check_architecture(architecture, hf_config, where)
     model, model_config = hf.model_of(hf_config, where)
     written = model_config.to_hf()
@@ -191,9 +195,10 @@ def _check_download(name: str, file: Path) -> None:
 
 def _check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
     found, expected = hf_config.get("model_type"), ARCHITECTURES[architecture]
-    if expected is not None and found != expected:
+    if expected is not None and found not in expected:
+        names = " or ".join(map(repr, expected))
         raise LockstepError(
-            f"{where}: model_type is {found!r}, expected {expected!r} as "
+            f"{where}: model_type is {found!r}, expected {names} as "
             f"model.LLM.architecture = {architecture}; HfAuto takes any that is known"
         )
 

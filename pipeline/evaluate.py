@@ -38,13 +38,15 @@ class Exported(NamedTuple):
     """What an exported folder holds.
 
     hf_config: its config.json; context: the most tokens it is made for; apply(params, tokens_BT)
-    gives logits_BTV; tokenizer: None where there is no tokenizer.json.
+    gives logits_BTV, losses(params, tokens_BT) each sequence's loss; tokenizer: None where there is
+    no tokenizer.json.
     """
 
     hf_config: dict
     context: int
     params: Tree
     apply: Callable[[Tree, jax.Array], jax.Array]
+    losses: Callable[[Tree, jax.Array], jax.Array]
     tokenizer: Tokenizer | None
 
 
@@ -80,10 +82,16 @@ def read(export: Path, run: config.Run) -> Exported:
     """
     hf_config, params = hf.read_folder(export)
     model, model_config = hf.model_of(hf_config, export / hf.CONFIG)
-    scan, dtype = run.peers.scan_layers, jnp.dtype("float32")
-    apply = partial(model.apply, model_config, scan=scan, dtype=dtype)
+    how = {"scan": run.peers.scan_layers, "dtype": jnp.dtype("float32")}
+    apply = partial(model.apply, model_config, **how)
+
+    def losses(params: Tree, tokens_BT: jax.Array) -> jax.Array:
+        x_ND = model.features(model_config, params, tokens_BT, **how)
+        return cross_entropy(x_ND, model.head(model_config, params), tokens_BT)
+
     context = min(model_config.max_position_embeddings, run.llm.max_seq_len)
-    return Exported(hf_config, context, params, apply, _tokenizer(export / "tokenizer.json"))
+    tokenizer = _tokenizer(export / "tokenizer.json")
+    return Exported(hf_config, context, params, apply, losses, tokenizer)
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:
@@ -105,7 +113,7 @@ def _measure(
     if not len(tokens_NT):
         notes.append("the data has no held-out split, so there is no loss to measure")
         return NOTHING
-    measure = jax.jit(lambda params, lot: cross_entropy(exported.apply(params, lot), lot))
+    measure = jax.jit(exported.losses)
     params_on = {device: jax.device_put(exported.params, device) for device in jax.devices()}
     loss = held_out.mean_loss(measure, params_on, tokens_NT, run.peers.micro_batch)
     perplexity = float(np.exp(loss))

@@ -1,6 +1,5 @@
 """Fused attention: used where the run file asks for it, and then proven to be what was compiled."""
 
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +35,7 @@ def check(run: config.Run, hf_config: dict) -> None:
 def _compiled(run: config.Run, hf_config: dict) -> str:
     """One layer's forward and backward pass as XLA compiled it: quick, and of the run's shapes."""
     model = models.get(hf_config["model_type"])
-    shape = replace(model.Config.from_hf(hf_config), num_hidden_layers=1)
+    shape = model.Config.from_hf(hf_config).shortened(1)
     params = jax.eval_shape(lambda: model.init(shape, 0))
     tokens_BT = jax.ShapeDtypeStruct((run.peers.micro_batch, run.llm.max_seq_len), jnp.int32)
 

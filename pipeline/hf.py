@@ -29,12 +29,17 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors
 
 
 class _Slot(NamedTuple):
-    """Where a tensor belongs: a param's path, its layer there, and the tensor's own shape."""
+    """Where a tensor belongs: a param's path, its place there, and the tensor's own shape.
+
+    index: its layer and its expert among those of the param, or as many of them as it has.
+    kept: whether it is written in float32, whatever the others are.
+    """
 
     path: str
-    layer: int | None
+    index: tuple[int, ...]
     transposed: bool
     shape: tuple[int, ...]
+    kept: bool
 
 
 class _Found(NamedTuple):
@@ -111,7 +116,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     params = {}
     with ExitStack() as stack:
         found = _headers(folder, stack)
-        copies = _check_tensors(folder, model, slots, found)
+        copies = _check_tensors(folder, model, config, slots, found)
         for name, copied in copies.items():
             if not np.array_equal(_tensor(name, found), _tensor(copied, found)):
                 raise LockstepError(
@@ -122,9 +127,8 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             params[path] = np.empty(shape, np.float32)
         for name, slot in slots.items():
             tensor = _tensor(name, found)
-            place = params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
-            place[...] = tensor.T if slot.transposed else tensor
-        dtypes = {DTYPES[found[name].dtype] for name in slots}
+            params[slot.path][slot.index] = tensor.T if slot.transposed else tensor
+        dtypes = {DTYPES[found[name].dtype] for name, slot in slots.items() if not slot.kept}
     dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
     return hf_config | {"dtype": dtype, "torch_dtype": dtype}, unflatten_dict(params, sep="/")
 
@@ -153,7 +157,10 @@ def write_folder(
     flat = {path: np.asarray(leaf) for path, leaf in flatten_dict(params, sep="/").items()}
     _check_params(folder, flat, _param_shapes(model, config))
 
-    sizes = {n: int(np.prod(slots[n].shape)) * jnp.dtype(dtype).itemsize for n in sorted(slots)}
+    sizes = {
+        name: int(np.prod(slots[name].shape)) * _stored(slots[name], dtype).itemsize
+        for name in sorted(slots)
+    }
     shards = _shards(sizes, max_shard_bytes)
     files = [WEIGHTS]
     if len(shards) > 1:
@@ -191,14 +198,30 @@ def _param_shapes(model: ModuleType, config: Any) -> dict[str, tuple[int, ...]]:
 def _slots(model: ModuleType, config: Any) -> dict[str, _Slot]:
     """Every tensor that a file of this model holds, by name."""
     slots = {}
+    first_layers = model.first_layers(config) if hasattr(model, "first_layers") else {}
     for path, shape in _param_shapes(model, config).items():
         template, transposed = model.NAMES[path]
-        stacked = path.split("/")[0] in model.STACKED
-        own = shape[1:] if stacked else shape
-        for layer in range(shape[0]) if stacked else [None]:
-            slot = _Slot(path, layer, transposed, own[::-1] if transposed else own)
-            slots[template.format(layer=layer)] = slot
+        first = first_layers.get(path.split("/")[0], 0)
+        axes = sum(number in template for number in ("{layer}", "{expert}"))
+        own = shape[axes:][::-1] if transposed else shape[axes:]
+        for index in np.ndindex(shape[:axes]):
+            layer, expert = (*index, 0, 0)[:2]  # a template names those that it has
+            name = template.format(layer=first + layer, expert=expert)
+            kept = path in getattr(model, "FLOAT32", ())
+            slots[name] = _Slot(path, index, transposed, own, kept)
     return slots
+
+
+def _is_ignored(name: str, model: ModuleType, config: Any) -> bool:
+    found = re.fullmatch(model.IGNORED, name)
+    if found is None:
+        return False
+    beyond = found.groupdict().get("beyond")
+    return beyond is None or int(beyond) >= config.num_hidden_layers
+
+
+def _stored(slot: _Slot, dtype: str) -> np.dtype:
+    return jnp.dtype("float32" if slot.kept else dtype)
 
 
 # ---- Reading ----
@@ -240,7 +263,11 @@ def _headers(folder: Path, stack: ExitStack) -> dict[str, _Found]:
 
 
 def _check_tensors(
-    folder: Path, model: ModuleType, slots: dict[str, _Slot], found: dict[str, _Found]
+    folder: Path,
+    model: ModuleType,
+    config: Any,
+    slots: dict[str, _Slot],
+    found: dict[str, _Found],
 ) -> dict[str, str]:
     """Compares what is there with what belongs there; returns copies of tied tensors."""
     problems, copies = [], {}
@@ -252,7 +279,7 @@ def _check_tensors(
         if name not in slots:
             if name in model.TIED and model.TIED[name] in found:
                 copies[name] = model.TIED[name]
-            elif not re.fullmatch(model.IGNORED, name):
+            elif not _is_ignored(name, model, config):
                 problems.append(f"{name} {list(shape)} in {path.name} is not expected")
         elif shape != slots[name].shape:
             expected = list(slots[name].shape)
@@ -301,9 +328,9 @@ def _shards(sizes: dict[str, int], most: int) -> list[list[str]]:
 
 
 def _cast(name: str, slot: _Slot, flat: dict[str, np.ndarray], dtype: str) -> np.ndarray:
-    leaf = flat[slot.path] if slot.layer is None else flat[slot.path][slot.layer]
+    leaf = flat[slot.path][slot.index]
     with np.errstate(over="ignore"):  # said below, by name
-        tensor = (leaf.T if slot.transposed else leaf).astype(jnp.dtype(dtype))
+        tensor = (leaf.T if slot.transposed else leaf).astype(_stored(slot, dtype))
     if np.isfinite(leaf).all() and not np.isfinite(tensor).all():
         largest = np.abs(leaf).max()
         raise LockstepError(f"{name} has a value of {largest:g}, expected one that {dtype} holds")

@@ -15,7 +15,7 @@ import optax
 
 import models
 from pipeline import config, schedules
-from pipeline.loss import cross_entropy
+from pipeline.loss import cross_entropy, weighted_cross_entropy
 from pipeline.optim.build import build
 from pipeline.optim.optimizer import Tree
 
@@ -48,12 +48,15 @@ class Programs:
         self.optimizer = build(
             run.llm.optimizer, learning_rate, run.peers.overlap, self.model.STACKED, groups
         )
-        self.apply: Callable[[Tree, jax.Array], jax.Array] = partial(
-            self.model.apply,
+        self.frozen: tuple[str, ...] = getattr(self.model, "FROZEN", ())
+        self.head = partial(self.model.head, model_config)
+        self.features: Callable[[Tree, jax.Array], jax.Array] = partial(
+            self.model.features,
             model_config,
             scan=run.peers.scan_layers,
             dtype=jnp.dtype(run.peers.precision),
             attention=run.peers.attention,
+            remat=run.peers.remat,
         )
 
     @cached_property
@@ -88,7 +91,11 @@ class Programs:
     @cached_property
     def measure(self) -> Callable[[Tree, jax.Array], jax.Array]:
         """measure(params, tokens_BT) -> each sequence's cross-entropy, [B]."""
-        return jax.jit(lambda params, tokens: cross_entropy(self.apply(params, tokens), tokens))
+        return jax.jit(
+            lambda params, tokens: cross_entropy(
+                self.features(params, tokens), self.head(params), tokens
+            )
+        )
 
     def step_of_a_peer(
         self,
@@ -122,7 +129,7 @@ class Programs:
         count: jax.Array,
         step: jax.Array,
     ) -> tuple[Tree, jax.Array]:
-        there = self.optimizer.look(params, own, shared, step)
+        there = self._but_frozen(self.optimizer.look(params, own, shared, step), params)
         loss, grads = self._gradient(there, tokens_MBT, count)
         return self.optimizer.inner(grads, own, params, step), loss
 
@@ -137,7 +144,8 @@ class Programs:
         size = tokens_MBT.shape[1]
 
         def loss(params: Tree, tokens_BT: jax.Array, weight_B: jax.Array) -> jax.Array:
-            return jnp.sum(weight_B * cross_entropy(self.apply(params, tokens_BT), tokens_BT))
+            x_ND = self.features(params, tokens_BT)
+            return weighted_cross_entropy(x_ND, self.head(params), tokens_BT, weight_B)
 
         def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             # the mean's weights, so that nothing is left to divide: a pass over all gradients less
@@ -154,7 +162,19 @@ class Programs:
         self, messages: Tree, present_P: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         updates, shared = self.optimizer.receive(messages, present_P, params, shared, step)
-        return optax.apply_updates(params, updates), shared
+        return self._but_frozen(optax.apply_updates(params, updates), params), shared
+
+    def _but_frozen(self, moved: Tree, params: Tree) -> Tree:
+        """Moved params, with those that the model freezes as they were: where nothing is learned a
+        sign would still be a step, and decay a change."""
+        if not self.frozen:
+            return moved
+
+        def kept(path: tuple, new: jax.Array, old: jax.Array) -> jax.Array:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            return old if name in self.frozen else new
+
+        return jax.tree.map_with_path(kept, moved, params)
 
     def _compare(
         self,

@@ -128,8 +128,8 @@ def test_a_checkpoint_without_a_reader(place):
 
 
 def test_an_architecture_without_a_model(place):
-    place.set(model__LLM__architecture="HfDeepseek")
-    place.refused("convert", "model.LLM.architecture", "HfDeepseek", "expected HfLlama or HfAuto")
+    place.set(model__LLM__architecture="Torchtitan")
+    place.refused("convert", "model.LLM.architecture", "Torchtitan", "expected HfLlama, HfDeep")
 
 
 def test_a_kind_of_data_that_has_no_labels(place):

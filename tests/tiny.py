@@ -24,6 +24,22 @@ MODEL = {
     "max_position_embeddings": 16,
     "tie_word_embeddings": False,
 }
+DEEPSEEK = MODEL | {  # a dense layer, and one with experts
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 2,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
 MUON = {"Muon": {**ADAMW["AdamW"], "momentum": 0.95, "step_scale": {"layers": 0.5, "lm_head": 2.0}}}
 ADA_DISTRO = {

@@ -39,6 +39,28 @@ def test_the_grid_grows_until_its_best_lies_inside(monkeypatch):
     assert asked == [(lr, 0) for lr in tuned] + [(6e-3, 1), (6e-3, 2)]
 
 
+def test_a_rate_at_which_a_seed_diverges_is_not_the_best(monkeypatch):
+    """Seed 0 alone would take it, and leave a mean of what happened to end."""
+
+    def train(size, name, base_lr, seed, chosen):
+        lost = base_lr > 8e-3 or (base_lr == 8e-3 and seed == 2)
+        return trained(name, base_lr, seed, loss=None if lost else 5 - base_lr - seed / 100)
+
+    monkeypatch.setattr(convergence, "train", train)
+    found = convergence.tuned_and_repeated("2M", "distro", argparse.Namespace(seeds=3))
+    (row,) = convergence.summary(found)
+    assert row["grid"] == {
+        "0.001": 4.999,
+        "0.002": 4.998,
+        "0.004": 4.996,
+        "0.008": 4.992,
+        "0.016": None,
+    }
+    assert row["diverged"] == {"0.008": "1 of 3", "0.016": "1 of 1"}
+    assert (row["base_lr"], len(row["trainings"])) == (4e-3, 3)
+    assert row["lowest"] == pytest.approx(4.976)
+
+
 def test_the_summary_has_the_spread_over_seeds_at_the_best_rate_and_the_diverged():
     found = [
         trained("distro", 1e-3, 0, 6.0),
@@ -51,7 +73,7 @@ def test_the_summary_has_the_spread_over_seeds_at_the_best_rate_and_the_diverged
     assert row["grid"] == {"0.001": 6.0, "0.002": 5.0, "0.004": None}
     assert (row["base_lr"], row["lowest"], row["highest"]) == (2e-3, 5.0, 5.4)
     assert row["mean"] == pytest.approx(5.2)
-    assert diverged["mean"] is None
+    assert diverged["mean"] is None and diverged["diverged"] == {"0.002": "1 of 1"}
     assert curves.draw([row, diverged]).startswith(b"\x89PNG")
     alone = convergence.summary([trained("distro", 2e-3, 0, 5.0)])
     assert curves.draw([*alone, diverged]).startswith(b"\x89PNG")

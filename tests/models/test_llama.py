@@ -1,4 +1,4 @@
-"""models/llama.py is transformers' LlamaForCausalLM: values, gradients and config."""
+"""models/llama.py: its own properties and its config; test_parity.py has it beside PyTorch's."""
 
 import dataclasses
 import json
@@ -16,6 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 import models
 from models import llama
+from models.parts import REMAT, RMSNorm
+from models.rope import Rope, scaled_frequencies
 
 torch.set_num_threads(1)
 
@@ -32,13 +34,6 @@ BASE = {
     "initializer_range": 0.02,
     "tie_word_embeddings": False,
 }
-CASES = {
-    "one kv head per query head": {},
-    "grouped queries": {"num_key_value_heads": 2},
-    "one kv head, explicit head_dim": {"num_key_value_heads": 1, "head_dim": 16},
-    "tied embeddings": {"num_key_value_heads": 4, "tie_word_embeddings": True},
-}
-each_case = pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
 CONFIG = llama.Config.from_hf(BASE)
 TOKENS = np.random.default_rng(0).integers(0, 96, (2, 37))  # 37: no quarter is like another
 SCALES = (1.0, 0.5, 2.0, -1.0)
@@ -89,31 +84,38 @@ def assert_close(found, expected, tolerance):
         assert error < tolerance, f"{path}: {error}"
 
 
-# ---- The same function as PyTorch's ----
+# ---- Where PyTorch rounds ----
 
 
-@each_case
-def test_logits_loss_and_every_gradient_are_those_of_pytorch(changes):
-    config = llama.Config.from_hf(BASE | changes)
-    reference = pytorch_model(config)
-    tokens = torch.from_numpy(TOKENS)
-    answer = reference(tokens, labels=tokens)
-    answer.loss.backward()
-    grads = {name: weight.grad for name, weight in reference.named_parameters()}
-
-    params = as_params(config, dict(reference.named_parameters()))
-    (value, logits_BTV), found = value_and_grads(config, params, scan=False)
-    assert logits_BTV.dtype == jnp.float32
-    np.testing.assert_allclose(logits_BTV, answer.logits.detach().numpy(), atol=1e-4, rtol=0)
-    np.testing.assert_allclose(value, answer.loss.item(), rtol=1e-5)
-    assert_close(found, as_params(config, grads), 1e-4)
+ROPES = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"factor": 40.0, "original_max_position_embeddings": 4096},
+}
 
 
-def test_frequencies_have_the_bits_of_pytorch():
+@pytest.mark.parametrize("rope_type", ROPES)
+def test_frequencies_have_the_bits_of_pytorch(rope_type):
     for head_dim, theta in ((16, 500.0), (32, 1e4), (64, 1e4), (128, 5e5)):
-        config = LlamaConfig(**BASE | {"head_dim": head_dim, "rope_theta": theta})
-        expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
-        np.testing.assert_array_equal(llama.inverse_frequencies(theta, head_dim), expected)
+        rope = {"rope_type": rope_type, "rope_theta": theta} | ROPES[rope_type]
+        changes = {"head_dim": head_dim, "rope_parameters": rope, "max_position_embeddings": 65536}
+        base = {key: value for key, value in BASE.items() if key != "rope_theta"}
+        reference = LlamaRotaryEmbedding(LlamaConfig(**base | changes))
+        read = Rope.from_hf({"rope_theta": None} | changes)
+        found, scale = scaled_frequencies(read, head_dim, 100, 65536)
+        assert scale == pytest.approx(reference.attention_scaling, rel=1e-12)
+        expected = reference.inv_freq.numpy()
+        if rope_type in ("default", "linear", "dynamic"):
+            np.testing.assert_array_equal(found, expected)
+        else:  # sums of products, which PyTorch may fuse
+            np.testing.assert_allclose(found, expected, rtol=3e-7)
 
 
 def test_a_norm_in_bfloat16_rounds_where_pytorch_rounds():
@@ -123,7 +125,7 @@ def test_a_norm_in_bfloat16_rounds_where_pytorch_rounds():
     with torch.no_grad():
         reference.weight.copy_(torch.from_numpy(scale))
         expected = reference(torch.from_numpy(x).to(torch.bfloat16)).float().numpy()
-    norm = llama.RMSNorm(64, eps=1e-5)
+    norm = RMSNorm(64, eps=1e-5)
     norm.scale[...] = jnp.asarray(scale, jnp.float32)
     found = np.asarray(norm(jnp.asarray(x, jnp.bfloat16)), np.float32)
     assert (found == expected).mean() > 0.999  # scaling before rounding: 0.7
@@ -208,7 +210,8 @@ def test_params_can_be_mapped_over_peers_and_devices():
 
 def test_fresh_params_are_hugging_faces_draw_and_follow_from_the_seed():
     params = flatten_dict(llama.init(CONFIG, 0), sep="/")
-    assert params.keys() == llama.NAMES.keys()
+    optional = [path for path in llama.NAMES if path.endswith(("bias", "y_norm/scale"))]
+    assert params.keys() == llama.NAMES.keys() - set(optional)
     for path, leaf in params.items():
         assert leaf.dtype == jnp.float32
         if "norm" in path:
@@ -235,7 +238,7 @@ def test_fresh_params_are_the_pinned_ones():
 
 
 def test_transformers_reads_the_config_that_we_write():
-    config = dataclasses.replace(CONFIG, rope_theta=5e5, eos_token_id=(2, 3))
+    config = dataclasses.replace(CONFIG, rope=Rope(5e5), eos_token_id=(2, 3))
     read = LlamaConfig(**json.loads(json.dumps(config.to_hf("bfloat16"))))
     assert read.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
     assert read.dtype in ("bfloat16", torch.bfloat16)
@@ -248,8 +251,8 @@ def test_both_spellings_of_rope_are_read():
     version_4 = base | {"rope_theta": 5e5, "rope_scaling": None}
     version_5 = base | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     assert llama.Config.from_hf(version_4) == llama.Config.from_hf(version_5)
-    assert llama.Config.from_hf(version_4).rope_theta == 5e5
-    assert llama.Config.from_hf(base).rope_theta == 1e4
+    assert llama.Config.from_hf(version_4).rope == Rope(5e5)
+    assert llama.Config.from_hf(base).rope == Rope(1e4)
 
 
 def test_what_a_config_leaves_out_is_what_transformers_takes():
@@ -261,15 +264,27 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
     ("changes", "said"),
     [
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
-        ({"attention_bias": True}, "attention_bias is True, but only False"),
-        ({"mlp_bias": True}, "mlp_bias is True, but only False"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
+        ({"mlp_bias": 1}, "mlp_bias is 1, expected true or false"),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
         ({"quantization_config": {}}, "quantization_config is {}, but only None"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type is 'linear'"),
         (
-            {"rope_parameters": {"rope_type": "llama3"}},
-            "rope_parameters.rope_type is 'llama3', but",
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_scaling.rope_type is 'longrope', expected one of: default, linear, dynamic, ",
         ),
+        (
+            {"rope_scaling": {"type": "linear"}},
+            "rope_scaling.factor is missing, expected for rope_type 'linear'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": -2}},
+            "rope_parameters.factor is -2, expected a number above 0",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
+            "rope_parameters.beta_fast is not known for rope_type 'linear'",
+        ),
+        ({"rope_theta": 0}, "rope_theta is 0, expected a number above 0"),
         ({"rope_parameters": "yarn"}, "rope_parameters is 'yarn', expected a table"),
         ({"hidden_size": "64"}, "hidden_size is '64', expected an integer above 0"),
         ({"hidden_size": 60}, "hidden_size is 60, expected a multiple of num_attention_heads (8)"),
@@ -296,7 +311,7 @@ def test_a_missing_key_is_named():
 
 @pytest.mark.parametrize("model_type", ["gpt2", None, ["llama"]])
 def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
-    with pytest.raises(models.ModelError, match="expected one of: llama"):
+    with pytest.raises(models.ModelError, match="expected one of: deepseek_v2, deepseek_v3, llama"):
         models.get(model_type)
     assert models.get("llama") is llama
 
@@ -317,3 +332,48 @@ def test_jax_own_attention_gives_the_same_logits_and_gradients(dtype):
         jax.jit(jax.grad(partial(total, attention=a)))(params) for a in ("matmul", "xla")
     )
     assert_close(plain, other, 1e-4 if dtype == jnp.float32 else 0.05)
+
+
+# ---- Depth ----
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("remat", REMAT)
+def test_computing_again_gives_the_same_gradients(remat, scan):
+    params = llama.init(CONFIG, 0)
+
+    def total(params, remat):
+        how = {"scan": scan, "dtype": jnp.float32, "remat": remat}
+        return (llama.apply(CONFIG, params, TOKENS, **how) ** 2).sum()
+
+    expected, found = (
+        jax.jit(jax.grad(partial(total, remat=r)))(params) for r in ("everything_saveable", remat)
+    )
+    assert_close(found, jax.tree.map(np.asarray, expected), 1e-5)
+
+
+def compiled(layers, **how):
+    """The gradient's program, at a size where activations outweigh params."""
+    config = dataclasses.replace(CONFIG, num_hidden_layers=layers)
+    shapes = jax.eval_shape(lambda: llama.init(config, 0))
+    tokens_BT = jax.ShapeDtypeStruct((8, 256), jnp.int32)
+
+    def total(params, tokens_BT):
+        how.setdefault("scan", True)
+        return llama.features(config, params, tokens_BT, dtype=jnp.float32, **how).sum()
+
+    return jax.jit(jax.grad(total)).lower(shapes, tokens_BT).compile()
+
+
+def test_less_is_kept_the_more_is_computed_again():
+    kept = [compiled(8, remat=remat).memory_analysis().temp_size_in_bytes for remat in REMAT]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] < 0.2 * kept[0]
+
+
+def test_a_deeper_model_is_no_larger_a_program():
+    """What compiling takes: 32 layers are the instructions of 4, but for their counts."""
+    shallow, deep = (compiled(layers).as_text().count("\n") for layers in (4, 32))
+    assert deep <= 1.05 * shallow
+    unrolled = compiled(8, scan=False).as_text().count("\n")
+    assert unrolled > 1.5 * shallow

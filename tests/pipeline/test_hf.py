@@ -9,7 +9,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from models import llama
 from pipeline import hf
@@ -30,6 +36,25 @@ MODEL = {
 }
 HEAD, EMBED, NORM = "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"
 KEY = "model.layers.1.self_attn.k_proj.weight"
+EXPERTS = {  # a dense layer, then two with experts
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 6,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 
 
 def save_model(folder: Path, dtype: str = "float32", shards: str = "5GB", **changes) -> Path:
@@ -219,6 +244,69 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused_with_its_tensor(tmp_path,
     assert said == f"{KEY} has a value of 70000, expected one that float16 holds"
 
 
+# ---- Experts, and layers that are not all alike ----
+
+
+@pytest.fixture
+def with_experts(tmp_path) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path / "experts"
+    DeepseekV3ForCausalLM(DeepseekV3Config(**EXPERTS)).save_pretrained(folder)
+    return folder
+
+
+def test_experts_and_layers_after_dense_ones_lie_where_their_names_say(with_experts):
+    _, params = hf.read_folder(with_experts)
+    tensors = load_file(with_experts / hf.WEIGHTS)
+    up = params["layers"]["mlp"]["experts"]["up"]
+    assert up.shape == (2, 4, 16, 6)  # layers, experts, in, out
+    for layer in (1, 2):
+        for expert in range(4):
+            stored = tensors[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"]
+            np.testing.assert_array_equal(up[layer - 1, expert], stored.T)
+    dense = params["dense_layers"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(dense[0], tensors["model.layers.0.mlp.up_proj.weight"].T)
+
+
+def test_an_expert_that_is_missing_extra_or_in_a_dense_layer_is_named(with_experts):
+    last = "model.layers.2.mlp.experts.3.down_proj.weight"
+    fifth = last.replace("experts.3", "experts.4")
+    early = last.replace("layers.2", "layers.0")
+    whole = load_file(with_experts / hf.WEIGHTS)[last]
+    changes = {last: None, fifth: whole, early: whole}
+    change(with_experts, **{name.replace(".", "__"): value for name, value in changes.items()})
+    assert refused(with_experts) == (
+        f"{with_experts}: tensors against config.json: "
+        f"{early} [16, 6] in model.safetensors is not expected; "
+        f"{last} [16, 6] is missing; "
+        f"{fifth} [16, 6] in model.safetensors is not expected"
+    )
+
+
+def test_layers_beyond_the_models_own_are_ignored_where_a_model_may_have_them(with_experts, folder):
+    for number, expected in (("3", True), ("12", True), ("2", False)):
+        name = f"model__layers__{number}__eh_proj__weight"
+        change(with_experts, **{name: np.ones((2, 2), np.float32)})
+        if expected:
+            _, params = hf.read_folder(with_experts)
+            assert params["layers"]["mlp"]["experts"]["up"].shape[0] == 2
+        else:
+            assert "model.layers.2.eh_proj.weight [2, 2]" in refused(with_experts)
+    change(folder, model__layers__2__eh_proj__weight=np.ones((2, 2), np.float32))
+    assert "model.layers.2.eh_proj.weight [2, 2]" in refused(folder)  # a Llama
+
+
+def test_quantised_weights_are_refused_by_their_key(with_experts):
+    edit_json(
+        with_experts / hf.CONFIG,
+        lambda c: c.update(quantization_config={"quant_method": "fp8"}),
+    )
+    assert refused(with_experts) == (
+        f"{with_experts / hf.CONFIG}: quantization_config is {{'quant_method': 'fp8'}}, "
+        "but only None is supported"
+    )
+
+
 # ---- Files that are not as they should be ----
 
 
@@ -273,8 +361,11 @@ def test_a_folder_without_weights_or_config_is_refused(tmp_path, folder):
     [
         ('{"model_type": "llama", ', "expected JSON"),
         ("[1]", "found list, expected a table"),
-        ("{}", "model_type is None, expected one of: llama"),
-        ('{"model_type": "gpt2"}', "model_type is 'gpt2', expected one of: llama"),
+        ("{}", "model_type is None, expected one of: deepseek_v2, deepseek_v3, llama"),
+        (
+            '{"model_type": "gpt2"}',
+            "model_type is 'gpt2', expected one of: deepseek_v2, deepseek_v3, llama",
+        ),
         ('{"model_type": "llama"}', "vocab_size is missing"),
     ],
 )

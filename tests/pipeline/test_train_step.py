@@ -29,9 +29,9 @@ def a_run(optimizer: str = "Distro", **changes: object) -> config.Run:
     return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
-def begin(run: config.Run) -> tuple[Programs, State]:
-    programs = Programs(run, tiny.MODEL)
-    params = programs.model.init(programs.model.Config.from_hf(tiny.MODEL), seed=0)
+def begin(run: config.Run, model: dict = tiny.MODEL) -> tuple[Programs, State]:
+    programs = Programs(run, model)
+    params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
     own, shared = programs.init(params)
     return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
 
@@ -112,6 +112,25 @@ def test_nothing_is_compiled_anew_when_the_work_changes():
 def test_gradients_cannot_travel_during_the_next_round():
     with pytest.raises(LockstepError, match=r"\[peers\] overlap = 1, expected 0 with"):
         Programs(a_run("AdamW", peers__overlap=1), tiny.MODEL)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_what_a_model_freezes_no_optimizer_moves(overlap):
+    """DeepSeek's correction has no gradient; signs of 0 and weight decay would move it."""
+    run = a_run(peers__overlap=overlap)
+    programs, state = begin(run, tiny.DEEPSEEK)
+    params = jax.tree.map(np.array, state.params)
+    params["layers"]["mlp"]["router"]["correction"][:] = 0.25
+    peers = Peers(programs, "each", state._replace(params=params), jax.devices()[:2])
+    form = wire.form_of(programs.optimizer, params, "lockstep")
+    for step in (1, 2, 3):
+        work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(2)}
+        done = peers.step(work, step)
+        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
+    after = peers.state().params
+    router, before = after["layers"]["mlp"]["router"], params["layers"]["mlp"]["router"]
+    np.testing.assert_array_equal(router["correction"], 0.25)
+    assert (router["kernel"] != before["kernel"]).any()
 
 
 @pytest.mark.parametrize("optimizer", [tiny.MUON, tiny.ADA_DISTRO])

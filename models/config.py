@@ -1,0 +1,163 @@
+"""What every model's Config does: read config.json, check it, write it again."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+from models import ModelError
+from models.rope import Rope
+
+
+@dataclass(frozen=True)
+class HfConfig:
+    """The keys of a config.json that every decoder here follows, under their own names.
+
+    A subclass adds its fields, and says of what transformers calls it:
+
+      MODEL_TYPE, ARCHITECTURE: model_type, and the one entry of architectures.
+      DEFAULTS: what transformers takes for a key that config.json leaves out; None where that
+        follows from other keys. A key of these that is no field is not looked at.
+      SUPPORTED: keys that change what is computed, and the one value of each that is computed here.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: Rope
+    tie_word_embeddings: bool
+    initializer_range: float
+    bos_token_id: int | None
+    eos_token_id: int | tuple[int, ...] | None
+    pad_token_id: int | None
+
+    MODEL_TYPE: ClassVar[str]
+    ARCHITECTURE: ClassVar[str]
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.02,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+    SUPPORTED: ClassVar[dict[str, Any]] = {
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "partial_rotary_factor": 1.0,
+        "quantization_config": None,
+    }
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            optional = field.type in (int | None, float | None) and value is None
+            if field.type in (int, int | None) and not optional and not is_token(field.name):
+                positive_integer(field.name, value)
+            if field.type in (float, float | None) and not optional:
+                _positive_number(field.name, value)
+            if field.type is bool and type(value) is not bool:
+                raise ModelError(f"{field.name} is {value!r}, expected true or false")
+        for key in TOKENS:
+            value = getattr(self, key)
+            for token in value if isinstance(value, tuple) else (value,):
+                if token is not None and (type(token) is not int or token < 0):
+                    raise ModelError(f"{key} is {value!r}, expected a token id")
+        heads = self.num_attention_heads
+        if self.hidden_size % heads:  # transformers asks for it even where head_dim is given
+            raise ModelError(
+                f"hidden_size is {self.hidden_size}, expected a multiple of "
+                f"num_attention_heads ({heads})"
+            )
+        if heads % self.num_key_value_heads:
+            raise ModelError(
+                f"num_key_value_heads is {self.num_key_value_heads}, expected a divisor of "
+                f"num_attention_heads ({heads})"
+            )
+        if self.head_dim % 2:
+            raise ModelError(f"head_dim is {self.head_dim}, expected an even number")
+
+    @classmethod
+    def from_hf(cls, hf_config: dict[str, Any]) -> Self:
+        """Reads a config.json as transformers 4 or 5 writes it.
+
+        Raises:
+          ModelError: a key is missing or wrong, or asks for something that is not computed here.
+        """
+        values = cls.DEFAULTS | hf_config
+        values["rope"] = Rope.from_hf(values)
+        for key, supported in cls.SUPPORTED.items():
+            if key in values and values[key] != supported:
+                raise ModelError(f"{key} is {values[key]!r}, but only {supported!r} is supported")
+        for field in fields(cls):
+            if field.name not in values:
+                raise ModelError(f"{field.name} is missing")
+        heads = positive_integer("num_attention_heads", values["num_attention_heads"])
+        width = positive_integer("hidden_size", values["hidden_size"])
+        if values["num_key_value_heads"] is None:
+            values["num_key_value_heads"] = heads
+        if values["head_dim"] is None:
+            values["head_dim"] = width // heads
+        for key, value in values.items():
+            if isinstance(value, list):
+                values[key] = tuple(value)
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
+        """Returns a config.json that transformers 4 and 5 read alike.
+
+        Version 4 knows only `rope_theta`, `rope_scaling` and `torch_dtype`, and reads a config
+        without them as theta = 10000, without a word; version 5 writes only `rope_parameters` and
+        `dtype`.
+        """
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        rope = own.pop("rope")
+        for key, value in own.items():
+            if isinstance(value, tuple):
+                own[key] = list(value)
+        return (
+            own
+            | rope.to_hf()
+            | {
+                "architectures": [self.ARCHITECTURE],
+                "attention_dropout": 0.0,
+                "dtype": dtype,
+                "hidden_act": "silu",
+                "model_type": self.MODEL_TYPE,
+                "torch_dtype": dtype,
+                "use_cache": True,
+            }
+        )
+
+    def shortened(self, layers: int) -> Self:
+        """The same model with its first layers alone."""
+        return replace(self, num_hidden_layers=layers)
+
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def is_token(key: str) -> bool:
+    """Whether a key holds token ids, which begin with 0."""
+    return key in TOKENS
+
+
+def positive_integer(key: str, value: Any) -> int:
+    """The value, which is an integer above 0; else a ModelError that names the key."""
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{key} is {value!r}, expected an integer above 0")
+    return value
+
+
+def _positive_number(key: str, value: Any) -> None:
+    if not (type(value) in (int, float) and 0 < value < math.inf):
+        raise ModelError(f"{key} is {value!r}, expected a number above 0")

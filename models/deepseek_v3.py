@@ -1,0 +1,620 @@
+"""DeepSeek V3 as a Flax NNX module: latent attention, and experts that a router chooses.
+
+The same function as transformers' `DeepseekV3ForCausalLM`, to float32 rounding. DeepSeek V2 is this
+model with another router: models/deepseek_v2.py says which. The layers of a prediction of several
+tokens, which a checkpoint may hold after the model's own, are not part of that function.
+
+Shapes in names: B sequences, T tokens of each, N = B * T, D hidden_size, K heads, c the size of a
+query and a key, w that of a value, E experts, A experts that each token gets, C = N * A choices,
+R rows of the choices sorted by expert, F moe_intermediate_size, V vocab_size.
+
+References:
+  DeepSeek-AI, DeepSeek-V2, https://arxiv.org/abs/2405.04434
+  DeepSeek-AI, DeepSeek-V3, https://arxiv.org/abs/2412.19437
+  Gale et al., MegaBlocks, https://arxiv.org/abs/2211.15841
+"""
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Annotated, Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from models import ModelError, llama
+from models.config import HfConfig, positive_integer
+from models.llama import head
+from models.parts import MLP, Embedding, Linear, RMSNorm, attend, stack, through
+from models.rope import Table, yarn_mscale
+
+STACKED = ("dense_layers", "layers")
+
+_ATTENTION = {
+    "attention_norm/scale": ("input_layernorm.weight", False),
+    "attention/query/kernel": ("self_attn.q_proj.weight", True),
+    "attention/query_down/kernel": ("self_attn.q_a_proj.weight", True),
+    "attention/query_down/bias": ("self_attn.q_a_proj.bias", False),
+    "attention/query_norm/scale": ("self_attn.q_a_layernorm.weight", False),
+    "attention/query_up/kernel": ("self_attn.q_b_proj.weight", True),
+    "attention/kv_down/kernel": ("self_attn.kv_a_proj_with_mqa.weight", True),
+    "attention/kv_down/bias": ("self_attn.kv_a_proj_with_mqa.bias", False),
+    "attention/kv_norm/scale": ("self_attn.kv_a_layernorm.weight", False),
+    "attention/kv_up/kernel": ("self_attn.kv_b_proj.weight", True),
+    "attention/out/kernel": ("self_attn.o_proj.weight", True),
+    "attention/out/bias": ("self_attn.o_proj.bias", False),
+    "mlp_norm/scale": ("post_attention_layernorm.weight", False),
+}
+_MLP = {
+    "gate/kernel": ("gate_proj.weight", True),
+    "gate/bias": ("gate_proj.bias", False),
+    "up/kernel": ("up_proj.weight", True),
+    "up/bias": ("up_proj.bias", False),
+    "down/kernel": ("down_proj.weight", True),
+    "down/bias": ("down_proj.bias", False),
+}
+_EXPERTS = {
+    "mlp/router/kernel": ("mlp.gate.weight", True),
+    "mlp/router/correction": ("mlp.gate.e_score_correction_bias", False),
+    "mlp/experts/gate": ("mlp.experts.{expert}.gate_proj.weight", True),
+    "mlp/experts/up": ("mlp.experts.{expert}.up_proj.weight", True),
+    "mlp/experts/down": ("mlp.experts.{expert}.down_proj.weight", True),
+}
+
+
+def _within(path: str, name: str, names: dict[str, tuple[str, bool]]) -> dict:
+    return {f"{path}/{ours}": (f"{name}.{theirs}", t) for ours, (theirs, t) in names.items()}
+
+
+# Flax path -> (Hugging Face name, transposed). Experts are stacked on an axis after the layers'.
+_DENSE_LAYER = _ATTENTION | _within("mlp", "mlp", _MLP)
+_LAYER = _ATTENTION | _EXPERTS | _within("mlp/shared", "mlp.shared_experts", _MLP)
+NAMES = {
+    "embed/embedding": ("model.embed_tokens.weight", False),
+    **_within("dense_layers", "model.layers.{layer}", _DENSE_LAYER),
+    **_within("layers", "model.layers.{layer}", _LAYER),
+    "norm/scale": ("model.norm.weight", False),
+    "lm_head/kernel": ("lm_head.weight", True),
+}
+TIED = llama.TIED
+IGNORED = rf"{llama.IGNORED}|model\.layers\.(?P<beyond>\d+)\..*"  # those that predict further
+FLOAT32 = ("layers/mlp/router/correction",)  # rounded, it would choose other experts
+FROZEN = FLOAT32  # it has no gradient, and the sign of 0 is a step
+
+# What a config says of experts, and may leave null where no layer has any.
+_OF_EXPERTS = (
+    "moe_intermediate_size",
+    "moe_layer_freq",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "scoring_func",
+    "topk_group",
+    "topk_method",
+)
+
+
+class Routing(NamedTuple):
+    """How a router chooses.
+
+    groups: how many groups the experts are in.
+    limit: how many of them are open to a token: those that are worth most.
+    best: a group is worth the sum of its so many best experts.
+    scores: of logits; "sigmoid" or "softmax".
+    normalised: whether the chosen experts' scores are divided by their sum.
+    """
+
+    groups: int
+    limit: int
+    best: int
+    scores: str
+    normalised: bool
+
+
+@dataclass(frozen=True)
+class DeepseekConfig(HfConfig):
+    """The keys that V2 and V3 have in common, and what the modules below ask of a config; that is
+    also `routing`, a Routing, which each of the two gives in its own way."""
+
+    attention_bias: bool
+    first_k_dense_replace: Annotated[int, "from 0"]
+    kv_lora_rank: int
+    moe_intermediate_size: int
+    n_group: int | None
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int | None
+    q_lora_rank: int | None
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    routed_scaling_factor: float
+    topk_group: int | None
+    v_head_dim: int
+
+    DEFAULTS = HfConfig.DEFAULTS | {
+        "attention_bias": False,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+
+    # no annotations: these are answers of a class, not keys of config.json
+    mlp_bias = False
+    rope_interleave = True
+    corrected = True  # whether the router's choice is corrected
+
+    def __post_init__(self):
+        if positive_integer("qk_rope_head_dim", self.qk_rope_head_dim) % 2:
+            raise ModelError(
+                f"qk_rope_head_dim is {self.qk_rope_head_dim}, expected an even number"
+            )
+        super().__post_init__()
+        first = self.first_k_dense_replace
+        if type(first) is not int or first < 0:
+            raise ModelError(f"first_k_dense_replace is {first!r}, expected an integer from 0")
+        if self.num_key_value_heads != self.num_attention_heads:
+            raise ModelError(
+                f"num_key_value_heads is {self.num_key_value_heads}, expected "
+                f"num_attention_heads ({self.num_attention_heads}): all share one latent"
+            )
+        if self.dense < self.num_hidden_layers:
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        each = positive_integer("num_experts_per_tok", self.num_experts_per_tok)
+        experts, best = self.n_routed_experts, self.routing.best
+        groups = positive_integer("n_group", self.routing.groups)
+        limit = positive_integer("topk_group", self.routing.limit)
+        if experts % groups:
+            raise ModelError(
+                f"n_routed_experts is {experts}, expected a multiple of n_group ({groups})"
+            )
+        if experts // groups < best:
+            raise ModelError(
+                f"n_group is {groups}, expected at most {experts // best}: {best} of the "
+                f"n_routed_experts ({experts}) say what a group is worth"
+            )
+        if limit > groups:
+            raise ModelError(f"topk_group is {limit}, expected at most n_group ({groups})")
+        if each > experts // groups * limit:
+            raise ModelError(
+                f"num_experts_per_tok is {each}, expected at most {experts // groups * limit}, as "
+                "many as a token can choose from"
+            )
+
+    @classmethod
+    def from_hf(cls, hf_config: dict[str, Any]) -> Self:
+        values = cls.DEFAULTS | hf_config
+        first, count = values.get("first_k_dense_replace"), values.get("num_hidden_layers")
+        if type(first) is int and type(count) is int and first >= count:
+            unsaid = [key for key in _OF_EXPERTS if values.get(key) is None]
+            values = cls.DEFAULTS | {k: v for k, v in values.items() if k not in unsaid}
+        values["head_dim"] = values["qk_rope_head_dim"]  # whatever head_dim says, as transformers
+        return super().from_hf(values)
+
+    @property
+    def dense(self) -> int:
+        """How many layers, the first, have a plain MLP in the place of experts."""
+        return min(self.first_k_dense_replace, self.num_hidden_layers)
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by before the softmax."""
+        scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
+        if self.rope.mscale_all_dim is None:
+            return scale
+        return scale * yarn_mscale(self.rope.factor, self.rope.mscale_all_dim) ** 2
+
+
+@dataclass(frozen=True)
+class Config(DeepseekConfig):
+    """The keys of a DeepSeek V3's config.json."""
+
+    norm_topk_prob: bool
+    rope_interleave: bool
+
+    MODEL_TYPE = "deepseek_v3"
+    ARCHITECTURE = "DeepseekV3ForCausalLM"
+    DEFAULTS = DeepseekConfig.DEFAULTS | {
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 4096,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 128,
+        "rope_interleave": True,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 4,
+    }
+    # transformers does not look at these three, and computes this one of what others compute
+    SUPPORTED = HfConfig.SUPPORTED | {
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.n_group, self.topk_group, 2, "sigmoid", self.norm_topk_prob)
+
+    def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
+        return super().to_hf(dtype) | {"num_nextn_predict_layers": 0}  # none is read or written
+
+
+def first_layers(config: DeepseekConfig) -> dict[str, int]:
+    """Which of the model's layers is the first of a stacked group, where that is not 0."""
+    return {"layers": config.dense}
+
+
+# --- Experts ------------------------------------------------------------------------------------
+
+
+class Router(nnx.Module):
+    """Gives each token A of the E experts, and a weight for each; all in float32.
+
+    The correction shifts which experts are chosen and not their weights, so its gradient is zero:
+    DeepSeek moves it by how loaded an expert was.
+    """
+
+    def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
+        shape = config.hidden_size, config.n_routed_experts
+        self.kernel = nnx.Param(config.initializer_range * jax.random.normal(rngs.params(), shape))
+        if config.corrected:
+            self.correction = nnx.Param(jnp.zeros(config.n_routed_experts))
+        self.corrected = config.corrected
+        self.routing = config.routing
+        self.chosen = config.num_experts_per_tok
+        self.factor = config.routed_scaling_factor
+
+    def __call__(self, x_ND: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the weights and the experts' numbers, [N, A] each."""
+        routing = self.routing
+        # no TensorFloat32: a rounded score is another expert
+        logits_NE = jnp.dot(
+            x_ND.astype(jnp.float32), self.kernel[...], precision=lax.Precision.HIGHEST
+        )
+        scored = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax}[routing.scores]
+        scores_NE = scored(logits_NE)
+        choice_NE = lax.stop_gradient(scores_NE)
+        if self.corrected:
+            choice_NE += lax.stop_gradient(self.correction[...])
+        if routing.limit < routing.groups:
+            choice_NE = _within_best_groups(choice_NE, routing)
+        _, experts_NA = lax.top_k(choice_NE, self.chosen)  # of equal ones, the first
+        chosen_NAE = jax.nn.one_hot(experts_NA, scores_NE.shape[1], dtype=jnp.float32)
+        # a product with one-hots, since the gradient of a gather would be a scatter
+        weights_NA = jnp.sum(chosen_NAE * scores_NE[:, None], axis=-1)
+        if routing.normalised:
+            weights_NA /= weights_NA.sum(axis=-1, keepdims=True) + 1e-20
+        return weights_NA * self.factor, experts_NA
+
+
+def _within_best_groups(choice_NE: jax.Array, routing: Routing) -> jax.Array:
+    """Puts the experts of all groups but the best below any other."""
+    choice_NGe = choice_NE.reshape(choice_NE.shape[0], routing.groups, -1)
+    worth_NG = lax.top_k(choice_NGe, routing.best)[0].sum(axis=-1)
+    _, best_Ng = lax.top_k(worth_NG, routing.limit)
+    open_NG = jax.nn.one_hot(best_Ng, routing.groups, dtype=jnp.bool).any(axis=1)
+    return jnp.where(open_NG[:, :, None], choice_NGe, -jnp.inf).reshape(choice_NE.shape)
+
+
+class Experts(nnx.Module):
+    """E gated MLPs, of which each token passes through its own A; none is dropped.
+
+    The choices are sorted by expert into blocks of rows that belong to one expert each, the last of
+    an expert filled up. How many blocks there are does not depend on what was chosen, so shapes are
+    static, and less than twice the work is done. On a CPU, with 2 experts of 16 for a token, a
+    gradient took a third of the time of all experts on all tokens, and a tenth of that of
+    `lax.ragged_dot`, which there computes them all, too.
+    """
+
+    def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
+        std, width, inner = (
+            config.initializer_range,
+            config.hidden_size,
+            config.moe_intermediate_size,
+        )
+
+        def kernels(width_in: int, width_out: int) -> nnx.Param:
+            shape = config.n_routed_experts, width_in, width_out
+            return nnx.Param(std * jax.random.normal(rngs.params(), shape))
+
+        self.gate, self.up = kernels(width, inner), kernels(width, inner)
+        self.down = kernels(inner, width)
+
+    def __call__(self, x_ND: jax.Array, weights_NA: jax.Array, experts_NA: jax.Array) -> jax.Array:
+        (N, D), A, dtype = x_ND.shape, experts_NA.shape[1], x_ND.dtype
+        count = self.gate.shape[0]
+        rows, size = _sort(experts_NA.reshape(N * A), count)
+        x_CD = jnp.repeat(x_ND, A, axis=0)
+        x_bsD = _move(x_CD, rows.choice_R, rows.row_C).reshape(-1, size, D)
+
+        def product(x_bsi: jax.Array, kernels: nnx.Param) -> jax.Array:
+            return _product(x_bsi, kernels[...].astype(dtype), rows.expert_b)
+
+        inner_bsF = jax.nn.silu(product(x_bsD, self.gate)) * product(x_bsD, self.up)
+        y_RD = product(inner_bsF, self.down).reshape(-1, D)
+        y_NAD = _move(y_RD, rows.row_C, rows.choice_R).reshape(N, A, D)
+        return jnp.sum(y_NAD * weights_NA[:, :, None], axis=1).astype(dtype)  # summed in float32
+
+
+class _Rows(NamedTuple):
+    """Where each choice lies, and what lies where.
+
+    row_C: the row of a choice.
+    choice_R: the choice in a row; C where there is none.
+    expert_b: the expert of a block of rows.
+    """
+
+    row_C: jax.Array
+    choice_R: jax.Array
+    expert_b: jax.Array
+
+
+def _sort(expert_C: jax.Array, experts: int) -> tuple[_Rows, int]:
+    """Sorts choices by expert, and returns where they go and how many rows a block has.
+
+    A block has the largest power of two below the rows that an expert gets on average: larger ones
+    are filled less, smaller ones read an expert's kernels more often.
+    """
+    C = expert_C.shape[0]
+    size = 1 << max(0, (-(-C // experts) - 1).bit_length() - 1)
+    blocks = (C + experts * (size - 1)) // size  # enough, however the choices fall
+
+    order_C = jnp.argsort(expert_C, stable=True)
+    rank_C = jnp.argsort(order_C)
+    counts_E = jax.nn.one_hot(expert_C, experts, dtype=jnp.int32).sum(axis=0)
+    starts_E = jnp.cumsum(counts_E) - counts_E  # of an expert's choices, in their order
+    blocks_E = -(-counts_E // size)
+    ends_E = jnp.cumsum(blocks_E)
+    first_row_E = (ends_E - blocks_E) * size
+
+    row_C = rank_C - starts_E[expert_C] + first_row_E[expert_C]
+    expert_b = (jnp.arange(blocks)[:, None] >= ends_E).sum(axis=1)
+    expert_b = jnp.minimum(expert_b, experts - 1)  # blocks that are not needed
+    expert_R = jnp.repeat(expert_b, size)
+    nth_R = jnp.arange(blocks * size) - first_row_E[expert_R]
+    there_R = order_C[jnp.minimum(starts_E[expert_R] + nth_R, C - 1)]
+    choice_R = jnp.where(nth_R < counts_E[expert_R], there_R, C)
+    return _Rows(row_C, choice_R, expert_b), size
+
+
+@jax.custom_vjp
+def _move(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    """Returns x[source], with zeros where source is out of range.
+
+    Its gradient is the same in the other direction, and not a scatter: slow on a CPU, and on a GPU
+    a sum in any order.
+
+    Args:
+      x: [m, D].
+      source: [n]; the row of x that a row of the result has.
+      target: [m]; the row of the result that a row of x goes to, or out of range.
+    """
+    return x.at[source].get(mode="fill", fill_value=0)
+
+
+def _move_forward(x: jax.Array, source: jax.Array, target: jax.Array) -> tuple:
+    return _move(x, source, target), (source, target)
+
+
+def _move_backward(places: tuple, g: jax.Array) -> tuple:
+    source, target = places
+    return _move(g, target, source), None, None
+
+
+_move.defvjp(_move_forward, _move_backward)
+
+
+@jax.custom_vjp
+def _product(x_bsi: jax.Array, kernels_Eio: jax.Array, expert_b: jax.Array) -> jax.Array:
+    """Multiplies each block with its expert's kernel.
+
+    Its gradient takes the kernels by block once more, rather than keep a copy of them for each
+    block from the forward pass on.
+    """
+    return jnp.matmul(x_bsi, kernels_Eio[expert_b])
+
+
+def _product_forward(x_bsi: jax.Array, kernels_Eio: jax.Array, expert_b: jax.Array) -> tuple:
+    return _product(x_bsi, kernels_Eio, expert_b), (x_bsi, kernels_Eio, expert_b)
+
+
+def _product_backward(kept: tuple, g_bso: jax.Array) -> tuple:
+    x_bsi, kernels_Eio, expert_b = kept
+    g_bsi = jnp.matmul(g_bso, kernels_Eio[expert_b].swapaxes(1, 2))
+    g_bio = jnp.matmul(x_bsi.swapaxes(1, 2), g_bso)
+    count = kernels_Eio.shape[0]
+    g_Eio = jax.ops.segment_sum(g_bio, expert_b, count, indices_are_sorted=True)
+    return g_bsi, g_Eio, None
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+class Mixture(nnx.Module):
+    """The experts that the router chooses, and an MLP that every token passes through."""
+
+    def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
+        width, std = config.hidden_size, config.initializer_range
+        shared = config.moe_intermediate_size * config.n_shared_experts
+        self.router = Router(config, rngs=rngs)
+        self.experts = Experts(config, rngs=rngs)
+        self.shared = MLP(width, shared, std=std, bias=config.mlp_bias, rngs=rngs)
+
+    def __call__(self, x_ND: jax.Array) -> jax.Array:
+        return self.experts(x_ND, *self.router(x_ND)) + self.shared(x_ND)
+
+
+# --- The module ---------------------------------------------------------------------------------
+
+
+class Attention(nnx.Module):
+    """Causal attention whose keys and values are made of one narrow latent for each token.
+
+    A query and a key have a part without position, and a part that is turned; all heads share the
+    turned part of the key.
+    """
+
+    def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
+        self.heads = config.num_attention_heads
+        self.plain, self.turned = config.qk_nope_head_dim, config.qk_rope_head_dim
+        self.value_dim = config.v_head_dim
+        self.rank = config.kv_lora_rank
+        self.scale = config.attention_scale
+        self.neighbours = config.rope_interleave
+        width, bias = config.hidden_size, config.attention_bias
+        linear = partial(Linear, std=config.initializer_range, rngs=rngs)
+        query_width = self.heads * (self.plain + self.turned)
+        self.query_rank = config.q_lora_rank
+        # These two norms have the epsilon that is no key of config.json.
+        if config.q_lora_rank is None:
+            self.query = linear(width, query_width)
+        else:
+            self.query_down = linear(width, config.q_lora_rank, bias=bias)
+            self.query_norm = RMSNorm(config.q_lora_rank, eps=1e-6)
+            self.query_up = linear(config.q_lora_rank, query_width)
+        self.kv_down = linear(width, self.rank + self.turned, bias=bias)
+        self.kv_norm = RMSNorm(self.rank, eps=1e-6)
+        self.kv_up = linear(self.rank, self.heads * (self.plain + self.value_dim))
+        self.out = linear(self.heads * self.value_dim, width, bias=bias)
+
+    def __call__(self, x_ND: jax.Array, rope: Table, batch: int, kernel: str) -> jax.Array:
+        B, K, T = batch, self.heads, x_ND.shape[0] // batch
+        turn = rope.rotate_neighbours if self.neighbours else rope.rotate
+        if self.query_rank is None:
+            q = self.query(x_ND)
+        else:
+            q = self.query_up(self.query_norm(self.query_down(x_ND)))
+        q_BTK1c = q.reshape(B, T, K, 1, self.plain + self.turned)
+        turned = turn(q_BTK1c[..., self.plain :])
+        q_BTK1c = jnp.concatenate([q_BTK1c[..., : self.plain], turned], axis=-1) * self.scale
+
+        latent, turned = jnp.split(self.kv_down(x_ND), [self.rank], axis=-1)
+        kv = self.kv_up(self.kv_norm(latent)).reshape(B, T, K, self.plain + self.value_dim)
+        plain_BTKp, v_BTKw = jnp.split(kv, [self.plain], axis=-1)
+        turned_BT1r = turn(turned.reshape(B, T, 1, 1, self.turned))[:, :, :, 0]
+        turned_BTKr = jnp.broadcast_to(turned_BT1r, (B, T, K, self.turned))
+        k_BTKc = jnp.concatenate([plain_BTKp, turned_BTKr], axis=-1)
+        if kernel == "matmul":
+            return self.out(attend(q_BTK1c, k_BTKc, v_BTKw, kernel=kernel))
+        # The others ask for values as wide as queries and keys. Zeros change no product.
+        wide = max(q_BTK1c.shape[-1], self.value_dim)
+        q_BTK1c, k_BTKc, v_BTKw = (_widened(x, wide) for x in (q_BTK1c, k_BTKc, v_BTKw))
+        y_NKw = attend(q_BTK1c, k_BTKc, v_BTKw, kernel=kernel).reshape(B * T, K, wide)
+        return self.out(y_NKw[:, :, : self.value_dim].reshape(B * T, K * self.value_dim))
+
+
+def _widened(x: jax.Array, width: int) -> jax.Array:
+    """Zeros after what a head has, up to a width."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+
+
+class Layer(nnx.Module):
+    """Attention, then a plain MLP or experts, each normalised before and added to what came in."""
+
+    def __init__(self, config: DeepseekConfig, *, dense: bool, rngs: nnx.Rngs):
+        width, std = config.hidden_size, config.initializer_range
+        self.attention_norm = RMSNorm(width, eps=config.rms_norm_eps)
+        self.attention = Attention(config, rngs=rngs)
+        self.mlp_norm = RMSNorm(width, eps=config.rms_norm_eps)
+        if dense:
+            inner = config.intermediate_size
+            self.mlp = MLP(width, inner, std=std, bias=config.mlp_bias, rngs=rngs)
+        else:
+            self.mlp = Mixture(config, rngs=rngs)
+
+    def __call__(self, x_ND: jax.Array, rope: Table, batch: int, kernel: str) -> jax.Array:
+        x_ND = x_ND + self.attention(self.attention_norm(x_ND), rope, batch, kernel)
+        return x_ND + self.mlp(self.mlp_norm(x_ND))
+
+
+class Model(nnx.Module):
+    """A decoder; the params under `dense_layers`, the first layers, and those under `layers`, the
+    ones with experts, have a leading axis for the layer. A model may lack either."""
+
+    def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
+        std, width = config.initializer_range, config.hidden_size
+        self.config = config
+        self.embed = Embedding(config.vocab_size, width, std=std, rngs=rngs)
+        rest = config.num_hidden_layers - config.dense
+        if config.dense:
+            self.dense_layers = stack(config.dense, partial(Layer, config, dense=True), rngs)
+        if rest:
+            self.layers = stack(rest, partial(Layer, config, dense=False), rngs)
+        self.norm = RMSNorm(width, eps=config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(width, config.vocab_size, std=std, rngs=rngs)
+
+    def features(
+        self,
+        tokens_BT: jax.Array,
+        *,
+        scan: bool,
+        dtype: jax.typing.DTypeLike,
+        attention: str,
+        remat: str,
+    ) -> jax.Array:
+        config, (B, T) = self.config, tokens_BT.shape
+        rope = Table(config.rope, config.qk_rope_head_dim, T, config.max_position_embeddings, dtype)
+
+        def call(layer: Layer, x_ND: jax.Array, _: None) -> jax.Array:
+            return layer(x_ND, rope, B, attention)
+
+        x_ND = self.embed(tokens_BT.reshape(B * T), dtype)
+        for group in STACKED:
+            if hasattr(self, group):
+                x_ND = through(getattr(self, group), x_ND, call, None, scan=scan, remat=remat)
+        return self.norm(x_ND)
+
+
+# --- Params as a plain nested dict --------------------------------------------------------------
+
+
+def init(config: DeepseekConfig, seed: int) -> dict[str, Any]:
+    """Returns fresh float32 params as Hugging Face draws them: N(0, initializer_range), norms 1,
+    biases and the router's correction 0."""
+    return nnx.to_pure_dict(nnx.state(Model(config, rngs=nnx.Rngs(seed)), nnx.Param))
+
+
+def features(
+    config: DeepseekConfig,
+    params: dict[str, Any],
+    tokens_BT: jax.Array,
+    *,
+    scan: bool,
+    dtype: jax.typing.DTypeLike,
+    attention: str = "matmul",
+    remat: str = "everything_saveable",
+) -> jax.Array:
+    """Returns x_ND, what the head multiplies, in `dtype`; the arguments are those of
+    `models.llama.features`. The router computes in float32 whatever the dtype."""
+    model = nnx.merge(_graph(config), params)
+    return model.features(tokens_BT, scan=scan, dtype=dtype, attention=attention, remat=remat)
+
+
+def apply(
+    config: DeepseekConfig, params: dict[str, Any], tokens_BT: jax.Array, **how: Any
+) -> jax.Array:
+    """Returns the float32 logits of each next token, [B, T, V]; `how` as in `features`."""
+    x_ND = features(config, params, tokens_BT, **how)
+    logits_NV = jnp.dot(
+        x_ND, head(config, params).astype(x_ND.dtype), preferred_element_type=jnp.float32
+    )
+    return logits_NV.reshape(*tokens_BT.shape, config.vocab_size)
+
+
+@cache
+def _graph(config: DeepseekConfig) -> nnx.GraphDef:
+    return nnx.graphdef(nnx.eval_shape(lambda: Model(config, rngs=nnx.Rngs(0))))

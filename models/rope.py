@@ -1,0 +1,218 @@
+"""Rotary position embedding, and the ways to stretch it over longer texts.
+
+The angles are computed in NumPy the way PyTorch rounds them: a float32 power is one ulp off for
+some frequencies, which at position 131071 is an error of 5e-3 in the cosine. Sine and cosine are
+taken in float64, so that no instruction set changes their float32 bits.
+
+References:
+  Su et al., RoFormer, https://arxiv.org/abs/2104.09864
+  Peng et al., YaRN, https://arxiv.org/abs/2309.00071
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import ModelError
+
+# For each type the keys that it needs, and those that it may have.
+TYPES = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        (),
+    ),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """What config.json says of rotary position embedding, under its own names; None: not said."""
+
+    rope_theta: float
+    rope_type: str = "default"
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
+
+    @classmethod
+    def from_hf(cls, values: dict[str, Any]) -> Self:
+        """Reads both spellings: version 5 of transformers has all in the table `rope_parameters`;
+        version 4 calls it `rope_scaling`, with `rope_theta` beside it.
+
+        Args:
+          values: config.json with the defaults of what it leaves out.
+
+        Raises:
+          ModelError: a type or a key that is not known here, or a value that cannot be.
+        """
+        where, rope = "rope_theta", {}
+        for key in ("rope_scaling", "rope_parameters"):
+            if values.get(key) is not None:
+                where, rope = key, values[key]
+        if not isinstance(rope, dict):
+            raise ModelError(f"{where} is {rope!r}, expected a table")
+        rope = {"rope_theta": values["rope_theta"]} | {
+            k: v for k, v in rope.items() if v is not None
+        }
+        kind = rope.pop("type", "default")  # the older spelling
+        kind = rope.setdefault("rope_type", kind)
+        if kind not in TYPES:
+            known = ", ".join(TYPES)
+            raise ModelError(f"{where}.rope_type is {kind!r}, expected one of: {known}")
+        if rope.pop("partial_rotary_factor", 1.0) != 1.0:
+            raise ModelError(f"{where}.partial_rotary_factor is set, but only 1.0 is supported")
+        needed, optional = TYPES[kind]
+        if "original_max_position_embeddings" in needed:
+            rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+        for key in needed:
+            if key not in rope:
+                raise ModelError(f"{where}.{key} is missing, expected for rope_type {kind!r}")
+        for key, value in rope.items():
+            if key not in ("rope_theta", "rope_type", *needed, *optional):
+                raise ModelError(f"{where}.{key} is not known for rope_type {kind!r}")
+            if key == "truncate" and type(value) is not bool:
+                raise ModelError(f"{where}.truncate is {value!r}, expected true or false")
+            if key not in ("rope_type", "truncate") and not (
+                type(value) in (int, float) and 0 < value < math.inf
+            ):
+                name = key if key == "rope_theta" else f"{where}.{key}"
+                raise ModelError(f"{name} is {value!r}, expected a number above 0")
+        return cls(**rope)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The keys of config.json, in both spellings."""
+        table = {field.name: getattr(self, field.name) for field in fields(self)}
+        table = {key: value for key, value in table.items() if value is not None}
+        older = {key: value for key, value in table.items() if key != "rope_theta"}
+        return {
+            "rope_parameters": table,
+            "rope_scaling": None if self.rope_type == "default" else older,
+            "rope_theta": self.rope_theta,
+        }
+
+
+class Table:
+    """Cosines and sines by position, for queries and keys of a length.
+
+    Args:
+      rope: the settings.
+      dim: size of the vectors that are turned.
+      length: T, how many tokens; a dynamic rope depends on it.
+      most: the config's max_position_embeddings, which a dynamic rope stretches.
+      dtype: of the cosines and sines.
+    """
+
+    def __init__(self, rope: Rope, dim: int, length: int, most: int, dtype: jax.typing.DTypeLike):
+        frequencies, scale = scaled_frequencies(rope, dim, length, most)
+        positions = np.arange(length, dtype=np.float32)
+        angles = (positions[:, None] * frequencies).astype(np.float64)[:, None, None, :]
+        scale = np.float32(scale)
+        self.cos_T11r = (np.cos(angles).astype(np.float32) * scale).astype(dtype)  # r = dim / 2
+        self.sin_T11r = (np.sin(angles).astype(np.float32) * scale).astype(dtype)
+
+    def rotate(self, x_BTKGh: jax.Array) -> jax.Array:
+        """Turns each pair of an element of the first half and one of the second: Llama's layout."""
+        return self._turn(*jnp.split(x_BTKGh, 2, axis=-1))
+
+    def rotate_neighbours(self, x_BTKGh: jax.Array) -> jax.Array:
+        """Turns each pair of neighbours, and puts them in Llama's layout: DeepSeek's way. Where
+        queries and keys are laid out alike, their products do not depend on it."""
+        return self._turn(x_BTKGh[..., 0::2], x_BTKGh[..., 1::2])
+
+    def _turn(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        cos, sin = self.cos_T11r, self.sin_T11r
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def inverse_frequencies(theta: float, dim: int) -> np.ndarray:
+    """Returns theta^(-2i / dim), [dim / 2] float32, with the bits of PyTorch."""
+    return np.float32(1) / _powers(theta, dim)
+
+
+def _powers(theta: float, dim: int) -> np.ndarray:
+    exponents = np.arange(0, dim, 2).astype(np.float32) / np.float32(dim)
+    return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
+
+
+def scaled_frequencies(rope: Rope, dim: int, length: int, most: int) -> tuple[np.ndarray, float]:
+    """Returns the frequencies, [dim / 2] float32, and what cosines and sines are multiplied by.
+
+    Args:
+      rope, dim, length, most: as in `Table`.
+    """
+    match rope.rope_type:
+        case "linear":
+            return inverse_frequencies(rope.rope_theta, dim) / np.float32(rope.factor), 1.0
+        case "dynamic":
+            stretch = rope.factor * max(length, most) / most - (rope.factor - 1)
+            theta = rope.rope_theta * stretch ** (dim / (dim - 2))
+            return inverse_frequencies(theta, dim), 1.0
+        case "llama3":
+            return _llama3(rope, inverse_frequencies(rope.rope_theta, dim)), 1.0
+        case "yarn":
+            return _yarn(rope, dim), _yarn_scale(rope)
+    return inverse_frequencies(rope.rope_theta, dim), 1.0
+
+
+def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
+    """Long waves are slowed by `factor`, short ones are not, and those between partly."""
+    old = rope.original_max_position_embeddings
+    low, high, factor = rope.low_freq_factor, rope.high_freq_factor, np.float32(rope.factor)
+    waves = np.float32(2 * math.pi) / plain
+    share = (np.float32(old) / waves - np.float32(low)) / np.float32(high - low)
+    between = (1 - share) * plain / factor + share * plain
+    found = np.where(waves > old / low, plain / factor, plain)
+    return np.where((waves >= old / high) & (waves <= old / low), between, found)
+
+
+def _yarn(rope: Rope, dim: int) -> np.ndarray:
+    """Frequencies that turn less than beta_slow times within the original length are slowed by
+    `factor`, those that turn more than beta_fast times are not, with a straight line between."""
+
+    def place(turns: float) -> float:
+        """The (fractional) index of the frequency that turns so often in the original length."""
+        longest = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return dim * math.log(longest) / (2 * math.log(rope.rope_theta))
+
+    first, last = place(rope.beta_fast or 32), place(rope.beta_slow or 1)
+    if rope.truncate is not False:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    if first == last:
+        last += 0.001  # as transformers, against a division by 0
+    line = (np.arange(dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(last - first)
+    kept = 1 - np.clip(line, 0, 1)
+    powers = _powers(rope.rope_theta, dim)
+    slowed = np.float32(1) / (np.float32(rope.factor) * powers)
+    return slowed * (1 - kept) + np.float32(1) / powers * kept
+
+
+def _yarn_scale(rope: Rope) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return yarn_mscale(rope.factor)
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """How much larger YaRN wants the scores of a text that is `factor` times as long."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,0 +1,280 @@
+"""Every model against PyTorch's: values, gradients, files and text. A new one is a line in CASES.
+
+A case is a model_type with the keys in which its config differs from BASE.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from models.rope import Rope
+from pipeline import hf
+from pipeline.generate import generate
+from pipeline.loss import cross_entropy
+
+torch.set_num_threads(1)
+
+BASE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500.0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+WINDOW = {"sliding_window": 5, "use_sliding_window": True}
+LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "rms_norm_eps": 1e-2,  # so that a norm which should have 1e-6 shows
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
+V3 = LATENT | GROUPS | {"num_nextn_predict_layers": 0}
+SCALED = {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}}
+CASES = {
+    "llama, one kv head per query head": ("llama", {"num_key_value_heads": 4}),
+    "llama, grouped queries": ("llama", {}),
+    "llama, one kv head, explicit head_dim": ("llama", {"num_key_value_heads": 1, "head_dim": 16}),
+    "llama, tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear rope": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "llama, dynamic rope": ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    "llama, llama3 rope": ("llama", {"rope_scaling": LLAMA3}),
+    "llama, yarn rope": ("llama", {"rope_scaling": YARN}),
+    "llama, yarn rope with every key": (
+        "llama",
+        {
+            "rope_scaling": YARN
+            | {"beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.2}
+            | {"truncate": False}
+        },
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral, window": ("mistral", {"sliding_window": 5}),
+    "qwen2, tied embeddings": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2, window in the second layer": ("qwen2", WINDOW | {"max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3, biases, window in all layers": (
+        "qwen3",
+        WINDOW | {"max_window_layers": 0, "attention_bias": True},
+    ),
+    "deepseek_v2, no query rank": ("deepseek_v2", LATENT | {"q_lora_rank": None}),
+    "deepseek_v2, groups, yarn": (
+        "deepseek_v2",
+        LATENT | GROUPS | SCALED | {"topk_method": "group_limited_greedy"},
+    ),
+    "deepseek_v2, biases, all experts, all chosen": (
+        "deepseek_v2",
+        LATENT
+        | {"attention_bias": True, "mlp_bias": True}
+        | {"first_k_dense_replace": 0, "num_experts_per_tok": 8},
+    ),
+    "deepseek_v3": ("deepseek_v3", V3),
+    "deepseek_v3, biases, yarn": ("deepseek_v3", V3 | SCALED | {"attention_bias": True}),
+    "deepseek_v3, halves turned, weights as they are": (
+        "deepseek_v3",
+        V3 | {"rope_interleave": False, "norm_topk_prob": False},
+    ),
+    "deepseek_v3, all dense": ("deepseek_v3", V3 | {"first_k_dense_replace": 5}),
+    "deepseek_v3, all experts, tied embeddings, no query rank": (
+        "deepseek_v3",
+        V3 | {"first_k_dense_replace": 0, "tie_word_embeddings": True, "q_lora_rank": None},
+    ),
+}
+TOKENS = np.random.default_rng(0).integers(0, 96, (2, 37)).astype(np.int32)  # no quarter alike
+PROMPT = [5, 90, 17, 3, 64, 22, 8, 41]
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def pair(request, tmp_path_factory):
+    """PyTorch's model, the folder it was saved in, and ours as read from there."""
+    model_type, changes = request.param
+    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **BASE | changes))
+    reference.eval()
+    generator = torch.Generator().manual_seed(0)
+    saved = [*reference.named_parameters()]
+    saved += [pair for pair in reference.named_buffers() if pair[0].endswith("correction_bias")]
+    with torch.no_grad():
+        for name, weight in saved:
+            # norms and biases that are not one and zero, so that no swap of tensors goes unseen
+            if "norm" in name:
+                weight.uniform_(0.5, 1.5, generator=generator)
+            else:
+                weight.normal_(0, 0.1, generator=generator)
+    folder = tmp_path_factory.mktemp("model")
+    reference.save_pretrained(folder)
+    hf_config, params = hf.read_folder(folder)
+    return reference, folder, hf_config, params
+
+
+def logits_of(model, config, params, tokens_BT):
+    return model.apply(config, params, tokens_BT, scan=False, dtype=jnp.float32)
+
+
+def test_every_layer_gives_what_pytorchs_gives(pair):
+    """After each layer: what the last norm and the head make of it there."""
+    reference, _, hf_config, params = pair
+    with torch.no_grad():
+        answer = reference(torch.from_numpy(TOKENS).long(), output_hidden_states=True)
+    model, config = hf.model_of(hf_config, "a test")
+    for count in range(1, config.num_hidden_layers + 1):
+        with torch.no_grad():
+            after = reference.model.norm(answer.hidden_states[count])
+            expected = reference.lm_head(after)
+        if count == config.num_hidden_layers:  # transformers gives these normalised
+            expected = answer.logits
+        found = logits_of(model, *first_layers(model, config, params, count), TOKENS)
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-4, rtol=0)
+
+
+def first_layers(model, config, params, count):
+    """The config and the params of a model that ends after some layers."""
+    shorter = config.shortened(count)
+    shapes = jax.eval_shape(lambda: model.init(shorter, 0))
+    return shorter, jax.tree.map(lambda s, p: p[: len(s)], shapes, common(shapes, params))
+
+
+def common(shapes, params):
+    """The params of those groups that the shapes have."""
+    return {group: params[group] for group in shapes}
+
+
+def test_the_loss_and_every_gradient_are_those_of_pytorch(pair, tmp_path):
+    reference, _, hf_config, params = pair
+    tokens = torch.from_numpy(TOKENS).long()
+    reference.zero_grad()
+    answer = reference(tokens, labels=tokens)
+    answer.loss.backward()
+    weights = [weight.detach().clone() for weight in reference.parameters()]
+    with torch.no_grad():  # gradients in the place of weights: the same files, the same name map
+        for weight in reference.parameters():
+            weight.copy_(torch.zeros_like(weight) if weight.grad is None else weight.grad)
+        reference.save_pretrained(tmp_path)
+        for weight, saved in zip(reference.parameters(), weights, strict=True):
+            weight.copy_(saved)
+    _, expected = hf.read_folder(tmp_path)
+
+    model, config = hf.model_of(hf_config, "a test")
+
+    def loss(params):  # layers scanned here, and unrolled where logits are compared
+        x_ND = model.features(config, params, TOKENS, scan=True, dtype=jnp.float32)
+        return cross_entropy(x_ND, model.head(config, params), TOKENS).mean()
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    np.testing.assert_allclose(value, answer.loss.item(), rtol=1e-5)
+    found, wanted = flatten_dict(grads, sep="/"), flatten_dict(expected, sep="/")
+    assert found.keys() == wanted.keys()
+    for path in found.keys() & set(getattr(model, "FROZEN", ())):  # a buffer there
+        assert not found.pop(path).any()
+        wanted.pop(path)
+    for path, grad in wanted.items():
+        off = np.abs(np.asarray(found[path]) - grad).max()
+        assert off <= 1e-3 * np.abs(grad).max(), f"{path}: {off}"
+
+
+def test_an_export_has_every_tensor_byte_for_byte_and_the_same_config(pair, tmp_path):
+    reference, folder, hf_config, params = pair
+    hf.write_folder(tmp_path, hf_config, params, "float32")
+    found, expected = (load_file(at / hf.WEIGHTS) for at in (tmp_path, folder))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(found[name], tensor)
+    again = AutoConfig.from_pretrained(tmp_path)
+    differs = {
+        key: (value, getattr(again, key, None))
+        for key, value in reference.config.to_dict().items()
+        if getattr(again, key, None) != value
+        and key not in ("_name_or_path", "dtype", "rope_parameters")
+    }
+    assert not differs
+    ours, theirs = again.rope_parameters, reference.config.rope_parameters
+    assert {k: v for k, v in theirs.items() if v is not None}.items() <= ours.items()
+
+
+def test_32_greedy_tokens_are_the_same(pair, tmp_path):
+    """Written by PyTorch from the files that we export."""
+    _, _, hf_config, params = pair
+    hf.write_folder(tmp_path, hf_config, params, "float32")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path)
+    expected = exported.generate(
+        torch.tensor([PROMPT]), max_new_tokens=32, do_sample=False, pad_token_id=0
+    )
+    model, config = hf.model_of(hf_config, "a test")
+    found = generate(
+        lambda p, t: model.apply(config, p, t, scan=False, dtype=jnp.float32),
+        params,
+        PROMPT,
+        max_new_tokens=32,
+        context=64,
+        temperature=0.0,
+        seed=0,
+        ends=(),
+    )
+    assert found == expected[0, len(PROMPT) :].tolist()
+
+
+def test_what_we_write_we_read_as_the_same_model(pair):
+    _, _, hf_config, _ = pair
+    model, config = hf.model_of(hf_config, "a test")
+    written = json.loads(json.dumps(config.to_hf("bfloat16")))
+    assert model.Config.from_hf(written) == config
+    older = {key: value for key, value in written.items() if key != "rope_parameters"}
+    newer = {k: v for k, v in written.items() if k not in ("rope_theta", "rope_scaling")}
+    assert model.Config.from_hf(older) == model.Config.from_hf(newer) == config
+
+
+def test_a_dynamic_rope_stretches_with_the_text(tmp_path):
+    """Beyond max_position_embeddings, where its frequencies begin to change."""
+    changes = {
+        "max_position_embeddings": 16,
+        "rope_scaling": CASES["llama, dynamic rope"][1]["rope_scaling"],
+    }
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **BASE | changes | {"initializer_range": 0.1})
+    )
+    reference.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(TOKENS).long()).logits.numpy()
+    hf_config, params = hf.read_folder(tmp_path)
+    model, config = hf.model_of(hf_config, "a test")
+    found = logits_of(model, config, params, TOKENS)
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    plain = logits_of(model, dataclasses.replace(config, rope=Rope(500.0)), params, TOKENS)
+    assert np.abs(plain - expected).max() > 1e-2

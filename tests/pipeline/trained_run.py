@@ -1,0 +1,164 @@
+"""A run up to its verdict, made by hand in the formats of the stages: what export reads.
+
+Nothing is trained: the params are fresh, and the numbers are chosen.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from models import llama
+from pipeline import config, export, tokens
+from pipeline.artifacts import METRICS, Paths, write_json
+from pipeline.checkpoint import save_tree
+from pipeline.swarm.entry import TABLES, Header
+from pipeline.swarm.transcript import Writer
+from tests import tiny
+from tests.pipeline.finished_run import BYTES, PEERS, _entry
+
+ROUNDS, EVERY, LENGTH = 6, 3, 32
+END, PAD, VOCABULARY = 0, 1, 300
+INIT = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "bos_token_id": END,
+    "eos_token_id": END,
+}
+VERDICT = {
+    "accepted": True,
+    "method": "bitwise",
+    "why_not_bitwise": None,
+    "audited_rounds": ROUNDS,
+    "windows": 8,
+    "replayed_windows": [{"first": 1, "last": 3, "peer": 0}, {"first": 4, "last": 6, "peer": 3}],
+    "sample_seed": "5eed",
+    "findings": [],
+}
+ENVIRONMENT = {"platform": "cpu", "threads": "4", "xla_flags": "--xla_a=1", "jax": "0.0"}
+SOURCE = {"checkpoint": "Init", "seed": 0, "sha256": "ab" * 32}
+
+
+def make_tokenizer() -> Tokenizer:
+    """Byte-level, as the Corpus provider's: the end of text, padding, all bytes."""
+    names = ["<|endoftext|>", "<|pad|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(names[:2])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, **named: object) -> None:
+    """A tokenizer in Hugging Face form; `named` are its special tokens."""
+    folder.mkdir(exist_ok=True)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast"} | named
+    write_json(folder / "tokenizer_config.json", said)
+
+
+def make(
+    root: Path,
+    *,
+    verdict: dict | None = None,
+    model: dict | None = None,
+    companions: dict[str, object] | None = None,
+    tokenizer: dict[str, object] | None = None,
+    source: dict | None = None,
+    read: str = "/data/tokens",
+    shards: int = 1,
+    held_out: bool = True,
+    bitwise: bool = True,
+    environment: dict[str, str] | None = None,
+    **changes: object,
+) -> Paths:
+    """Leaves the folders that export reads, and runs it.
+
+    Args:
+      root: where `data/` is made.
+      verdict, model, source, environment: take the place of entries of verdict.json, of the model's
+        config.json, of source.json and of the header's environment.
+      companions: what the checkpoint brought beside its weights: values by file name.
+      tokenizer: the special tokens of the data's tokenizer; None: there is none.
+      read: where shards.json says that its data come from.
+      shards: how many files of train tokens there are.
+      held_out: whether there is a held-out split.
+      bitwise: of the header.
+      changes: to the run file, by dotted name, as `tiny.run_document` has it.
+    """
+    run_file = root / "run.toml"
+    root.mkdir(exist_ok=True)
+    defaults = {
+        "config__total_steps": ROUNDS,
+        "model__LLM__max_seq_len": LENGTH,
+        "model__LLM__checkpoint": {"Init": {"seed": 0, "config": INIT}},
+        "peers__count": PEERS,
+    }
+    tiny.write_run(run_file, tiny.run_document(Path("/data/tokens"), **defaults | changes))
+    run = config.load(run_file)
+    hf_config = llama.Config.from_hf(INIT | (model or {})).to_hf()
+    with Paths("download", run_file, root).building() as folder:
+        _shards(folder, read, shards, held_out)
+        if tokenizer is not None:
+            write_tokenizer(folder / "tokenizer", **tokenizer)
+    with Paths("convert", run_file, root).building() as folder:
+        write_json(folder / "source.json", SOURCE if source is None else source)
+    paths = Paths("train", run_file, root)
+    header = Header(
+        key=paths.key,
+        run=run.model_dump(mode="json", include=TABLES),
+        model=hf_config,
+        environment=ENVIRONMENT | (environment or {}),
+        bitwise=bitwise,
+        held_out_loss=5.9 if held_out else None,
+    )
+    with paths.building() as folder:
+        _train(folder, header, held_out)
+        for name, content in (companions or {}).items():
+            write_json(folder / "hf" / name, content)
+    with Paths("witness", run_file, root).building() as folder:
+        write_json(folder / "verdict.json", VERDICT | (verdict or {}))
+    paths = Paths("export", run_file, root)
+    export.run(run, paths)
+    return paths
+
+
+def _shards(folder: Path, read: str, count: int, held_out: bool) -> None:
+    for split, files in (("train", count), ("held_out", int(held_out))):
+        (folder / split).mkdir()
+        for number in range(files):
+            np.full(100 + number, END, "<u2").tofile(folder / split / f"{number:05}.ds")
+    source = {"read": read, "sha256": "cd" * 32}
+    tokens.write_shards(folder, 2, VOCABULARY, "DontShuffle", source)
+
+
+def _train(folder: Path, header: Header, held_out: bool) -> None:
+    writer = Writer(folder / "transcript", first=0, every=EVERY, keep_payloads=True)
+    writer.header(header)
+    entries = [_entry(step, held_out) for step in range(1, ROUNDS + 1)]
+    for entry in entries:
+        writer.round(entry, {peer: b"x" for peer in range(PEERS)})
+    params = llama.init(llama.Config.from_hf(header.model), 0)
+    for step in range(0, ROUNDS + 1, EVERY):
+        save_tree(folder / "transcript" / "snapshots" / f"{step:05}" / "params.safetensors", params)
+    write_json(folder / "hf" / "config.json", header.model)
+    numbers = {
+        "rounds": ROUNDS,
+        "tokens": ROUNDS * 4 * LENGTH,
+        "parameters": 2_000_000,
+        "loss": entries[-1].loss,
+        "held_out_loss_before": header.held_out_loss,
+        "held_out_loss": 5.125 if held_out else None,
+        "bytes_up": BYTES,
+        "bytes_down": BYTES * (PEERS - 1),
+        "bytes_up_of_data_parallel": 8_000_000,
+        "bits_per_parameter_and_round": 0.136,
+        "simulated_seconds": 9.5,
+    }
+    write_json(folder / METRICS / "train.json", numbers)
