@@ -1,6 +1,5 @@
 """Fused attention: used where the run file asks for it, and then proven to be what was compiled."""
 
-
 import jax
 import jax.numpy as jnp
 

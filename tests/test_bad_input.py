@@ -113,7 +113,9 @@ def test_an_optimizer_without_an_engine(place):
     place.set(model__LLM__optimizer="Dummy")
     place.make("download", "convert")
     place.refused(
-        "train", "model.LLM.optimizer.Dummy", "expected model.LLM.optimizer.Distro, AdaDistro or"
+        "train",
+        "model.LLM.optimizer.Dummy",
+        "expected model.LLM.optimizer.Distro, AdaDistro, AdamW",
     )
 
 
