@@ -14,13 +14,13 @@ from models.deepseek_v3 import (
     TIED,
     DeepseekConfig,
     Model,
-    Routing,
     apply,
     features,
     first_layers,
     head,
     init,
 )
+from models.experts import Routing
 from models.llama import IGNORED  # nothing predicts further than the next token
 
 __all__ = [

@@ -2,26 +2,19 @@
 
 import logging
 import shutil
-from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from pipeline import artifacts, card, config, hf
+from pipeline import artifacts, card, config, generation_config, hf
 from pipeline.artifacts import Paths
 from pipeline.checkpoint import load_nested
-from pipeline.errors import LockstepError
 from pipeline.swarm.entry import Header
 from pipeline.swarm.transcript import Transcript
 
 log = logging.getLogger(__name__)
 
-GENERATION = "generation_config.json"
 # Kinds of rope for which max_position_embeddings is more than a limit: "dynamic" computes its
 # angles from it; for "yarn", transformers expects `factor` times the original length, and warns.
 FIXED_CONTEXT = ("dynamic", "yarn")
-# They do nothing where nothing is sampled; transformers warns of them, and 4 does not save them.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
 def run(run: config.Run, paths: Paths) -> None:
@@ -45,8 +38,8 @@ def run(run: config.Run, paths: Paths) -> None:
         for file in (tokenizer if tokenizer.is_dir() else trained / "hf").iterdir():
             if file.name != hf.CONFIG:
                 shutil.copyfile(file, folder / file.name)
-        generation = _generation(trained / "hf" / GENERATION, model, _special_tokens(folder))
-        artifacts.write_json(folder / GENERATION, generation)
+        settings = generation_config.make(trained / "hf", model, folder)
+        artifacts.write_json(folder / generation_config.NAME, settings)
         text = card.render(card.read(paths, transcript, verdict, folder))
         artifacts.write_text(folder / card.NAME, text)
 
@@ -61,79 +54,3 @@ def _model(header: Header) -> dict[str, Any]:
     if model.rope.rope_type not in FIXED_CONTEXT:
         context = max(context, header.run["model"]["LLM"]["max_seq_len"])
     return header.model | {"max_position_embeddings": context}
-
-
-# ---- How transformers generates ----
-
-
-def _generation(path: Path, model: dict[str, Any], special: dict[str, int]) -> dict[str, Any]:
-    """generation_config.json: the settings of the checkpoint's own, where it has one.
-
-    Begin and padding are the tokenizer's; else the checkpoint's, else config.json's. A text ends
-    at any token that one of them ends it with, as with a chat's end of turn beside the end of
-    text. A number that is no token of the model is nobody's.
-
-    Args:
-      path: the checkpoint's own file, which may not be there.
-      model: config.json.
-      special: ids by key, as `_special_tokens` finds them.
-    """
-    own = _settings(path) if path.exists() else {"_from_model_config": True}
-    found = {}
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        asked = (special, own, model) if key != "eos_token_id" else (own, special, model)
-        ids = [token for source in asked for token in _ids(source.get(key), model["vocab_size"])]
-        found[key] = list(dict.fromkeys(ids))
-    begin, end, pad = found.values()
-    one = {"bos_token_id": begin[:1], "eos_token_id": end, "pad_token_id": pad[:1]}
-    rest = {key: value for key, value in own.items() if key not in one}
-    return rest | {key: ids[0] if len(ids) == 1 else ids for key, ids in one.items() if ids}
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    """What a generation_config.json says, without what does nothing."""
-    settings = _table(path)
-    idle = () if settings.get("do_sample") is True else SAMPLING
-    return {
-        key: value for key, value in settings.items() if key not in (*idle, "transformers_version")
-    }
-
-
-def _ids(value: Any, vocab_size: int) -> list[int]:
-    """The token ids in a value that may be absent, one number or a list."""
-    ids = value if isinstance(value, list) else [value]
-    return [token for token in ids if type(token) is int and 0 <= token < vocab_size]
-
-
-def _special_tokens(folder: Path) -> dict[str, int]:
-    """The ids of the special tokens that a folder's tokenizer names; nothing where it has none.
-
-    Raises:
-      LockstepError: its tokenizer.json is none, or what names them is no table.
-    """
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
-        return {}
-    try:
-        vocabulary = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise LockstepError(f"{tokenizer}: expected a tokenizer: {error}") from error
-    named: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the later one counts
-        if (folder / name).is_file():
-            named |= _table(folder / name)
-    found = {}
-    for name in ("bos_token", "eos_token", "pad_token"):
-        token = named.get(name)  # text, or a table that holds it
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and (index := vocabulary.token_to_id(token)) is not None:
-            found[f"{name}_id"] = index
-    return found
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """The table in a JSON file that came from elsewhere."""
-    found = artifacts.read_json(path)
-    if not isinstance(found, dict):
-        raise LockstepError(f"{path}: found {type(found).__name__}, expected a table")
-    return found

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
-from models import deepseek_v3
+from models import deepseek_v3, experts
 from pipeline import hf
 
 torch.set_num_threads(1)
@@ -169,7 +169,7 @@ def test_a_bfloat16_folder_keeps_the_correction_in_float32_as_transformers_does(
 
 def router(correction, kernel=None, **changes):
     config = dataclasses.replace(CONFIG, **changes)
-    made = deepseek_v3.Router(config, rngs=nnx.Rngs(0))
+    made = experts.Router(config, rngs=nnx.Rngs(0))
     made.correction[...] = jnp.asarray(correction, jnp.float32)
     made.kernel[...] = jnp.zeros_like(made.kernel[...]) if kernel is None else kernel
     return made
@@ -232,7 +232,7 @@ CHOICES = {
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES.keys())
 def test_no_token_is_dropped_however_they_choose(choose, tokens):
     rng = np.random.default_rng(tokens)
-    made = deepseek_v3.Experts(CONFIG, rngs=nnx.Rngs(0))
+    made = experts.Experts(CONFIG, rngs=nnx.Rngs(0))
     graph = nnx.graphdef(made)
     x_ND = jnp.asarray(rng.normal(size=(tokens, 32)), jnp.float32)
     weights_NA = jnp.asarray(rng.uniform(size=(tokens, 3)), jnp.float32)
@@ -258,8 +258,8 @@ def test_no_token_is_dropped_however_they_choose(choose, tokens):
 
 
 def test_the_rows_of_sorted_choices_are_less_than_twice_as_many():
-    for count, experts in ((1, 8), (8, 8), (9, 8), (111, 8), (1024, 16), (3072, 64), (5, 256)):
-        rows, size = deepseek_v3._sort(jnp.zeros(count, jnp.int32), experts)
+    for count, among in ((1, 8), (8, 8), (9, 8), (111, 8), (1024, 16), (3072, 64), (5, 256)):
+        rows, size = experts._sort(jnp.zeros(count, jnp.int32), among)
         assert rows.choice_R.shape[0] == rows.expert_b.shape[0] * size
         assert count <= rows.choice_R.shape[0] < 2 * count or count == 1
         held = np.asarray(rows.choice_R)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from models import llama
-from pipeline import export
+from pipeline import generation_config
 from pipeline.artifacts import read_json, write_json
 from pipeline.errors import LockstepError
 from pipeline.swarm.transcript import Transcript
@@ -135,7 +135,7 @@ def test_settings_without_effect_are_left_out_and_so_is_the_warning(tmp_path, wa
 )
 def test_ids_are_those_of_tokenizer_checkpoint_and_config(tmp_path, own, special, model, expected):
     write_json(tmp_path / GENERATION, own)
-    said = export._generation(tmp_path / GENERATION, {"vocab_size": 10} | model, special)
+    said = generation_config._agreed(tmp_path / GENERATION, {"vocab_size": 10} | model, special)
     assert said == expected
 
 
@@ -143,7 +143,7 @@ def test_ids_are_those_of_tokenizer_checkpoint_and_config(tmp_path, own, special
 def test_special_tokens_are_found_as_text_and_as_tables(tmp_path, form):
     write_tokenizer(tmp_path, eos_token=form("<|endoftext|>"), pad_token=form("<|no such|>"))
     write_json(tmp_path / "special_tokens_map.json", {"bos_token": form("<|pad|>")})
-    assert export._special_tokens(tmp_path) == {"eos_token_id": END, "bos_token_id": PAD}
+    assert generation_config._special_tokens(tmp_path) == {"eos_token_id": END, "bos_token_id": PAD}
 
 
 def test_what_a_checkpoint_brought_and_is_none_is_named(tmp_path):
