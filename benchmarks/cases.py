@@ -38,9 +38,7 @@ def _variant(label: str, settings: dict, base_lr: float = 2e-3) -> Case:
 # tuned, and trained with several seeds
 MAIN = {
     "adamw": Case("AdamW, gradients sent whole", "AdamW", ADAMW, 1.5e-3),
-    "muon": Case(
-        "Muon with AdaDistro's steps by group, gradients sent whole", "Muon", MUON, 3.2e-2
-    ),
+    "muon": Case("Muon, steps by group, gradients sent whole", "Muon", MUON, 3.2e-2),
     "distro": Case("DisTrO, topk 32, signs", "Distro", PLAIN, 2e-3),
     "ada-distro": Case("AdaDistro, topk 32, signs", "AdaDistro", FULL, 3.2e-2),
 }

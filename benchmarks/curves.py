@@ -39,7 +39,9 @@ def draw(cases: list[dict]) -> bytes:
                 axes.xaxis.set_major_formatter(EngFormatter(unit))
                 axes.grid(color="#e3e6ec")
                 axes.spines[["top", "right"]].set_visible(False)
-        grid[0][0].legend(framealpha=0.9, edgecolor="none")
+        # above all panels: in one of them it would cover a curve's beginning; each case once
+        lines = {line.get_label(): line for row in grid for line in row[0].get_lines()}
+        figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, edgecolor="none")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
