@@ -212,11 +212,12 @@ def _diverged(found: list[Trained]) -> dict[str, str]:
 
 def merged(earlier: list[dict], rows: list[dict]) -> list[dict]:
     """The rows, and those of other sizes and cases that were there; in the order of `--size` and
-    cases.py."""
+    cases.py, which may have dropped some."""
     place = {
         (size, name): (i, j) for i, size in enumerate(sizes.SIZES) for j, name in enumerate(CASES)
     }
-    by_place = {place[row["size"], row["case"]]: row for row in [*earlier, *rows]}
+    known = [row for row in [*earlier, *rows] if (row["size"], row["case"]) in place]
+    by_place = {place[row["size"], row["case"]]: row for row in known}
     return [by_place[at] for at in sorted(by_place)]
 
 

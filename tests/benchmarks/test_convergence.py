@@ -81,7 +81,10 @@ def test_the_summary_has_the_spread_over_seeds_at_the_best_rate_and_the_diverged
 
 def test_rows_of_other_sizes_and_cases_stay_in_the_table():
     rows = [{"size": s, "case": c, "n": 1} for s in ("2M", "5M") for c in ("adamw", "distro")]
-    found = convergence.merged(rows, [{"size": "2M", "case": "muon"}, rows[3] | {"n": 2}])
+    dropped = {"size": "2M", "case": "a case of last year"}
+    found = convergence.merged(
+        [*rows, dropped], [{"size": "2M", "case": "muon"}, rows[3] | {"n": 2}]
+    )
     assert [(row["size"], row["case"]) for row in found] == [
         ("2M", "adamw"), ("2M", "muon"), ("2M", "distro"), ("5M", "adamw"), ("5M", "distro"),
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from functools import partial
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import models
 from models import llama
 from models.parts import REMAT, RMSNorm
 from models.rope import Rope, scaled_frequencies
+from pipeline.config import Peers
 
 torch.set_num_threads(1)
 
@@ -350,6 +352,10 @@ def test_computing_again_gives_the_same_gradients(remat, scan):
         jax.jit(jax.grad(partial(total, remat=r)))(params) for r in ("everything_saveable", remat)
     )
     assert_close(found, jax.tree.map(np.asarray, expected), 1e-5)
+
+
+def test_a_run_file_can_ask_for_every_way_and_no_other():
+    assert get_args(Peers.model_fields["remat"].annotation) == REMAT
 
 
 def compiled(layers, **how):
