@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import sizes
+from benchmarks.peak import matrix_flops
 from benchmarks.sizes import SIZES
 from pipeline import allocator, config, devices
 
@@ -121,7 +122,7 @@ def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
         "precision": run.peers.precision,
         "attention": run.peers.attention,
         "device": jax.devices()[0].device_kind,
-        "devices": len(distro.peers.devices),
+        "devices": len(distro.peers.places),
         "tokens_per_second": {
             "gradient": round(distro.tokens / median["gradient"]),
             "adamw": round(adamw.tokens / rounds["adamw"]),
@@ -135,24 +136,6 @@ def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
         "bytes_up": len(distro.payloads[0]),
         "peak_bytes": _peak(),
     }
-
-
-def matrix_flops(precision: str) -> float:
-    """FLOP per second of one large product on each device, all at once."""
-    import jax
-    import jax.numpy as jnp
-
-    n = 1024 if jax.default_backend() == "cpu" else 8192
-    product = jax.jit(lambda a, b: a @ b)
-    operands = [
-        jax.device_put((jnp.ones((n, n), precision), jnp.ones((n, n), precision)), device)
-        for device in jax.devices()
-    ]
-    times = 8
-    jax.block_until_ready([product(*pair) for pair in operands])
-    began = time.perf_counter()
-    jax.block_until_ready([product(*pair) for _ in range(times) for pair in operands])
-    return 2 * n**3 * times * len(operands) / (time.perf_counter() - began)
 
 
 # ---- Memory and restarts, each in a process of its own ----

@@ -38,13 +38,22 @@ class Trial:
         self.tokens = count * each * run.llm.max_seq_len
         self.rounds = 0
 
+    def forward(self) -> None:
+        """All peers' losses, and no gradient: of their first micro-batch each."""
+        losses = []
+        for peer, (tokens_MBT, _) in self.work.items():
+            place = self.peers.place_of(peer)
+            tokens_BT = place.put_sequences(tokens_MBT[0])
+            losses.append(self.programs.measure(self.peers.params_at[place], tokens_BT))
+        jax.block_until_ready(losses)
+
     def gradient(self) -> None:
         """All peers' gradients, and nothing else."""
         grads = []
         for peer, (tokens_MBT, count) in self.work.items():
-            device = self.peers.device_of(peer)
-            arguments = jax.device_put((tokens_MBT, count), device)
-            grads.append(self.programs.gradient(self.peers.params_on[device], *arguments))
+            place = self.peers.place_of(peer)
+            arguments = place.put_sequences(tokens_MBT), place.put_whole(count)
+            grads.append(self.programs.gradient(self.peers.params_at[place], *arguments))
         jax.block_until_ready(grads)
 
     def step(self) -> None:
@@ -61,4 +70,4 @@ class Trial:
     def apply(self) -> None:
         """The params of the next round, on every device."""
         self.peers.receive(self.received, self.form.like, self.rounds)
-        jax.block_until_ready(list(self.peers.params_on.values()))
+        jax.block_until_ready(list(self.peers.params_at.values()))

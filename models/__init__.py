@@ -19,7 +19,8 @@ It may also give:
 
     first_layers  (config) -> {group: which layer its first is}, of those in STACKED; 0 if not said
     FLOAT32       paths of params that are stored in float32, whatever the others are stored in
-    FROZEN        paths of params that no optimizer moves
+    BALANCE       paths of params that balance experts, which no gradient moves: in its place stands
+                  how many choices fell on each expert
 
 Nothing here imports anything from `pipeline/`.
 """

@@ -13,7 +13,7 @@ References:
 """
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Annotated, Any, Self
 
 import jax
@@ -23,8 +23,8 @@ from flax import nnx
 from models import ModelError, llama
 from models.config import HfConfig, positive_integer
 from models.experts import Mixture, Routing
-from models.llama import head
 from models.parts import MLP, Embedding, Linear, RMSNorm, attend, stack, through
+from models.pure import functions_of
 from models.rope import Table, yarn_mscale
 
 STACKED = ("dense_layers", "layers")
@@ -78,7 +78,7 @@ NAMES = {
 TIED = llama.TIED
 IGNORED = rf"{llama.IGNORED}|model\.layers\.(?P<beyond>\d+)\..*"  # those that predict further
 FLOAT32 = ("layers/mlp/router/correction",)  # rounded, it would choose other experts
-FROZEN = FLOAT32  # it has no gradient, and the sign of 0 is a step
+BALANCE = FLOAT32
 
 # What a config says of experts, and may leave null where no layer has any.
 _OF_EXPERTS = (
@@ -360,42 +360,4 @@ class Model(nnx.Module):
         return self.norm(x_ND)
 
 
-# --- Params as a plain nested dict --------------------------------------------------------------
-
-
-def init(config: DeepseekConfig, seed: int) -> dict[str, Any]:
-    """Returns fresh float32 params as Hugging Face draws them: N(0, initializer_range), norms 1,
-    biases and the router's correction 0."""
-    return nnx.to_pure_dict(nnx.state(Model(config, rngs=nnx.Rngs(seed)), nnx.Param))
-
-
-def features(
-    config: DeepseekConfig,
-    params: dict[str, Any],
-    tokens_BT: jax.Array,
-    *,
-    scan: bool,
-    dtype: jax.typing.DTypeLike,
-    attention: str = "matmul",
-    remat: str = "everything_saveable",
-) -> jax.Array:
-    """Returns x_ND, what the head multiplies, in `dtype`; the arguments are those of
-    `models.llama.features`. The router computes in float32 whatever the dtype."""
-    model = nnx.merge(_graph(config), params)
-    return model.features(tokens_BT, scan=scan, dtype=dtype, attention=attention, remat=remat)
-
-
-def apply(
-    config: DeepseekConfig, params: dict[str, Any], tokens_BT: jax.Array, **how: Any
-) -> jax.Array:
-    """Returns the float32 logits of each next token, [B, T, V]; `how` as in `features`."""
-    x_ND = features(config, params, tokens_BT, **how)
-    logits_NV = jnp.dot(
-        x_ND, head(config, params).astype(x_ND.dtype), preferred_element_type=jnp.float32
-    )
-    return logits_NV.reshape(*tokens_BT.shape, config.vocab_size)
-
-
-@cache
-def _graph(config: DeepseekConfig) -> nnx.GraphDef:
-    return nnx.graphdef(nnx.eval_shape(lambda: Model(config, rngs=nnx.Rngs(0))))
+init, features, head, apply = functions_of(Model)

@@ -42,8 +42,9 @@ class Routing(NamedTuple):
 class Router(nnx.Module):
     """Gives each token A of the E experts, and a weight for each; all in float32.
 
-    The correction shifts which experts are chosen and not their weights, so its gradient is zero:
-    DeepSeek moves it by how loaded an expert was.
+    The correction shifts which experts are chosen and not their weights, so it has no gradient:
+    DeepSeek moves it by how loaded an expert is. In the place of a gradient it has that load, how
+    many choices fell on each expert (`_reporting`).
     """
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
@@ -76,7 +77,35 @@ class Router(nnx.Module):
         weights_NA = jnp.sum(chosen_NAE * scores_NE[:, None], axis=-1)
         if routing.normalised:
             weights_NA /= weights_NA.sum(axis=-1, keepdims=True) + 1e-20
+        if self.corrected:
+            weights_NA = _reporting(weights_NA, experts_NA, self.correction[...])
         return weights_NA * self.factor, experts_NA
+
+
+@jax.custom_vjp
+def _reporting(weights_NA: jax.Array, experts_NA: jax.Array, correction_E: jax.Array) -> jax.Array:
+    """Returns the weights; the correction's gradient is each expert's number of choices.
+
+    Only tokens that the loss depends on count: those of a sequence that fills up a batch, and the
+    last of each sequence, have no gradient.
+    """
+    return weights_NA
+
+
+def _reporting_forward(
+    weights_NA: jax.Array, experts_NA: jax.Array, correction_E: jax.Array
+) -> tuple[jax.Array, tuple]:
+    return weights_NA, (experts_NA, correction_E)
+
+
+def _reporting_backward(kept: tuple, g_NA: jax.Array) -> tuple:
+    experts_NA, correction_E = kept
+    counts_N = jnp.any(g_NA != 0, axis=-1)
+    chosen_NAE = jax.nn.one_hot(experts_NA, correction_E.size, dtype=correction_E.dtype)
+    return g_NA, None, jnp.sum(chosen_NAE * counts_N[:, None, None], axis=(0, 1))
+
+
+_reporting.defvjp(_reporting_forward, _reporting_backward)
 
 
 def _within_best_groups(choice_NE: jax.Array, routing: Routing) -> jax.Array:

@@ -8,17 +8,16 @@ K key-value heads, G = H / K query heads that share one, h head_dim, V vocab_siz
 """
 
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from models import ModelError
 from models.config import HfConfig
 from models.parts import MLP, Embedding, Linear, RMSNorm, Window, attend, stack, through
+from models.pure import functions_of
 from models.rope import Table
 
 STACKED = ("layers",)
@@ -194,61 +193,4 @@ def _windows(windows: tuple[int | None, ...], length: int) -> tuple[int | None, 
     return None, np.array([length if window is None else window for window in wide], np.int32)
 
 
-# --- Params as a plain nested dict --------------------------------------------------------------
-
-
-def init(config: DecoderConfig, seed: int) -> dict[str, Any]:
-    """Returns fresh float32 params as Hugging Face draws them: N(0, initializer_range), norms 1,
-    biases 0."""
-    return nnx.to_pure_dict(nnx.state(Model(config, rngs=nnx.Rngs(seed)), nnx.Param))
-
-
-def features(
-    config: DecoderConfig,
-    params: dict[str, Any],
-    tokens_BT: jax.Array,
-    *,
-    scan: bool,
-    dtype: jax.typing.DTypeLike,
-    attention: str = "matmul",
-    remat: str = "everything_saveable",
-) -> jax.Array:
-    """Returns x_ND, what the head multiplies, in `dtype`.
-
-    Args:
-      params: nested dict of float32 arrays, cast to `dtype` where they are used.
-      tokens_BT: int32, each below vocab_size.
-      scan: `lax.scan` over the layers (compile time does not grow with depth), or unrolled
-        (faster on a CPU). Their bits may differ.
-      dtype: what matmuls and activations are computed in; softmax and norms stay float32.
-      attention: "matmul", plain products, the fastest on a CPU; or an implementation of
-        `jax.nn.dot_product_attention`: "cudnn", fused, for an NVIDIA GPU in bfloat16; or "xla".
-        Never another than the one asked for: where it cannot be, JAX raises.
-      remat: what a layer keeps for the backward pass, a name of `parts.REMAT`; less of it costs
-        time, and saves memory where layers are scanned (on a CPU only there).
-    """
-    model = nnx.merge(_graph(config), params)
-    return model.features(tokens_BT, scan=scan, dtype=dtype, attention=attention, remat=remat)
-
-
-def head(config: DecoderConfig, params: dict[str, Any]) -> jax.Array:
-    """Returns the kernel [D, V], float32, whose product with features is the logits."""
-    if config.tie_word_embeddings:
-        return params["embed"]["embedding"].T
-    return params["lm_head"]["kernel"]
-
-
-def apply(
-    config: DecoderConfig, params: dict[str, Any], tokens_BT: jax.Array, **how: Any
-) -> jax.Array:
-    """Returns the float32 logits of each next token, [B, T, V]; `how` as in `features`."""
-    x_ND = features(config, params, tokens_BT, **how)
-    logits_NV = jnp.dot(
-        x_ND, head(config, params).astype(x_ND.dtype), preferred_element_type=jnp.float32
-    )
-    return logits_NV.reshape(*tokens_BT.shape, config.vocab_size)
-
-
-@cache
-def _graph(config: DecoderConfig) -> nnx.GraphDef:
-    return nnx.graphdef(nnx.eval_shape(lambda: Model(config, rngs=nnx.Rngs(0))))
+init, features, head, apply = functions_of(Model)

@@ -76,6 +76,24 @@ def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
     raise typer.Exit(table.show(Paths("report", run, root)))
 
 
+@app.command()
+def push(
+    destinations: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DEST", help="owner/name on the hub, or gs://bucket/prefix."),
+    ] = None,
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a repository private that is not there yet.")
+    ] = False,
+) -> None:
+    """Upload the accepted export, also to where the run file's checkpointers say."""
+    from pipeline import push as push_
+
+    push_.push(run, root, destinations or (), private=private)
+
+
 @app.command("import")
 def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.")]) -> None:
     """Print a whole run file made out of a Psyche configuration."""

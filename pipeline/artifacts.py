@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.errors import LockstepError
 from pipeline.keys import OUT, Keys, needs
@@ -45,19 +46,29 @@ def writes(path: Path) -> Iterator[None]:
         raise LockstepError(f"{path}: {error.strerror}, expected to write there") from error
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file aside, flushes it to the disk and renames it: whole or absent, at any kill."""
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file to write aside; on leaving, it is flushed to the disk and takes the name `path`.
+
+    So `path` is whole or absent, at any kill, and absent after an error.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(aside, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file: whole or absent, at any kill."""
+    with written(path) as file:
+        file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
-from pipeline.artifacts import write_bytes
+from pipeline import tensorfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.swarm.commitment import flatten, tree_hash
@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 def save_tree(path: Path, tree: Tree) -> None:
     """Writes a tree's arrays to one safetensors file, named by their paths joined with "/"."""
-    # safetensors writes the wrong bytes of an array that is not contiguous, without a word
-    write_bytes(path, save({n: np.asarray(x, order="C") for n, x in flatten(tree).items()}))
+    arrays = flatten(tree)
+    forms = {name: tensorfile.form_of(array.dtype, array.shape) for name, array in arrays.items()}
+    tensorfile.write(path, forms, lambda name: tensorfile.pieces(arrays[name]))
 
 
 def load_tree(path: Path, like: Tree) -> Tree:

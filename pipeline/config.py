@@ -108,6 +108,9 @@ class Peers(Table):
     shard_map (one program over all devices; pmap is an alias) or vmap (one program, one device)."""
     micro_batch: Count = 4
     """Sequences that a peer computes gradients of at once."""
+    fsdp: Count = 1
+    """Devices that hold one peer's params and state in parts and share its micro-batches, where one
+    device is too small; micro_batch is a multiple of it."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the model's arithmetic; params and optimizer stay float32."""
     attention: Literal["matmul", "cudnn"] = "matmul"
@@ -131,8 +134,19 @@ class Peers(Table):
     wire: Literal["lockstep", "psyche"] = "lockstep"
     """How messages are written: lockstep codes places near their entropy, psyche writes each in
     one, two or four bytes. What they say is the same."""
+    balance_speed: NotNegative = 0.0
+    """How far a router's correction moves in a round, for experts that get less than their share of
+    tokens and against those that get more (DeepSeek V3: 0.001); 0 leaves it as it is."""
     scan_layers: bool = False
     """Whether to loop over the layers (compiles in constant time) or to unroll them (faster)."""
+
+    @model_validator(mode="after")
+    def _devices_share_evenly(self) -> "Peers":
+        if self.micro_batch % self.fsdp:
+            raise wrong("micro_batch", f"a multiple of peers.fsdp ({self.fsdp})")
+        if self.fsdp > 1 and self.layout == "vmap":
+            raise wrong("layout", "each or shard_map with peers.fsdp: vmap computes on one device")
+        return self
 
 
 class Links(Table):

@@ -3,24 +3,25 @@
     params.safetensors   the params in float32, named by their paths joined with "/"
     hf/                  config.json and the tokenizer's files; for `Init` the fresh weights too
     source.json          what was read: the SHA-256 of each file and of all, the hub's commit
+                         or the bucket's generations
 
 Training that goes on from an earlier run (`Run`) finds that run's state here as well.
 """
 
-import hashlib
 import logging
-import re
+import math
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from pipeline import artifacts, config, devices, earlier, hf, pins
+from pipeline import artifacts, bucket, config, devices, earlier, hf, hub, pins
 from pipeline.artifacts import Paths
-from pipeline.checkpoint import save_tree
 from pipeline.errors import LockstepError
+from pipeline.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +31,11 @@ ARCHITECTURES = {
     "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
     "HfAuto": None,
 }
-CHECKPOINTS = (config.CheckpointHub, config.CheckpointInit, config.CheckpointRun)
-# What may stand beside the weights; nothing else is fetched or copied: no code, no pickle.
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
+CHECKPOINTS = (
+    config.CheckpointHub,
+    config.CheckpointGcs,
+    config.CheckpointInit,
+    config.CheckpointRun,
 )
 
 
@@ -71,6 +64,8 @@ def run(run: config.Run, paths: Paths) -> None:
                 source = _init(checkpoint, architecture, folder)
             case config.CheckpointHub():
                 source = _hub(checkpoint, architecture, paths, folder)
+            case config.CheckpointGcs():
+                source = _gcs(checkpoint, architecture, paths, folder)
             case config.CheckpointRun(key=key):
                 sha256 = earlier.copy(key, paths, folder)
                 _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
@@ -85,7 +80,10 @@ def run(run: config.Run, paths: Paths) -> None:
 
 
 def _init(checkpoint: config.CheckpointInit, architecture: str, folder: Path) -> dict[str, Any]:
-    """Writes a real Hugging Face folder of fresh weights, and reads it like any other."""
+    """Writes a real Hugging Face folder of fresh weights, and reads it like any other.
+
+    They are drawn by the model's own init, all in memory; what follows holds a tensor at a time.
+    """
     where = "model.LLM.checkpoint.Init.config"
     hf_config = {"model_type": (ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
     _check_architecture(architecture, hf_config, where)
@@ -101,7 +99,7 @@ def _init(checkpoint: config.CheckpointInit, architecture: str, folder: Path) ->
         params = model.init(model_config, checkpoint.seed)
     (folder / "hf").mkdir()
     hf.write_folder(folder / "hf", hf_config, params, "float32")
-    return {"seed": checkpoint.seed} | _write(folder / "hf", folder)
+    return {"seed": checkpoint.seed} | write_params(folder / "hf", folder)
 
 
 def _cpu() -> jax.Device:
@@ -115,7 +113,7 @@ def _cpu() -> jax.Device:
         ) from error
 
 
-# ---- A folder, or the hub ----
+# ---- A folder, the hub, a bucket ----
 
 
 def _hub(
@@ -125,69 +123,35 @@ def _hub(
     source = Path(checkpoint.repo_id).expanduser()
     commit = None
     if checkpoint.revision is not None or not source.is_dir():
-        source = _download(checkpoint, paths.store / "hub")
+        source = hub.download(checkpoint.repo_id, checkpoint.revision, paths.store / "hub")
         commit = source.name
+    asked = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision, "commit": commit}
+    return asked | _read(source, architecture, folder)
+
+
+def _gcs(
+    checkpoint: config.CheckpointGcs, architecture: str, paths: Paths, folder: Path
+) -> dict[str, Any]:
+    """Reads a bucket, by the generations that its manifest names."""
+    read = bucket.download(checkpoint, paths.store / "gcs")
+    asked = {
+        "bucket": checkpoint.bucket,
+        "prefix": checkpoint.prefix,
+        "generation": checkpoint.generation,
+    }
+    return asked | read.source | _read(read.folder, architecture, folder)
+
+
+def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
+    """Reads a model's folder, and copies what stands beside the weights; describes what it was."""
     _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
-    companions = [source / name for name in COMPANIONS if (source / name).is_file()]
-    described = _write(source, folder, companions)
+    companions = [source / name for name in hf.COMPANIONS if (source / name).is_file()]
+    described = write_params(source, folder, companions)
     (folder / "hf").mkdir()
     for file in companions:
         shutil.copyfile(file, folder / "hf" / file.name)
     hf.write_config(folder / "hf", hf.read_config(source), described["dtype"])
-    asked = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision, "commit": commit}
-    return asked | described
-
-
-def _download(checkpoint: config.CheckpointHub, cache: Path) -> Path:
-    """Fetches a model from the hub ($HF_ENDPOINT, where set) into `cache`, what is new of it."""
-    from huggingface_hub import snapshot_download
-
-    name = f"model.LLM.checkpoint.Hub: {checkpoint.repo_id}"
-    if checkpoint.revision is not None:
-        name += f" at {checkpoint.revision}"
-    try:
-        folder = snapshot_download(
-            checkpoint.repo_id,
-            revision=checkpoint.revision,
-            cache_dir=cache,
-            allow_patterns=[hf.CONFIG, hf.INDEX, "model*.safetensors", *COMPANIONS],
-        )
-    except Exception as error:  # the client's, the network's and the file system's: dozens of kinds
-        lines = [line.strip(" .") for line in str(error).splitlines() if line.strip()]
-        said = ": ".join(lines[:2])  # what follows is advice
-        raise LockstepError(f"{name}: {said}, expected a folder or a model on the hub") from error
-    folder = Path(folder)
-    for file in sorted(folder.iterdir()):
-        _check_download(name, file)
-    if checkpoint.revision != folder.name:
-        log.warning(
-            f"convert: warning: {name} is commit {folder.name} today; "
-            "set revision to that, so that the run stays the same"
-        )
-    return folder
-
-
-def _check_download(name: str, file: Path) -> None:
-    """Compares a file with the hash that the hub gave, which its client does not do.
-
-    The cache names a blob after it: the SHA-256 of a large file, the SHA-1 that git gives others.
-    """
-    blob = file.resolve()
-    expected = blob.name
-    if not re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", expected):
-        return  # a file system without symbolic links, or another server's kind of tag
-    if len(expected) == 64:
-        found = artifacts.sha256_file(blob)
-    else:
-        content = blob.read_bytes()
-        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    if found != expected:
-        blob.unlink()
-        file.unlink()
-        raise LockstepError(
-            f"{name}: {file.name} has hash {found}, expected {expected}; "
-            "the damaged copy is removed: run again"
-        )
+    return described
 
 
 # ---- Both ----
@@ -203,20 +167,35 @@ def _check_architecture(architecture: str, hf_config: dict[str, Any], where: obj
         )
 
 
-def _write(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:
-    """Reads the model in `source`, writes its params into `folder`, describes what was read."""
-    hf_config, params = hf.read_folder(source)
-    save_tree(folder / "params.safetensors", params)
+def write_params(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:
+    """Reads the model in `source`, writes its params into `folder`; describes what was read.
+
+    Args:
+      source: a Hugging Face folder.
+      folder: where to; it exists.
+      companions: files that were copied from `source`.
+
+    Raises:
+      LockstepError: a file is missing or damaged, or a tensor is missing, extra or of a wrong form.
+    """
+    model = hf.Folder(source)
     files = [source / hf.CONFIG, *hf.weight_files(source), *companions]
     if (source / hf.INDEX).is_file():
         files.append(source / hf.INDEX)
-    hashes = {file.name: artifacts.sha256_file(file) for file in files}
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    log.info(f"convert: {hf_config['model_type']}, {parameters:,} parameters")
+    beside = ThreadPoolExecutor(1)  # hashing takes about as long as the rest
+    try:
+        sha256 = beside.map(artifacts.sha256_file, files)
+        with Progress("convert", total=model.nbytes, unit="byte") as bar:
+            model.save(folder / "params.safetensors", bar.advance)
+        hashes = {file.name: found for file, found in zip(files, sha256, strict=True)}
+    finally:
+        beside.shutdown(cancel_futures=True)
+    parameters = sum(math.prod(form.shape) for form in model.forms.values())
+    log.info(f"convert: {model.hf_config['model_type']}, {parameters:,} parameters")
     return {
-        "model_type": hf_config["model_type"],
+        "model_type": model.hf_config["model_type"],
         "parameters": parameters,
-        "dtype": hf_config["dtype"],
+        "dtype": model.hf_config["dtype"],
         "files": hashes,
         "sha256": artifacts.listing_sha256(hashes.items()),
     }

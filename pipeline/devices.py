@@ -4,7 +4,9 @@ Two settings are read by JAX only once, at its import:
 
 - the size of the thread pool (`NPROC`), which changes the order of sums and with it their bits: the
   run file's `[peers] threads`, the same on every machine, whatever its core count;
-- the number of CPU devices, which changes no bit: one per core, so that peers run side by side.
+- the number of CPU devices, which changes no bit: one per core, so that peers run side by side;
+  but no fewer than `[peers] fsdp`, and of those no more than half the threads: a device holds one
+  while it waits for the others, and the work that these wait for needs another.
 """
 
 import importlib.util
@@ -23,15 +25,31 @@ def prepare(run: Run) -> None:
     """Sets the environment that JAX reads at its import; call it before.
 
     A value that the user has set is left alone: `JAX_PLATFORMS=cpu`, `JAX_NUM_CPU_DEVICES=1`.
+
+    Raises:
+      LockstepError: the threads do not suffice for the devices.
     """
-    threads = run.peers.threads
+    threads, fsdp = run.peers.threads, run.peers.fsdp
+    most = threads if fsdp == 1 else threads // 2
+    if fsdp > most and not _has_gpu_plugin():
+        raise LockstepError(
+            f"[peers] fsdp = {fsdp}, expected at most {most}, half of threads = {threads}: on a "
+            "CPU a device holds a thread while it waits for the others"
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ["NPROC"] = str(threads)
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(cores, threads, run.peers.count)))
-    if int(os.environ["JAX_NUM_CPU_DEVICES"]) > threads:
+    places = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(places * fsdp, threads)))
+    count = int(os.environ["JAX_NUM_CPU_DEVICES"])
+    if count > threads:
         raise LockstepError(
-            f"JAX_NUM_CPU_DEVICES: {os.environ['JAX_NUM_CPU_DEVICES']}, expected at most [peers] "
-            f"threads = {threads}: more devices enlarge the thread pool, and change bits"
+            f"JAX_NUM_CPU_DEVICES: {count}, expected at most [peers] threads = {threads}: more "
+            "devices enlarge the thread pool, and change bits"
+        )
+    if fsdp > 1 and count > most and not _has_gpu_plugin():
+        raise LockstepError(
+            f"JAX_NUM_CPU_DEVICES: {count}, expected at most {most}, half of [peers] threads, with "
+            "fsdp: a device holds a thread while it waits for the others"
         )
     flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS

@@ -22,6 +22,7 @@ from pipeline.errors import LockstepError
 from pipeline.generate import generate
 from pipeline.loss import cross_entropy
 from pipeline.optim.optimizer import Tree
+from pipeline.placement import places
 
 UNKNOWN = -1  # bytes of a token that the tokenizer does not have
 NOTHING = {
@@ -114,8 +115,10 @@ def _measure(
         notes.append("the data has no held-out split, so there is no loss to measure")
         return NOTHING
     measure = jax.jit(exported.losses)
-    params_on = {device: jax.device_put(exported.params, device) for device in jax.devices()}
-    loss = held_out.mean_loss(measure, params_on, tokens_NT, run.peers.micro_batch)
+    params_at = {
+        place: place.put(exported.params) for place in places(jax.devices(), run.peers.fsdp)
+    }
+    loss = held_out.mean_loss(measure, params_at, tokens_NT, run.peers.micro_batch)
     perplexity = float(np.exp(loss))
     if not math.isfinite(perplexity):
         raise LockstepError(
@@ -184,7 +187,7 @@ def _sample(run: config.Run, exported: Exported, notes: list[str]) -> str | None
     prompt = exported.tokenizer.encode(settings.prompt).ids or _beginning(hf_config)
     continued = generate(
         exported.apply,
-        jax.device_put(exported.params, jax.devices()[0]),
+        places(jax.devices(), run.peers.fsdp)[0].put(exported.params),
         prompt,
         max_new_tokens=settings.max_new_tokens,
         context=exported.context,

@@ -6,9 +6,10 @@ from typing import Any
 
 from pipeline import artifacts, card, config, generation_config, hf
 from pipeline.artifacts import Paths
-from pipeline.checkpoint import load_nested
+from pipeline.progress import Progress
 from pipeline.swarm.entry import Header
 from pipeline.swarm.transcript import Transcript
+from pipeline.tensorfile import Reader
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,10 @@ def run(run: config.Run, paths: Paths) -> None:
             return
         transcript = Transcript(trained / "transcript")
         last = transcript.snapshots[-1]
-        params = load_nested(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
+        params = Reader(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
         model = _model(transcript.header)
-        hf.write_folder(folder, model, params, run.export.dtype)
+        with Progress("export", total=params.nbytes, unit="byte") as bar:
+            hf.write_folder(folder, model, params, run.export.dtype, advance=bar.advance)
         # the tokenizer that made the tokens; else the one that came with the checkpoint
         tokenizer = paths.out("download") / "tokenizer"
         for file in (tokenizer if tokenizer.is_dir() else trained / "hf").iterdir():

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline import config, tokens
 from pipeline.optim.optimizer import Tree
+from pipeline.placement import Place
 
 
 def read(run: config.Run, shards: Path) -> np.ndarray:
@@ -23,7 +24,7 @@ def read(run: config.Run, shards: Path) -> np.ndarray:
 
 def mean_loss(
     measure: Callable[[Tree, jax.Array], jax.Array],
-    params_on: Mapping[jax.Device, Tree],
+    params_at: Mapping[Place, Tree],
     tokens_NT: np.ndarray,
     size: int,
 ) -> float:
@@ -31,16 +32,16 @@ def mean_loss(
 
     Args:
       measure: each sequence's cross-entropy, `Programs.measure`.
-      params_on: the params on each device that may help.
+      params_at: the params in each place that may help.
       tokens_NT: int32 held-out sequences.
       size: sequences measured at once; the last lot is padded, so that one shape is compiled.
     """
-    devices = list(params_on)
+    places = list(params_at)
     count = len(tokens_NT)
     padded = np.pad(tokens_NT, ((0, -count % size), (0, 0)))
     lots = padded.reshape(-1, size, tokens_NT.shape[1])
     losses = [
-        measure(params_on[device], jax.device_put(lot, device))
-        for lot, device in zip(lots, devices * len(lots), strict=False)
+        measure(params_at[place], place.put_sequences(lot))
+        for lot, place in zip(lots, places * len(lots), strict=False)
     ]
     return float(np.mean(np.concatenate(jax.device_get(losses))[:count], dtype=np.float64))

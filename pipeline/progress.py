@@ -3,54 +3,52 @@
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
 PLAIN_SECONDS = 5.0  # between two plain lines: a log is for reading
+BRIEF_SECONDS = 1.0  # bytes that take less time than this are not worth a bar
 
 
 class Progress:
     """Shows how far a stage is; `with Progress("train", total=200, unit="round") as bar: ...`.
 
+    Bytes are shown in larger units, with their rate; what is done in a moment is not shown.
+
     Args:
       title: the stage's name.
       total: how many units the whole is.
-      unit: what is counted: rounds, files, bytes.
+      unit: what is counted, "round" or "file"; or "byte".
       start: how many are done already, for work that goes on.
     """
 
     def __init__(self, title: str, *, total: int, unit: str, start: int = 0):
         self.title, self.total, self.unit, self.done = title, total, unit, start
-        self._last_line = time.monotonic()
+        self._start, self._began = start, time.monotonic()
+        self._last_line = self._began
         self._bar = None
 
     def __enter__(self) -> "Progress":
         if sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn(self.unit),
-                TextColumn("{task.fields[said]}"),
-                TimeRemainingColumn(),
-            )
-            self._bar.start()
+            self._bar = self._make_bar()
             self._task = self._bar.add_task(
                 self.title, total=self.total, completed=self.done, said=""
             )
+            if self.unit != "byte":
+                self._bar.start()
         return self
 
     def advance(self, count: int = 1, **fields: object) -> None:
         """Counts `count` more units, and shows the fields as `name value` beside them."""
         self.done += count
+        now = time.monotonic()
         said = "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
         if self._bar:
             self._bar.update(self._task, completed=self.done, said=said)
-        elif (now := time.monotonic()) - self._last_line > PLAIN_SECONDS or self.done == self.total:
+            if not self._bar.live.is_started and now - self._began > BRIEF_SECONDS:
+                self._bar.start()
+        elif now - self._last_line > PLAIN_SECONDS or self._ends():
             self._last_line = now
-            line = f"{self.title}: {self.unit} {self.done}/{self.total}  {said}"
-            print(line.rstrip(), flush=True)
+            print(f"{self._line(now)}  {said}".rstrip(), flush=True)
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
@@ -62,5 +60,41 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if self._bar:
+        if self._bar and self._bar.live.is_started:
             self._bar.stop()
+
+    def _make_bar(self) -> Any:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        counted = (MofNCompleteColumn(), TextColumn(self.unit), TextColumn("{task.fields[said]}"))
+        if self.unit == "byte":
+            counted = (DownloadColumn(), TransferSpeedColumn())
+        return Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            *counted,
+            TimeRemainingColumn(),
+        )
+
+    def _ends(self) -> bool:
+        """Whether the last line is due; bytes have one only where there was one before."""
+        shown = self.unit != "byte" or self._last_line != self._began
+        return shown and self.done == self.total
+
+    def _line(self, now: float) -> str:
+        if self.unit != "byte":
+            return f"{self.title}: {self.unit} {self.done}/{self.total}"
+        scale, name = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")
+        rate = (self.done - self._start) / (now - self._began)
+        return (
+            f"{self.title}: {self.done / scale:.1f}/{self.total / scale:.1f} {name}  "
+            f"{rate / 1e6:.0f} MB/s"
+        )

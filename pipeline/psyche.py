@@ -4,13 +4,22 @@ Names, types and rules are those of Psyche's `CoordinatorConfig` and `LLM`.
 """
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.locations import AnyData
-from pipeline.table import U8, U16, U32, U64, AsTuple, Name, Table, wrong
-from pipeline.variants import AnyCheckpoint, AnyOptimizer, AnySchedule
+from pipeline.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
+from pipeline.variants import (
+    BUCKET,
+    PREFIX,
+    AnyCheckpoint,
+    AnyOptimizer,
+    AnySchedule,
+    CheckpointGcs,
+    CheckpointHub,
+)
 
 MAX_CLIENTS, MAX_WITNESSES = 256, 32
 
@@ -90,7 +99,7 @@ class CurrentConfig(Coordinator):
 
     @property
     def checkpointers(self) -> tuple[str, ...]:
-        """Nobody: this spelling has no such setting."""
+        """Nowhere: this spelling has no such setting."""
         return ()
 
     @model_validator(mode="after")
@@ -111,6 +120,29 @@ class CurrentConfig(Coordinator):
         return rounds, "(epoch_time - warmup_time) / max_round_train_time"
 
 
+DESTINATION = (
+    rf"(?P<repo_id>(?a:\w[\w.-]*/\w[\w.-]*))|gs://(?P<bucket>{BUCKET})(/(?P<prefix>{PREFIX})?)?"
+)
+DESTINATION_FORM = (
+    f"owner/name on the hub or gs://bucket/prefix, each name of at most {NAME_BYTES} bytes"
+)
+
+
+def destination(text: str) -> CheckpointHub | CheckpointGcs | None:
+    """Where `lockstep push` can go, as what it is loaded from later; None: it is no place."""
+    form = re.fullmatch(DESTINATION, text)
+    names = {key: name for key, name in form.groupdict().items() if name} if form else {}
+    if form is None or any(len(name.encode()) > NAME_BYTES for name in names.values()):
+        return None
+    return CheckpointHub(**names) if "repo_id" in names else CheckpointGcs(**names)
+
+
+def _destination(value: str) -> str:
+    if destination(value) is None:
+        raise wrong((), DESTINATION_FORM)
+    return value
+
+
 class OlderConfig(Coordinator):
     """`[config]` as Psyche once spelled it: epochs in rounds, and one batch size."""
 
@@ -118,8 +150,8 @@ class OlderConfig(Coordinator):
     """Rounds in an epoch."""
     global_batch_size: Annotated[U16, Field(ge=1)]
     """Sequences that all peers together train on in a round."""
-    checkpointers: Annotated[tuple[Name, ...], AsTuple]
-    """Peers made to upload a checkpoint in every cooldown; usually none."""
+    checkpointers: Annotated[tuple[Annotated[str, AfterValidator(_destination)], ...], AsTuple]
+    """Where `lockstep push` uploads the export: owner/name on the hub, or gs://bucket/prefix."""
 
     @property
     def epoch_time(self) -> None:

@@ -11,6 +11,7 @@ from pipeline.artifacts import read_json
 from pipeline.checkpoint import load_nested, load_tree
 from pipeline.earlier import EARLIER
 from pipeline.errors import LockstepError
+from pipeline.placement import places
 from pipeline.swarm.state import State
 from pipeline.train_step import Programs
 
@@ -30,7 +31,8 @@ def read(init: Path, run: config.Run, programs: Programs) -> Start:
       LockstepError: an earlier run's state is of another number of peers or another optimizer.
     """
     params = load_nested(init / "params.safetensors")
-    own, shared = jax.tree.map(np.asarray, programs.init(params))
+    place = places(jax.devices(), programs.parts)[0]
+    own, shared = jax.tree.map(np.asarray, programs.init(place.put(params)))
     fresh = State(params, shared, (own,) * run.peers.count)
     if not (init / EARLIER).exists():
         return Start(fresh, 0, 0)

@@ -199,7 +199,7 @@ class _Training:
         if not len(self.held_out_NT):
             return None
         measure, size = self.programs.measure, self.run.peers.micro_batch
-        return held_out.mean_loss(measure, self.peers.params_on, self.held_out_NT, size)
+        return held_out.mean_loss(measure, self.peers.params_at, self.held_out_NT, size)
 
     def _check_divergence(self, loss: float | None) -> None:
         before, factor = self.header.held_out_loss, self.run.held_out.stop_above
@@ -229,7 +229,7 @@ class _Training:
 
     def _say_where(self) -> None:
         for peer in range(self.run.peers.count):
-            log.info(f"train: peer {peer} runs on {self.peers.device_of(peer)}")
+            log.info(f"train: peer {peer} runs on {self.peers.place_of(peer)}")
         equal = self.header.bitwise and self.run.peers.layout == "each"
         device = self.header.environment["device_kind"]
         how = "bit for bit" if equal else "within a tolerance"
@@ -240,11 +240,6 @@ class _Training:
 def _check(
     run: config.Run, shards: Path, data: tokens.Sequences, hf_config: dict, begin: start.Start
 ) -> None:
-    if run.config.checkpointers:
-        raise LockstepError(
-            f"[config] checkpointers = {list(run.config.checkpointers)}, expected []: no peer "
-            "uploads checkpoints while training in this release"
-        )
     if run.llm.data_type != "Pretraining":
         raise LockstepError(
             f"model.LLM.data_type: {run.llm.data_type}: this release has no labels to train on, "

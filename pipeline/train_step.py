@@ -6,18 +6,22 @@ same bits. Shapes in names: M micro-batches, B sequences of one, T tokens of one
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
 import models
 from pipeline import config, schedules
+from pipeline.errors import LockstepError
 from pipeline.loss import cross_entropy, weighted_cross_entropy
+from pipeline.optim.balance import balanced, leave
 from pipeline.optim.build import build
-from pipeline.optim.optimizer import Tree
+from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.placement import keep_cut
 
 
 class PeerResult(NamedTuple):
@@ -45,10 +49,12 @@ class Programs:
             warmup_steps = run.llm.cold_start_warmup_steps
             learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)
         groups = {name.split("/")[0] for name in self.model.NAMES}
-        self.optimizer = build(
+        optimizer = build(
             run.llm.optimizer, learning_rate, run.peers.overlap, self.model.STACKED, groups
         )
-        self.frozen: tuple[str, ...] = getattr(self.model, "FROZEN", ())
+        self.optimizer = self._balance(optimizer, model_config, run.peers.balance_speed)
+        self.parts = run.peers.fsdp
+        self.keep_cut = partial(keep_cut, parts=self.parts)
         self.head = partial(self.model.head, model_config)
         self.features: Callable[[Tree, jax.Array], jax.Array] = partial(
             self.model.features,
@@ -59,10 +65,24 @@ class Programs:
             remat=run.peers.remat,
         )
 
+    def _balance(self, optimizer: Optimizer, model_config: Any, speed: float) -> Optimizer:
+        """Keeps the optimizer from params whose gradient is the load of experts."""
+        shapes = jax.eval_shape(partial(self.model.init, model_config, 0))
+        params = flatten_dict(shapes, sep="/")
+        paths = [path for path in getattr(self.model, "BALANCE", ()) if path in params]
+        if not paths and speed:
+            raise LockstepError(
+                f"[peers] balance_speed = {speed}, expected 0: no router of this model has a "
+                "correction"
+            )
+        if paths:
+            optimizer = leave(optimizer, paths)
+        return balanced(optimizer, paths, speed) if speed else optimizer
+
     @cached_property
     def init(self) -> Callable[[Tree], tuple[Tree, Tree]]:
         """init(params) -> own, shared."""
-        return jax.jit(self.optimizer.init)
+        return jax.jit(lambda params: self.keep_cut(self.optimizer.init(params)))
 
     @cached_property
     def peer_step(self) -> Callable[..., PeerResult]:
@@ -118,7 +138,7 @@ class Programs:
         """
         own, loss = self._inner(params, own, shared, tokens_MBT, count, step)
         message, own = self.optimizer.send(own, params, shared, step)
-        return PeerResult(own, message, loss)
+        return PeerResult(self.keep_cut(own), message, loss)
 
     def _inner(
         self,
@@ -129,7 +149,7 @@ class Programs:
         count: jax.Array,
         step: jax.Array,
     ) -> tuple[Tree, jax.Array]:
-        there = self._but_frozen(self.optimizer.look(params, own, shared, step), params)
+        there = self.optimizer.look(params, own, shared, step)
         loss, grads = self._gradient(there, tokens_MBT, count)
         return self.optimizer.inner(grads, own, params, step), loss
 
@@ -147,34 +167,27 @@ class Programs:
             x_ND = self.features(params, tokens_BT)
             return weighted_cross_entropy(x_ND, self.head(params), tokens_BT, weight_B)
 
-        def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+        def of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
             # the mean's weights, so that nothing is left to divide: a pass over all gradients less
             weight_B = jnp.where(micro * size + jnp.arange(size) < count, 1 / count, 0.0)
             tokens_BT = jax.lax.dynamic_index_in_dim(tokens_MBT, micro, keepdims=False)
-            return jax.tree.map(
-                jnp.add, sums, jax.value_and_grad(loss)(params, tokens_BT, weight_B)
-            )
+            return jax.value_and_grad(loss)(params, tokens_BT, weight_B)
 
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        return jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
+        def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+            return jax.tree.map(jnp.add, sums, of_one(micro))
+
+        if tokens_MBT.shape[0] == 1:
+            return of_one(0)
+        zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
+        value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
+        return value, self.keep_cut(grads)
 
     def _receive(
         self, messages: Tree, present_P: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         updates, shared = self.optimizer.receive(messages, present_P, params, shared, step)
-        return self._but_frozen(optax.apply_updates(params, updates), params), shared
-
-    def _but_frozen(self, moved: Tree, params: Tree) -> Tree:
-        """Moved params, with those that the model freezes as they were: where nothing is learned a
-        sign would still be a step, and decay a change."""
-        if not self.frozen:
-            return moved
-
-        def kept(path: tuple, new: jax.Array, old: jax.Array) -> jax.Array:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            return old if name in self.frozen else new
-
-        return jax.tree.map_with_path(kept, moved, params)
+        params = optax.apply_updates(params, updates)
+        return self.keep_cut(params), self.keep_cut(shared)
 
     def _compare(
         self,

@@ -2,9 +2,11 @@
 
 A class is named after its enum and Psyche's variant. Fields and rules are Psyche's, those of its
 `Model::check` included; where Psyche cuts a string short or never looks at a number, we refuse it.
-Our own: `CheckpointInit`, `CheckpointRun`, `OptimizerMuon` and `OptimizerAdaDistro`.
+Our own: `CheckpointInit`, `CheckpointRun`, a manifest's `generation`, `OptimizerMuon` and
+`OptimizerAdaDistro`.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -49,13 +51,33 @@ class HubRepo(Table):
     """The commit, branch or tag on the hub."""
 
 
+# In a bucket, and where it is kept here: no name leads out of its folder.
+BUCKET = r"[a-z0-9_][a-z0-9._-]*"
+_SEGMENT = r"(?!\.{1,2}(?:/|$))[^/\s\x00-\x1f\x7f]+"
+PREFIX = rf"{_SEGMENT}(?:/{_SEGMENT})*/?"
+
+
+def _bucket(value: str) -> str:
+    if not re.fullmatch(BUCKET, value):
+        raise wrong((), "a bucket's name: a-z, 0-9, - _ and . alone, and not gs://")
+    return value
+
+
+def _prefix(value: str) -> str:
+    if value and not re.fullmatch(PREFIX, value):
+        raise wrong((), "names with / between them, without spaces, . and ..")
+    return value
+
+
 class GcsRepo(Table):
     """A model in a bucket of Google Cloud Storage."""
 
-    bucket: Name
+    bucket: Annotated[Name, AfterValidator(_bucket)]
     """The bucket, at most 64 bytes."""
-    prefix: text(NAME_BYTES, empty=True) | None = None
+    prefix: Annotated[text(NAME_BYTES, empty=True), AfterValidator(_prefix)] | None = None
     """The folder in the bucket."""
+    generation: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
+    """Of its manifest.json, which names all others; absent is the newest. Not a key of Psyche's."""
 
 
 class Checkpoint(Variant):

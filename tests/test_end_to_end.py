@@ -25,22 +25,27 @@ def start(folder: Path, **changes: object) -> tuple[Path, Path]:
     return run_file, folder / "root"
 
 
-LLAMA = ("HfLlama", tiny.MODEL)
-WITH_EXPERTS = ("HfDeepseek", tiny.DEEPSEEK)
+LLAMA = ("HfLlama", tiny.MODEL, 0.0)
+WITH_EXPERTS = ("HfDeepseek", tiny.DEEPSEEK, 0.01)
 
 
-@pytest.mark.parametrize(("architecture", "model"), [LLAMA, WITH_EXPERTS], ids=["llama", "experts"])
-def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(tmp_path, architecture, model):
+@pytest.mark.parametrize(
+    ("architecture", "model", "balance_speed"), [LLAMA, WITH_EXPERTS], ids=["llama", "experts"]
+)
+def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(
+    tmp_path, architecture, model, balance_speed
+):
     run_file, root = start(
         tmp_path,
         config__total_steps=60,
         model__LLM__architecture=architecture,
         model__LLM__checkpoint={"Init": {"seed": 0, "config": model}},
+        peers__balance_speed=balance_speed,
         model__LLM__lr_schedule={
             "Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 5}
         },
     )
-    tiny.by_hand(run_file, root)
+    tiny.by_hand(run_file, root, devices=2)
     metrics, verdict = (
         read_json(root / "metrics" / f"{stage}.json") for stage in ("train", "witness")
     )

@@ -60,3 +60,15 @@ def test_training_on_one_device_gives_the_same_folder(two_devices, tmp_path):
     _, other = train(tmp_path / "one", run_file.parent.parent / "tokens", devices=1)
     found, expected = (tiny.contents(folder / "data/trained") for folder in (other, root))
     assert found == expected
+
+
+def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    settings = {"peers__fsdp": 2, "peers__threads": 8}
+    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens"), **settings))
+    said = tiny.by_hand(run_file, root, "download", "convert", "train", devices=4)
+    assert "peer 1 runs on cpu:2, cpu:3" in said
+    tiny.by_hand(run_file, root, "witness", devices=2)
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert (verdict["accepted"], verdict["method"]) == (True, "bitwise"), verdict["findings"]
+    assert len(verdict["replayed_windows"]) == verdict["windows"] == 4

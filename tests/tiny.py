@@ -103,8 +103,11 @@ def write_run(file: Path, document: tomlkit.TOMLDocument) -> None:
     file.write_text(tomlkit.dumps(document))
 
 
-def environment(project: Path, devices: int = 2) -> dict[str, str]:
-    """What a stage's process sees: this Python first, the project's own source, some devices."""
+def environment(project: Path, devices: int = 1) -> dict[str, str]:
+    """What a stage's process sees: this Python first, the project's own source, some devices.
+
+    XLA compiles a program for each device anew, which takes most of a tiny run's time.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return os.environ | {
         "PATH": path,
@@ -150,7 +153,7 @@ def run(project: Path, *command: str) -> str:
     return done.stdout
 
 
-def lockstep(stage: str, run_file: Path, root: Path, devices: int = 2) -> subprocess.Popen:
+def lockstep(stage: str, run_file: Path, root: Path, devices: int = 1) -> subprocess.Popen:
     """Starts a stage by hand."""
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline", stage, "--run", run_file, "--root", root],
@@ -162,7 +165,7 @@ def lockstep(stage: str, run_file: Path, root: Path, devices: int = 2) -> subpro
     )
 
 
-def by_hand(run_file: Path, root: Path, *stages: str, devices: int = 2) -> str:
+def by_hand(run_file: Path, root: Path, *stages: str, devices: int = 1) -> str:
     """Runs stages by hand, all by default; their output."""
     said = []
     for stage in stages or STAGES:

@@ -1,5 +1,6 @@
-"""All peers of a run, on the devices there are: in turns where peers are more than devices."""
+"""All peers of a run, on the devices there are: in turns where peers are more than places."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from pipeline import config
 from pipeline.optim.optimizer import Tree
+from pipeline.placement import AXIS, Place, cut, cut_sequences, places
 from pipeline.swarm.state import State
 from pipeline.tokens import Sequences
 from pipeline.train_step import PeerResult, Programs, micro_batches
@@ -33,7 +35,7 @@ class Done(NamedTuple):
 class Peers:
     """The peers' state on devices, and the programs that change it, a round at a time.
 
-    layout "each" dispatches `peer_step` once per peer, on that peer's device: the program a witness
+    layout "each" dispatches `peer_step` once per peer, in that peer's place: the program a witness
     replays. "shard_map" and "vmap" are one fused program for all peers, whose bits differ from it.
 
     Args:
@@ -46,9 +48,8 @@ class Peers:
     def __init__(self, programs: Programs, layout: str, state: State, devices: list[jax.Device]):
         self.programs = programs
         self.count = len(state.own)
-        self.devices = devices[: min(len(devices), self.count)]
-        if layout == "vmap":
-            self.devices = self.devices[:1]
+        self.parts = programs.parts
+        self.places = places(devices, self.parts)[: 1 if layout == "vmap" else self.count]
         self._step_all = {
             "each": self._step_each,
             "shard_map": self._step_fused,
@@ -58,11 +59,11 @@ class Peers:
         self._spread(state.params, state.shared)
         self._own = self._place_own(state.own)
 
-    def device_of(self, peer: int) -> jax.Device:
-        """Where a peer runs; peers beyond the number of devices run in turns."""
+    def place_of(self, peer: int) -> Place:
+        """Where a peer runs; peers beyond the number of places run in turns."""
         if self._fused is None:
-            return self.devices[peer % len(self.devices)]
-        return self.devices[peer // self._turns]
+            return self.places[peer % len(self.places)]
+        return self.places[peer // self._turns]
 
     def step(self, work: dict[int, Work], step: int) -> dict[int, Done]:
         """Every peer with work takes its step. The others' state stays as it is."""
@@ -71,47 +72,47 @@ class Peers:
     def receive(self, messages: dict[int, Tree], like: Tree, step: int) -> None:
         """All peers apply the messages that the round decided on, absent peers' rows zero."""
         stacked, present_P = stack(messages, like, self.count)
-        first = self.devices[0]
+        first = self.places[0]
+        present_P, step = first.put_whole((present_P, np.int32(step)))
         self._spread(
             *self.programs.receive(
-                jax.device_put(stacked, first),
-                jax.device_put(present_P, first),
-                self._params[first],
-                self._shared[first],
-                jax.device_put(np.int32(step), first),
+                first.put(stacked), present_P, self._params[first], self._shared[first], step
             )
         )
 
     @property
-    def params_on(self) -> dict[jax.Device, Tree]:
-        """The params, one copy on each device."""
+    def params_at(self) -> dict[Place, Tree]:
+        """The params, one copy in each place."""
         return self._params
 
     def state(self) -> State:
         """A copy of the whole state on the host."""
-        first = self.devices[0]
+        first = self.places[0]
         own = self._own if self._fused is None else _unstack(self._own, self.count)
         return jax.tree.map(np.array, State(self._params[first], self._shared[first], tuple(own)))
 
     def _spread(self, params: Tree, shared: Tree) -> None:
-        """One copy of what peers agree on, on each device. Computed once: copies cannot differ."""
-        self._params = {device: jax.device_put(params, device) for device in self.devices}
-        self._shared = {device: jax.device_put(shared, device) for device in self.devices}
+        """One copy of what peers agree on, in each place. Computed once: copies cannot differ."""
+        self._params = {place: place.put(params) for place in self.places}
+        self._shared = {place: place.put(shared) for place in self.places}
 
     def _step_each(self, work: dict[int, Work], step: jax.Array) -> dict[int, Done]:
         results: dict[int, PeerResult] = {}
-        latest: dict[jax.Device, PeerResult] = {}
+        latest: dict[Place, PeerResult] = {}
         for peer, (tokens_MBT, count) in work.items():
-            device = self.device_of(peer)
-            if device.platform == "cpu" and device in latest:
+            place = self.place_of(peer)
+            if place in latest and jax.default_backend() == "cpu":
                 # a step that waits for its turn on a CPU holds its memory already
-                latest[device].loss.block_until_ready()
-            arguments = jax.device_put((tokens_MBT, np.int32(count), step), device)
+                latest[place].loss.block_until_ready()
             results[peer] = self.programs.peer_step(
-                self._params[device], self._own[peer], self._shared[device], *arguments
+                self._params[place],
+                self._own[peer],
+                self._shared[place],
+                place.put_sequences(tokens_MBT),
+                *place.put_whole((np.int32(count), step)),
             )
-            self._own[peer], latest[device] = results[peer].own, results[peer]
-        # only now wait: until here, the devices worked side by side
+            self._own[peer], latest[place] = results[peer].own, results[peer]
+        # only now wait: until here, the places worked side by side
         done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
         return {peer: Done(message, float(loss)) for peer, (message, loss) in done.items()}
 
@@ -128,8 +129,9 @@ class Peers:
             stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, own)
             return result._replace(own=stayed)
 
-        self._turns = -(-self.count // len(self.devices))
-        self._mesh = Mesh(np.array(self.devices), "peer", axis_types=(AxisType.Auto,))
+        self._turns = -(-self.count // len(self.places))
+        devices = np.array([place.devices for place in self.places])
+        self._mesh = Mesh(devices, ("peer", AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
 
         if layout == "vmap":
 
@@ -149,40 +151,45 @@ class Peers:
                 mesh=self._mesh,
                 in_specs=(Spec(), Spec(), Spec(), Spec("peer")),
                 out_specs=Spec("peer"),
+                axis_names={"peer"},  # what lies along the other, XLA finds out
                 check_vma=False,
             )
         )
 
     def _place_own(self, own: tuple[Tree, ...]) -> list[Tree] | Tree:
         if self._fused is None:
-            return [jax.device_put(tree, self.device_of(peer)) for peer, tree in enumerate(own)]
+            return [self.place_of(peer).put(tree) for peer, tree in enumerate(own)]
         rows = [own[min(peer, self.count - 1)] for peer in range(self._rows)]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-        return jax.device_put(stacked, NamedSharding(self._mesh, Spec("peer")))
+        return self._put(stacked, lambda row: Spec("peer", *cut(row.shape[1:], self.parts)))
 
     @property
     def _rows(self) -> int:
         """Peers, and idle ones that fill the last turn."""
-        return self._turns * len(self.devices)
+        return self._turns * len(self.places)
 
     def _step_fused(self, work: dict[int, Work], step: jax.Array) -> dict[int, Done]:
         idle = np.zeros_like(next(iter(work.values())).tokens_MBT)
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
         tokens = np.stack([w.tokens_MBT for w in filled])
         counts = np.array([w.count for w in filled], np.int32)
-        spread = NamedSharding(self._mesh, Spec("peer"))
-        everywhere = NamedSharding(self._mesh, Spec())
-        params, shared = jax.device_put(
-            (self._params[self.devices[0]], self._shared[self.devices[0]]), everywhere
+        first = self.places[0]
+        params, shared, step = self._put(
+            (self._params[first], self._shared[first], step), lambda x: cut(x.shape, self.parts)
         )
-        tokens, counts = jax.device_put((tokens, counts), spread)
-        result = self._fused(
-            params, shared, jax.device_put(step, everywhere), (self._own, tokens, counts)
-        )
+        tokens = self._put(tokens, lambda rows: Spec("peer", *cut_sequences(rows.ndim - 1)))
+        counts = self._put(counts, lambda _: Spec("peer"))
+        result = self._fused(params, shared, step, (self._own, tokens, counts))
         self._own = result.own
         messages = _unstack(jax.device_get(result.message), self._rows)
         losses = jax.device_get(result.loss)
         return {peer: Done(messages[peer], float(losses[peer])) for peer in work}
+
+    def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
+        """Arrays on all places, each as its spec says."""
+        return jax.device_put(
+            tree, jax.tree.map(lambda x: NamedSharding(self._mesh, spec(x)), tree)
+        )
 
 
 def _unstack(tree: Tree, count: int) -> list[Tree]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline import config
 from pipeline.optim.optimizer import Tree
+from pipeline.placement import places
 from pipeline.swarm import exchange, wire
 from pipeline.swarm.audit import Finding
 from pipeline.swarm.commitment import tree_hash
@@ -37,11 +38,14 @@ PARAMS_TOLERANCE = 0.02
 def repeats_bit_for_bit(programs: Programs, state: State, work: Work, step: int) -> bool:
     """Whether this machine gives a peer's step the same bits twice: a self-test at the start."""
 
-    def once() -> str:
-        own = jax.tree.map(np.array, state.own[0])  # donated, so each time a copy
+    place = places(jax.devices(), programs.parts)[0]
+
+    def once() -> str:  # `own` is donated, so each time a copy
         return tree_hash(
             programs.peer_step(
-                state.params, own, state.shared, work.tokens_MBT, np.int32(work.count), step + 1
+                *place.put((state.params, state.own[0], state.shared)),
+                place.put_sequences(work.tokens_MBT),
+                *place.put_whole((np.int32(work.count), np.int32(step + 1))),
             )
         )
 
@@ -121,14 +125,19 @@ class Replay:
         self, params: Tree, shared: Tree, own: dict[int, Tree], round: Round, sent: dict[int, Tree]
     ) -> dict[int, tuple[Tree, Tree, jax.Array | None]]:
         """Each replayed peer's message, state after it, and distance to what was sent."""
-        programs, devices, results = self.programs, jax.devices(), {}
-        for place, peer in enumerate(peer for peer in own if peer in round.assignment):
-            work = assigned(self.data, round.assignment[peer], self.run)
-            arguments = jax.device_put(
-                (params, own[peer], shared, work.tokens_MBT, np.int32(work.count)),
-                devices[place % len(devices)],
+        programs, results = self.programs, {}
+        there = places(jax.devices(), programs.parts)
+        for number, peer in enumerate(peer for peer in own if peer in round.assignment):
+            work, place = (
+                assigned(self.data, round.assignment[peer], self.run),
+                there[number % len(there)],
             )
-            step = np.int32(round.step)
+            count, step = place.put_whole((np.int32(work.count), np.int32(round.step)))
+            arguments = (
+                *place.put((params, own[peer], shared)),
+                place.put_sequences(work.tokens_MBT),
+                count,
+            )
             if self.bitwise or self.form.kind == wire.DENSE:
                 result = programs.peer_step(*arguments, step)
                 results[peer] = result.message, result.own, None
@@ -156,10 +165,11 @@ class Replay:
     def _receive(
         self, messages: dict[int, Tree], params: Tree, shared: Tree, step: int
     ) -> tuple[Tree, Tree]:
+        place = places(jax.devices(), self.programs.parts)[0]
         stacked, present_P = stack(messages, self.form.like, self.run.peers.count)
-        return jax.device_get(
-            self.programs.receive(stacked, present_P, params, shared, np.int32(step))
-        )
+        present_P, step = place.put_whole((present_P, np.int32(step)))
+        stacked, params, shared = place.put((stacked, params, shared))
+        return jax.device_get(self.programs.receive(stacked, present_P, params, shared, step))
 
     def _compare_states(
         self, after: State, peers: Sequence[int], blamed: dict[int, Finding], step: int

@@ -10,6 +10,7 @@ Version 2, all integers little-endian; docs/wire.md has an example byte by byte.
     form      8 bytes   of the SHA-256 of the shapes, so that another run's message is refused
     then
       0         each parameter as float32
+      1 to 4    first, what is sent whole beside places (the load of experts), as float32; then
       3, 4      each parameter's places, ascending within a block, as u8, u16 or u32 by the block's
                 area, and its signs, or its values: what a commitment hashes, and Psyche's fields
       1, 2      u8 for each parameter, its Rice parameter; all low bits; all signs, or all values;
@@ -47,8 +48,8 @@ class WireError(ValueError):
 class Form(NamedTuple):
     """The one form in which a run's messages are accepted.
 
-    like: a message's shapes and dtypes: nested dict of Coefficients, or of float32 arrays.
-    areas: A of each parameter, which a message alone does not tell; 0 where messages are dense.
+    like: a message's shapes and dtypes: nested dict of Coefficients, of float32 arrays, or of both.
+    areas: A of each parameter, which a message alone does not tell; 0 for a float32 array.
     layout: "lockstep" or "psyche".
     """
 
@@ -62,12 +63,17 @@ class Form(NamedTuple):
         return jax.tree.leaves(self.like, is_leaf=_is_sparse)
 
     @property
+    def sparse(self) -> list[tuple[Coefficients, int]]:
+        """Of parameters sent by places: shapes and dtypes, and the area of their blocks."""
+        rows = zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
+        return [(leaf, area) for leaf, area in rows if _is_sparse(leaf)]
+
+    @property
     def kind(self) -> int:
-        """All parameters of a run are sent alike."""
-        first = self.leaves[0]
-        if not _is_sparse(first):
+        """All parameters of a run are sent alike, but for arrays that any kind may hold."""
+        if not self.sparse:
             return DENSE
-        signs = first.value_NK.dtype == bool
+        signs = self.sparse[0][0].value_NK.dtype == bool
         if self.layout == PLAIN:
             return PLAIN_SIGNS if signs else PLAIN_VALUES
         return CODED_SIGNS if signs else CODED_VALUES
@@ -118,23 +124,25 @@ def fields(message: Tree) -> Iterator[bytes]:
 
 def encode(message: Tree, form: Form) -> bytes:
     """A message of this form as bytes."""
-    if form.kind not in (CODED_SIGNS, CODED_VALUES):
-        return form.header + b"".join(fields(message))
     leaves = jax.tree.leaves(message, is_leaf=_is_sparse)
+    sparse = [leaf for leaf in leaves if _is_sparse(leaf)]
+    whole = [_little(leaf) for leaf in leaves if not _is_sparse(leaf)]
+    coded = form.kind in (CODED_SIGNS, CODED_VALUES)
+    return b"".join([form.header, *whole, *(_code(sparse) if coded else fields(sparse))])
+
+
+def _code(leaves: list[Coefficients]) -> list[bytes]:
     gap_M = np.concatenate([rice.gaps(np.asarray(leaf.index_NK)) for leaf in leaves])
     counts = [np.size(leaf.index_NK) for leaf in leaves]
     chosen = rice.parameters(gap_M, counts)
     r_M = np.repeat(chosen, counts)
     values = np.concatenate([np.asarray(leaf.value_NK).ravel() for leaf in leaves])
-    return b"".join(
-        [
-            form.header,
-            bytes(chosen.tolist()),
-            *(rice.pack_low(gap_M[r_M == r], r) for r in sorted(set(chosen.tolist()))),
-            _packed(values) if form.kind == CODED_SIGNS else _little(values),
-            rice.pack_high(gap_M >> r_M),
-        ]
-    )
+    return [
+        bytes(chosen.tolist()),
+        *(rice.pack_low(gap_M[r_M == r], r) for r in sorted(set(chosen.tolist()))),
+        _packed(values) if values.dtype == bool else _little(values),
+        rice.pack_high(gap_M >> r_M),
+    ]
 
 
 def decode(data: bytes, form: Form) -> Tree:
@@ -150,26 +158,21 @@ def decode(data: bytes, form: Form) -> Tree:
         text = "header (magic, version, kind, tensors, form): found "
         found, expected = (HEADER.unpack(x) for x in (found, form.header))
         raise WireError(f"{text}{found}, expected {expected}")
-    read = {
-        DENSE: _dense,
-        CODED_SIGNS: _coded,
-        CODED_VALUES: _coded,
-        PLAIN_SIGNS: _plain,
-        PLAIN_VALUES: _plain,
-    }[kind]
-    leaves = read(reader, form)
+    whole = iter(_whole(reader, form))
+    read = _coded if kind in (CODED_SIGNS, CODED_VALUES) else _plain
+    sparse = iter(read(reader, form) if form.sparse else ())
     if reader.rest:
         raise WireError(f"{reader.rest} bytes after the last parameter, expected none")
-    return structure.unflatten(leaves)
+    return structure.unflatten(next(sparse if _is_sparse(leaf) else whole) for leaf in form.leaves)
 
 
 # ---- Kinds ----
 
 
-def _dense(reader: "_Reader", form: Form) -> list[np.ndarray]:
+def _whole(reader: "_Reader", form: Form) -> list[np.ndarray]:
     found = []
-    for number, leaf in enumerate(form.leaves):
-        name = f"parameter {number}"
+    for number, leaf in enumerate(leaf for leaf in form.leaves if not _is_sparse(leaf)):
+        name = f"array {number}"
         values = reader.array(np.float32, int(np.prod(leaf.shape)), name)
         found.append(_finite(values, name).reshape(leaf.shape))
     return found
@@ -177,8 +180,7 @@ def _dense(reader: "_Reader", form: Form) -> list[np.ndarray]:
 
 def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
     found = []
-    areas = jax.tree.leaves(form.areas)
-    for number, (leaf, area) in enumerate(zip(form.leaves, areas, strict=True)):
+    for number, (leaf, area) in enumerate(form.sparse):
         name, shape = f"parameter {number}", leaf.index_NK.shape
         index_NK = reader.array(leaf.index_NK.dtype, shape[0] * shape[1], name).reshape(shape)
         if not np.all(index_NK[:, 1:] > index_NK[:, :-1]):
@@ -190,7 +192,7 @@ def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
 
 
 def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
-    leaves, areas = form.leaves, jax.tree.leaves(form.areas)
+    leaves, areas = zip(*form.sparse, strict=True)
     counts = [leaf.index_NK.size for leaf in leaves]
     chosen = reader.array(np.uint8, len(leaves), "Rice parameters").astype(np.int64)
     if np.any(chosen > [int(area).bit_length() for area in areas]):

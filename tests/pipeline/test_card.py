@@ -159,6 +159,15 @@ def test_a_model_of_the_hub_is_named_with_its_commit(tmp_path):
     assert cells(text)["start"] == "`Hub`: `o/n`, commit `c0`"
 
 
+@pytest.mark.parametrize(
+    ("manifest", "said"), [(17, "`gs://b/p`, generation 17 of its manifest"), (None, "`gs://b/p`")]
+)
+def test_a_model_of_a_bucket_is_named_with_its_manifest(tmp_path, manifest, said):
+    source = {"checkpoint": "Gcs", "bucket": "b", "prefix": "p", "sha256": ""}
+    source |= {"manifest_generation": manifest}
+    assert cells(text_of(make(tmp_path, source=source)))["start"] == f"`Gcs`: {said}"
+
+
 def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
     source = {"checkpoint": "Hub", "repo_id": "./o", "revision": None, "commit": None, "sha256": ""}
     text = text_of(make(tmp_path, source=source))

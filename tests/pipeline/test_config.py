@@ -305,8 +305,17 @@ def test_every_key_of_llm_is_required_in_the_current_spelling(key):
 
 def test_checkpointers_are_kept():
     document = tomllib.loads(OLDER.read_text())
-    document["config"]["checkpointers"] = ["a", "b"]
-    assert config.parse(document, "run.toml").config.checkpointers == ("a", "b")
+    places = ["owner/name", "gs://bucket", "gs://bucket/a/b"]
+    document["config"]["checkpointers"] = places
+    assert config.parse(document, "run.toml").config.checkpointers == tuple(places)
+
+
+def test_a_checkpointer_that_is_no_destination_is_refused():
+    document = tomllib.loads(OLDER.read_text())
+    document["config"]["checkpointers"] = ["owner/name", "12D3KooW"]
+    said = r'checkpointers\[1\] is "12D3KooW", expected owner/name on the hub or gs://bucket/prefix'
+    with pytest.raises(LockstepError, match=said):
+        config.parse(document, "run.toml")
 
 
 # ---- rules: (edits, the key that is named, its value, what was expected) ----

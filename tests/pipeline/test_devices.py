@@ -29,6 +29,28 @@ def test_there_is_a_device_for_each_core_but_no_more_than_peers_or_threads(envir
         assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
 
 
+def test_peers_of_several_devices_have_them_and_threads_to_spare(environment):
+    for cores, threads, count, fsdp, expected in (
+        (2, 4, 4, 2, "2"),
+        (2, 8, 4, 4, "4"),
+        (64, 64, 4, 4, "16"),
+        (64, 11, 4, 2, "4"),
+        (64, 64, 1, 3, "3"),
+    ):
+        environment.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+        environment.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+        changes = {"peers__threads": threads, "peers__count": max(count, 2), "peers__fsdp": fsdp}
+        run = a_run(**changes, peers__micro_batch=fsdp)
+        run = run.model_copy(update={"peers": run.peers.model_copy(update={"count": count})})
+        devices.prepare(run)
+        assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
+    environment.setenv("JAX_NUM_CPU_DEVICES", "4")
+    with pytest.raises(LockstepError, match="JAX_NUM_CPU_DEVICES: 4, expected at most 2, half of"):
+        devices.prepare(a_run(peers__threads=4, peers__fsdp=2))
+    with pytest.raises(LockstepError, match="fsdp = 4, expected at most 2, half of threads = 4"):
+        devices.prepare(a_run(peers__threads=4, peers__fsdp=4, peers__micro_batch=4))
+
+
 def test_the_size_of_the_thread_pool_is_the_run_files_whatever_the_machine(environment):
     environment.setenv("NPROC", "64")
     devices.prepare(a_run(peers__threads=3))

@@ -15,6 +15,7 @@ from pipeline.artifacts import Paths, read_json, write_json
 from pipeline.errors import LockstepError
 from pipeline.generate import generate
 from pipeline.held_out import mean_loss
+from pipeline.placement import Place
 from pipeline.train_step import Programs
 from tests.pipeline.finished_run import write_run_file
 
@@ -94,7 +95,8 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     run = config.load(paths.run)
     programs = Programs(run, HF_CONFIG)
     first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
-    expected = mean_loss(programs.measure, {jax.devices()[0]: make_params()}, first_five_NT, 5)
+    params_at = {Place((jax.devices()[0],)): make_params()}
+    expected = mean_loss(programs.measure, params_at, first_five_NT, 5)
     assert metrics["held_out_loss"] == pytest.approx(expected, abs=1e-5)
     assert metrics["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
     assert (metrics["sequences"], metrics["tokens"]) == (5, 5 * (LENGTH - 1))

@@ -115,8 +115,8 @@ def test_gradients_cannot_travel_during_the_next_round():
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_what_a_model_freezes_no_optimizer_moves(overlap):
-    """DeepSeek's correction has no gradient; signs of 0 and weight decay would move it."""
+def test_what_balances_experts_no_gradient_moves(overlap):
+    """DeepSeek's correction has none; signs of 0 and weight decay would move it."""
     run = a_run(peers__overlap=overlap)
     programs, state = begin(run, tiny.DEEPSEEK)
     params = jax.tree.map(np.array, state.params)

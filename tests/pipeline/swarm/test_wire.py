@@ -14,6 +14,7 @@ from ml_dtypes import bfloat16
 
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
+from pipeline.optim.balance import balanced, leave
 from pipeline.optim.distro import Coefficients, distro
 from pipeline.swarm import commitment, wire
 
@@ -227,6 +228,27 @@ def test_values_that_are_no_numbers_are_refused(name, value):
     )
     with pytest.raises(wire.WireError, match="not finite"):
         wire.decode(wire.encode(bad, form), form)
+
+
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+@pytest.mark.parametrize("one_bit", [True, False])
+def test_whole_arrays_stand_before_places(layout, one_bit):
+    params = PARAMS | {"load": jnp.arange(6.0).reshape(2, 3)}
+    chosen = balanced(leave(optimizer(one_bit), ["load"]), ["load"], 0.1)
+    own, shared = chosen.init(params)
+    own = chosen.inner(params, own, params, 1)
+    message = jax.device_get(chosen.send(own, params, shared, 1)[0])
+    form = wire.form_of(chosen, params, layout)
+    data = wire.encode(message, form)
+    expect_equal(wire.decode(data, form), message)
+    name = ("plain " if layout == "psyche" else "") + ("signs" if one_bit else "values")
+    assert data[5] == wire.form_of(*KINDS[name][:1], PARAMS, layout).kind
+    assert data[16 : 16 + 24] == np.arange(6, dtype="<f4").tobytes()
+    for size in range(len(data)):
+        with pytest.raises(wire.WireError):
+            wire.decode(data[:size], form)
+    with pytest.raises(wire.WireError, match="array 0: a value is not finite"):
+        wire.decode(data[:16] + np.float32(np.nan).tobytes() + data[20:], form)
 
 
 def test_gradients_are_no_messages_of_psyches():

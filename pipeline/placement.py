@@ -1,0 +1,97 @@
+"""Where a peer computes: one device, or `[peers] fsdp` of them that hold its arrays in parts.
+
+Each array is cut along its longest axis that the devices divide, and a batch by its sequences. XLA
+gathers what a product needs just before it, and leaves each device its part of a gradient: fully
+sharded data parallelism, by annotations alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as Spec
+
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+
+AXIS = "fsdp"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The devices that one peer computes on."""
+
+    devices: tuple[jax.Device, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.devices))
+
+    def put(self, tree: Tree) -> Tree:
+        """Params, an optimizer's state, messages: each array in parts, one on each device."""
+        parts = len(self.devices)
+        return jax.device_put(tree, jax.tree.map(lambda x: self._on(cut(x.shape, parts)), tree))
+
+    def put_whole(self, tree: Tree) -> Tree:
+        """Each array whole on every device."""
+        return jax.device_put(tree, self._on(Spec()))
+
+    def put_sequences(self, tokens: np.ndarray) -> jax.Array:
+        """Micro-batches [..., B, T], their sequences spread over the devices."""
+        return jax.device_put(tokens, self._on(cut_sequences(tokens.ndim)))
+
+    def _on(self, spec: Spec) -> jax.sharding.Sharding:
+        return (
+            NamedSharding(self._mesh, spec) if self._mesh else SingleDeviceSharding(*self.devices)
+        )
+
+    @cached_property
+    def _mesh(self) -> Mesh | None:
+        if len(self.devices) == 1:
+            return None
+        return Mesh(np.array(self.devices), AXIS, axis_types=(AxisType.Auto,))
+
+
+def places(devices: Sequence[jax.Device], parts: int) -> list[Place]:
+    """Cuts the devices into places of `parts` each; what is left over stays idle.
+
+    Raises:
+      LockstepError: there are fewer devices.
+    """
+    if len(devices) < parts:
+        raise LockstepError(
+            f"[peers] fsdp = {parts}, expected at most the {len(devices)} devices here"
+        )
+    count = len(devices) // parts
+    return [Place(tuple(devices[n * parts : (n + 1) * parts])) for n in range(count)]
+
+
+def cut(shape: tuple[int, ...], parts: int) -> Spec:
+    """How an array lies on `parts` devices: cut along its longest axis that they divide, of equal
+    ones the last; whole where there is none."""
+    axes = [axis for axis, size in enumerate(shape) if size and size % parts == 0]
+    if parts == 1 or not axes:
+        return Spec()
+    longest = max(axes, key=lambda axis: (shape[axis], axis))
+    return Spec(*[None] * longest, AXIS)
+
+
+def cut_sequences(axes: int) -> Spec:
+    """How micro-batches of so many axes lie there: the last axis but one is cut."""
+    return Spec(*[None] * (axes - 2), AXIS)
+
+
+def keep_cut(tree: Tree, parts: int) -> Tree:
+    """Inside of a program: these arrays stay in parts, as `Place.put` puts them."""
+    if parts == 1:
+        return tree
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:  # but in shard_map, which knows its mesh
+        mesh = AbstractMesh((parts,), (AXIS,), axis_types=(AxisType.Auto,))
+
+    def keep(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, cut(x.shape, parts)))
+
+    return jax.tree.map(keep, tree)

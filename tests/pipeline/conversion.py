@@ -1,0 +1,51 @@
+"""The stage convert on a checkpoint, and a model for it to read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models import llama
+from pipeline import artifacts, config, convert, hf
+from pipeline.artifacts import Paths
+from pipeline.errors import LockstepError
+from tests import tiny
+
+
+def start(folder: Path, checkpoint: dict | str, architecture: str = "HfLlama") -> Path:
+    """A run file in `folder` with this checkpoint."""
+    document = tiny.run_document(folder / "tokens")
+    document["model"]["LLM"]["checkpoint"] = checkpoint
+    document["model"]["LLM"]["architecture"] = architecture
+    tiny.write_run(folder / "run.toml", document)
+    return folder / "run.toml"
+
+
+def convert_in(folder: Path, checkpoint: dict | str, architecture: str = "HfLlama") -> Path:
+    """Runs the stage; returns data/init."""
+    run_file = start(folder, checkpoint, architecture)
+    paths = Paths("convert", run_file, folder)
+    convert.run(config.load(run_file), paths)
+    artifacts.verify(folder / paths.keys.made("convert"))
+    return paths.out("convert")
+
+
+def refused(folder: Path, checkpoint: dict | str, architecture: str = "HfLlama") -> str:
+    """What the stage says; it leaves nothing that looks like a result."""
+    with pytest.raises(LockstepError) as caught:
+        convert_in(folder, checkpoint, architecture)
+    assert not (folder / "data" / "init").exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_model(folder: Path, dtype: str = "bfloat16", seed: int = 3, **kwargs: int) -> Path:
+    """A Hugging Face folder with a tokenizer's files, and others that nobody asked for."""
+    folder.mkdir(parents=True)
+    model = llama.Config.from_hf(tiny.MODEL)
+    hf.write_folder(folder, model.to_hf(), llama.init(model, seed), dtype, **kwargs)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_text(json.dumps({"name": name}))
+    for name in ("modeling.py", "pytorch_model.bin", "notes.json"):
+        (folder / name).write_text("not ours")
+    return folder
