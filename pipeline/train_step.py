@@ -67,9 +67,10 @@ class Programs:
 
     def _balance(self, optimizer: Optimizer, model_config: Any, speed: float) -> Optimizer:
         """Keeps the optimizer from params whose gradient is the load of experts."""
-        shapes = jax.eval_shape(partial(self.model.init, model_config, 0))
-        params = flatten_dict(shapes, sep="/")
-        paths = [path for path in getattr(self.model, "BALANCE", ()) if path in params]
+        paths: list[str] = []
+        if named := getattr(self.model, "BALANCE", ()):  # a model may have no layer with experts
+            shapes = jax.eval_shape(partial(self.model.init, model_config, 0))
+            paths = [path for path in flatten_dict(shapes, sep="/") if path in named]
         if not paths and speed:
             raise LockstepError(
                 f"[peers] balance_speed = {speed}, expected 0: no router of this model has a "
@@ -159,7 +160,8 @@ class Programs:
         """Mean loss and gradient over the first `count` sequences.
 
         The number of micro-batches is counted while running, so that a batch ramp or an uneven
-        assignment compiles nothing anew.
+        assignment compiles nothing anew; where no peer is ever assigned more than one, there is no
+        loop.
         """
         size = tokens_MBT.shape[1]
 
@@ -176,10 +178,11 @@ class Programs:
         def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             return jax.tree.map(jnp.add, sums, of_one(micro))
 
-        if tokens_MBT.shape[0] == 1:
-            return of_one(0)
-        zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
-        value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
+        if tokens_MBT.shape[0] == 1:  # no sums: two passes over all gradients less
+            value, grads = of_one(0)
+        else:
+            zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
+            value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
         return value, self.keep_cut(grads)
 
     def _receive(
