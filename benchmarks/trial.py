@@ -30,7 +30,7 @@ class Trial:
         state = State(self.params, shared, (own,) * count)
         self.peers = Peers(self.programs, layout, state, jax.devices())
         self.form = wire.form_of(self.programs.optimizer, self.params, run.peers.wire)
-        each, vocabulary = capacity(run), hf_config["vocab_size"]
+        each, vocabulary = capacity(run, count), hf_config["vocab_size"]
         shape = each, run.llm.max_seq_len
         tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
         work = Work(micro_batches(tokens_NT, each, run.peers.micro_batch), each)

@@ -77,6 +77,23 @@ def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
 
 @app.command()
+def replay(
+    folder: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A folder of data/verdict/bundles.")
+    ],
+) -> None:
+    """Repeat the replay that found something; exit with status 1 where it is not confirmed."""
+    from pipeline import allocator, artifacts, config, devices
+
+    allocator.tune()
+    run = folder / "run.json"
+    devices.prepare(config.parse(artifacts.read_json(run), str(run)))
+    from pipeline import repeat
+
+    raise typer.Exit(repeat.show(folder))
+
+
+@app.command()
 def push(
     destinations: Annotated[
         list[str] | None,

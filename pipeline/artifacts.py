@@ -91,13 +91,21 @@ def read_json(path: Path) -> dict:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # lists thousands deep
         raise LockstepError(f"{path}: expected JSON: {error}") from error
 
 
 def environment() -> dict[str, str]:
     """The versions of Python and of the packages that a result's bits can depend on."""
     return {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in RECORDED}
+
+
+def link(source: Path | str, target: Path | str) -> None:
+    """A second name for a file that nobody changes; a copy where the system has no such names."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def render(facts: Facts) -> str:
                 for split in dict.fromkeys(file["split"] for file in files)
             },
             listed=files[:LISTED],
+            left=summary.left(facts.results.verdict),
             optimizer=_variant(llm["optimizer"]),
             schedule=_variant(llm["lr_schedule"]),
             faults=written["faults"].get("schedule", []),
@@ -196,10 +197,14 @@ def _environment() -> Environment:
         "code": _code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "number": "{:,}".format,
+        "peers": summary.peers,
         "public": _without_secrets,
         "size": summary.size,
         "times": summary.times,
         "verdict": summary.verdict_line,
+        "who": summary.who,
+        "whose_seed": summary.whose_seed,
+        "why": summary.why,
         "without_folders": _without_folders,
     }
     return environment

@@ -13,10 +13,19 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from pipeline.complaints import one_line
 from pipeline.errors import LockstepError
+from pipeline.fault_kinds import KINDS, OF_OTHERS
 from pipeline.locations import (  # noqa: F401 - a stage finds every variant here
     TOKEN_BYTES,
     Data,
@@ -77,15 +86,32 @@ Count = Annotated[int, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
-FaultKind = Literal["sign_flip"]  # every kind there is; pipeline/swarm/faults.py does them
+FaultKind = Literal[tuple(KINDS)]
+PeerNumber = Annotated[int, Field(ge=0)]
+
+
+def _distinct(peers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(peers)) < len(peers):
+        raise wrong((), "each peer once")
+    return peers
+
+
+SomePeers = Annotated[
+    tuple[PeerNumber, ...], Field(min_length=1), AfterValidator(_distinct), AsTuple
+]
+
+
+def _either(number: Any, numbers: Any) -> Any:
+    """The type of a number or of a list, told apart so that an error is about one of them."""
+    return Annotated[
+        Annotated[number, Tag("number")] | Annotated[numbers, Tag("list")],
+        Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
+    ]
 
 
 def _per_peer(number: Any) -> Any:
     """The type of one number for all peers, or a list with one number per peer."""
-    return Annotated[
-        Annotated[number, Tag("number")] | Annotated[tuple[number, ...], AsTuple, Tag("list")],
-        Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
-    ]
+    return _either(number, Annotated[tuple[number, ...], AsTuple])
 
 
 def _layout(name: Any) -> Any:
@@ -163,20 +189,50 @@ class Links(Table):
 
 
 class Fault(Table):
-    """One peer does one thing wrong for some rounds."""
+    """One peer does one thing wrong for some rounds, or each of several peers does."""
 
-    kind: FaultKind
-    """What it does: sign_flip sends the negative of its message."""
-    peer: Annotated[int, Field(ge=0)]
-    """Who does it; the first peer is 0."""
-    rounds: Annotated[tuple[Count, ...], AsTuple, Field(min_length=2, max_length=2)]
+    kind: Annotated[
+        FaultKind,
+        Field(
+            description="What it does. "
+            + ". ".join(f"{name}: it {kind.says}" for name, kind in KINDS.items())
+            + "."
+        ),
+    ]
+    peer: _either(PeerNumber, SomePeers)
+    """Who does it, one peer or a list of them; the first peer is 0."""
+    rounds: Annotated[tuple[Count, ...], Field(min_length=2, max_length=2), AsTuple]
     """The first and the last round, both included; the run's first round is 1."""
+    size: Positive | None = None
+    """How strong; each kind has its own meaning and default, or none. Absent is the default."""
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Who does it."""
+        return (self.peer,) if isinstance(self.peer, int) else self.peer
+
+    @property
+    def strength(self) -> float | None:
+        """`size`, or the kind's default; None: the kind has no size."""
+        return KINDS[self.kind].size if self.size is None else self.size
 
     @model_validator(mode="after")
     def _first_is_first(self) -> "Fault":
         first, last = self.rounds
         if first > last:
             raise wrong("rounds", "[first, last] with first <= last")
+        if self.kind == "join" and first != 1:
+            raise wrong("rounds", "[1, last]: who joins was away from the start on")
+        return self
+
+    @model_validator(mode="after")
+    def _kind_can_be_done(self) -> "Fault":
+        if self.size is not None and KINDS[self.kind].size is None:
+            raise wrong("size", f"none: {self.kind} has no size")
+        if self.kind == "lazy" and self.strength >= 1:
+            raise wrong("size", "less than 1: a share of the sequences")
+        if self.kind == "collude" and len(self.peers) < 2:
+            raise wrong("peer", "a list of at least 2 peers: they send the same")
         return self
 
 
@@ -191,7 +247,8 @@ class Faults(Table):
         for later, fault in enumerate(self.schedule):
             for earlier, other in enumerate(self.schedule[:later]):
                 apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
-                if (fault.kind, fault.peer) == (other.kind, other.peer) and not apart:
+                same = fault.kind == other.kind and set(fault.peers) & set(other.peers)
+                if same and not apart:
                     key = ("schedule", later, "rounds")
                     raise wrong(key, f"rounds outside those of faults.schedule[{earlier}]")
         return self
@@ -201,12 +258,28 @@ class Witness(Table):
     """How the run is audited."""
 
     snapshot_every: Count = 50
-    """Rounds between snapshots of the full state: the window that is replayed, and disk space."""
+    """Rounds between snapshots: the hashes of the whole state, that peers commit to."""
+    keep_every: Count = 1
+    """Of the snapshots, every which is kept whole, besides the first and the last: a window that is
+    replayed lies between two of these. More is less disk space, and longer windows."""
     replay_percent: Percent = 25.0
     """Percent of the windows (one peer, snapshot to snapshot) that are replayed, 0 to 100."""
+    replay: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[0-9]+:[0-9]+$", max_length=20)], ...], AsTuple
+    ] = ()
+    """Windows that are replayed besides the sample, each "window:peer"; both count from 0."""
+    policy: Literal["applied", "strict"] = "applied"
+    """Which findings refuse the export: applied - only a lie that got into the params; strict -
+    any, also one that was caught in its round and discarded."""
     seed: str | None = None
     """What the sample is drawn from; absent is the transcript's own hash, known to nobody before
     training ends."""
+
+    @property
+    def chosen(self) -> tuple[tuple[int, int], ...]:
+        """(window, peer) of each entry of `replay`."""
+        pairs = (entry.split(":") for entry in self.replay)
+        return tuple((int(window), int(peer)) for window, peer in pairs)
 
 
 class HeldOut(Table):
@@ -317,13 +390,70 @@ class Run(Table):
             value = getattr(self.links, key)
             if isinstance(value, tuple) and len(value) != count:
                 raise wrong(("links", key), f"one number, or {count} of them (peers.count)")
+        return self
+
+    @model_validator(mode="after")
+    def _faults_fit(self) -> "Run":
         for index, fault in enumerate(self.faults.schedule):
-            path = ("faults", "schedule", index)
-            if fault.peer >= count:
-                raise wrong((*path, "peer"), f"less than peers.count ({count})")
-            if fault.rounds[1] > self.config.total_steps:
-                most = self.config.total_steps
-                raise wrong((*path, "rounds"), f"rounds up to config.total_steps ({most})")
+            if misfit := self._misfit(fault):
+                key, expected = misfit
+                raise wrong(("faults", "schedule", index, key), expected)
+        joining = {p for f in self.faults.schedule if f.kind == "join" for p in f.peers}
+        most = self.peers.count - self.config.init_min_clients
+        if len(joining) > most:
+            text = (
+                f"at most {most} peers that join: config.init_min_clients are there from the start"
+            )
+            raise wrong(("faults", "schedule"), text)
+        return self
+
+    def _misfit(self, fault: Fault) -> tuple[str, str] | None:
+        """The key of a fault that the rest of the run makes impossible, and what was expected."""
+        count, steps, optimizer = self.peers.count, self.config.total_steps, self.llm.optimizer
+        signs = isinstance(optimizer, Compressing) and optimizer.quantize_1bit
+        needs = KINDS[fault.kind].needs
+        if max(fault.peers) >= count:
+            return "peer", f"less than peers.count ({count})"
+        if fault.rounds[1] > steps:
+            return "rounds", f"rounds up to config.total_steps ({steps})"
+        if fault.kind in OF_OTHERS and count < 2:
+            return "kind", "a kind for one peer: this one is about others"
+        if needs == "values" and signs:
+            return "kind", "a kind for signs, or quantize_1bit = false: signs have no size"
+        if needs == "plain" and not isinstance(optimizer, Compressing):
+            return "kind", "a kind for gradients: they name no places"
+        if needs == "plain" and self.peers.wire != "psyche":
+            return "kind", 'peers.wire = "psyche" with it: coded places cannot be named twice'
+        if needs == "plain" and min(optimizer.compression_topk, optimizer.compression_chunk) < 2:
+            return "kind", "more than one coefficient of a block, to name one twice"
+        if fault.kind == "wrong_precision" and self.peers.layout != "each":
+            return "kind", 'peers.layout = "each" with it: one peer alone runs another program'
+        if fault.kind == "wrong_precision" and self.peers.attention == "cudnn":
+            return "kind", 'peers.attention = "matmul" with it: cuDNN computes in bfloat16 only'
+        if fault.kind == "false_verifier" and not self.config.verification_percent:
+            return "kind", "config.verification_percent above 0 with it: nobody verifies"
+        return None
+
+    @model_validator(mode="after")
+    def _verifiers_fit(self) -> "Run":
+        key, percent = ("config", "verification_percent"), self.config.verification_percent
+        if percent and self.peers.layout != "each":
+            text = "a verifier runs a trainer's own program"
+            raise wrong(key, f"0 with peers.layout = {self.peers.layout}: {text}")
+        least = self.config.min_clients
+        if least - least * percent // 100 < 1:
+            raise wrong(key, f"less than 100: of min_clients ({least}) one at least must train")
+        return self
+
+    @model_validator(mode="after")
+    def _chosen_windows_exist(self) -> "Run":
+        # a run that extends another has fewer: what lies beyond those the witness must find out
+        every = self.witness.snapshot_every * self.witness.keep_every
+        windows = -(-self.config.total_steps // every)
+        for index, (window, peer) in enumerate(self.witness.chosen):
+            if window >= windows or peer >= self.peers.count:
+                text = f"a window below {windows} and a peer below {self.peers.count}"
+                raise wrong(("witness", "replay", index), text)
         return self
 
 

@@ -84,7 +84,7 @@ def _value(value: Any) -> str:
     """A value in TOML; tables inline."""
     match value:
         case Table():
-            return _value(value.model_dump(mode="json"))
+            return _value(value.model_dump(mode="json", exclude_none=True))
         case dict():
             pairs = (f"{_key(key)} = {_value(item)}" for key, item in value.items())
             return f"{{ {', '.join(pairs)} }}"

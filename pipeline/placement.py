@@ -5,9 +5,12 @@ gathers what a product needs just before it, and leaves each device its part of 
 sharded data parallelism, by annotations alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from queue import SimpleQueue
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +21,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 
 AXIS = "fsdp"
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,29 @@ def places(devices: Sequence[jax.Device], parts: int) -> list[Place]:
         )
     count = len(devices) // parts
     return [Place(tuple(devices[n * parts : (n + 1) * parts])) for n in range(count)]
+
+
+def side_by_side(
+    places: Sequence[Place], items: Sequence[Item], work: Callable[[Item, Place], Result]
+) -> list[Result]:
+    """Does `work` for each item, in as many threads as there are places, each in one that is free.
+
+    Returns:
+      The results in the order of the items.
+    """
+    free: SimpleQueue[Place] = SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def one(item: Item) -> Result:
+        place = free.get()
+        try:
+            return work(item, place)
+        finally:
+            free.put(place)
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(one, items))
 
 
 def cut(shape: tuple[int, ...], parts: int) -> Spec:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from threading import Lock
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +26,7 @@ class Progress:
         self.title, self.total, self.unit, self.done = title, total, unit, start
         self._start, self._began = start, time.monotonic()
         self._last_line = self._began
-        self._bar = None
+        self._bar, self._counting = None, Lock()
 
     def __enter__(self) -> "Progress":
         if sys.stdout.isatty():
@@ -39,8 +40,9 @@ class Progress:
 
     def advance(self, count: int = 1, **fields: object) -> None:
         """Counts `count` more units, and shows the fields as `name value` beside them."""
-        self.done += count
         now = time.monotonic()
+        with self._counting:  # work may go on in several threads
+            self.done += count
         said = "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
         if self._bar:
             self._bar.update(self._task, completed=self.done, said=said)

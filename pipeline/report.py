@@ -41,6 +41,7 @@ def run(run: config.Run, paths: Paths) -> None:
         run=run,
         results=results,
         blame=summary.blame(results.verdict["findings"]),
+        left=summary.left(results.verdict),
         subtitle=_subtitle(run, results),
         tiles=_tiles(results, run.peers.count),
         pictures=pictures,
@@ -48,7 +49,13 @@ def run(run: config.Run, paths: Paths) -> None:
         peers=[_peer(peer, rounds) for peer in range(run.peers.count)],
         windows=windows,
         grid=_grid(results.verdict, windows, run.peers.count),
-        chances=_chances(results.verdict, windows, run.peers.count, _is_dense(rounds)),
+        chances=_chances(
+            results.verdict,
+            windows,
+            run.peers.count,
+            dense=_is_dense(rounds),
+            percent=run.witness.replay_percent,
+        ),
         prompt_and_rest=_split_text(results.evaluated),
         parameters=_parameters(run),
         environment=_made(paths, "train")["environment"] | results.header["environment"],
@@ -72,7 +79,14 @@ def _render(**shown: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": size, "times": times, "who": summary.who}
+    environment.filters |= {
+        "caught": summary.caught,
+        "peers": summary.peers,
+        "size": size,
+        "times": times,
+        "who": summary.who,
+        "whose_seed": summary.whose_seed,
+    }
     return environment.get_template(TEMPLATE.name).render(shown) + "\n"
 
 
@@ -152,16 +166,17 @@ def _grid(
 
 
 def _chances(
-    verdict: dict, windows: list[Window], peers: int, dense: bool
+    verdict: dict, windows: list[Window], peers: int, *, dense: bool, percent: float
 ) -> list[tuple[int, float]]:
     """How many windows a peer lies in, and the chance that one of them is in the sample.
 
     1 - C(N - k, n) / C(N, n): n of N windows are drawn, and k are false. Where messages are dense
-    all peers' windows are drawn together.
+    all peers' windows are drawn together. Windows that the run file names are no part of it.
     """
     together = peers if dense else 1
     N = len(windows) * peers // together
-    n = len(verdict["replayed_windows"]) // together
+    drawn = -int(-N * percent // 100)
+    n = min(drawn, len(verdict["replayed_windows"]) // together)  # none where the audit refused
     counts = sorted({1, 2, len(windows)} & set(range(1, len(windows) + 1)))
     return [(k, 1 - math.comb(N - k, n) / math.comb(N, n)) for k in counts]
 

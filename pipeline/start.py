@@ -12,6 +12,7 @@ from pipeline.checkpoint import load_nested, load_tree
 from pipeline.earlier import EARLIER
 from pipeline.errors import LockstepError
 from pipeline.placement import places
+from pipeline.swarm import links, rounds
 from pipeline.swarm.state import State
 from pipeline.train_step import Programs
 
@@ -22,6 +23,20 @@ class Start(NamedTuple):
     state: State
     step: int
     data_index: int
+
+    def progress(self, run: config.Run) -> rounds.Progress:
+        """Where the run is before its first round, nobody having joined yet."""
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
+        loads = [links.load_seconds(run.links, p, size=size) for p in range(run.peers.count)]
+        return rounds.start(
+            run.config,
+            run.peers.count,
+            run.peers.seed,
+            run.llm.max_seq_len,
+            self.step,
+            self.data_index,
+            loads,
+        )
 
 
 def read(init: Path, run: config.Run, programs: Programs) -> Start:

@@ -6,7 +6,8 @@ words of this file.
 
 import math
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ READ = ("train", "witness", "export", "evaluate", "report")  # stages whose resu
 LINES_OF_TEXT = 6
 UNKNOWN = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
+WIDTH = 90  # of a line of verdict.txt, which also stands behind "witness: "
 
 
 class Results(NamedTuple):
@@ -136,10 +138,104 @@ def verdict_line(verdict: dict) -> str:
     """The verdict in one line."""
     word = "accepted" if verdict["accepted"] else "REFUSED"
     how = "bit for bit" if verdict["method"] == "bitwise" else "within a tolerance"
-    return (
+    line = (
         f"{word}: {verdict['audited_rounds']:,} rounds audited, {len(verdict['replayed_windows'])} "
         f"of {verdict['windows']} windows replayed {how}"
     )
+    return f"{line}; {caught(verdict)}" if verdict["accepted"] and verdict["findings"] else line
+
+
+def caught(verdict: dict) -> str:
+    """Of an accepted run: how many lied to no effect, as in "3 liars caught, 2 of them ejected"."""
+    liars = {finding["peer"] for finding in verdict["findings"]}
+    ejected = liars & {int(peer) for peer in verdict["ejected"]}
+    said = f"{_count(len(liars), 'liar')} caught"
+    if liars <= ejected:
+        return f"{said} and ejected"
+    return f"{said}, {len(ejected)} of them ejected" if ejected else said
+
+
+def why(verdict: dict) -> str:
+    """What decided: the policy, and what it makes of the findings."""
+    findings = verdict["findings"]
+    applied = sum(finding["applied"] for finding in findings)
+    if not findings:
+        return "nothing was found"
+    if verdict["policy"] == "strict":
+        return f"{_count(len(findings), 'finding')}, and policy strict refuses any"
+    if applied:
+        return f"{_count(applied, 'finding')} got into the params, and policy applied refuses those"
+    return f"none of {_count(len(findings), 'finding')} got into the params (policy applied)"
+
+
+def how(why_not_bitwise: str | None, tolerance: float | None) -> str:
+    """How a replay was compared with what was sent."""
+    if why_not_bitwise is None:
+        return "bit for bit"
+    return f"within a tolerance of {tolerance}, because {why_not_bitwise}"
+
+
+def whose_seed(verdict: dict) -> str:
+    """Who chose what the sample was drawn from, and what that does not protect from."""
+    if verdict["sample_seed_of"] == "auditor":
+        return "the auditor's own"
+    return (
+        "the transcript's own hash; whoever wrote the whole transcript could have tried until the "
+        "sample suited: supply [witness] seed against that"
+    )
+
+
+def left(verdict: dict) -> list[tuple[str, str]]:
+    """Who was ejected, who dropped out and whose messages were late: each with rounds or counts."""
+    since = [
+        (name, ", ".join(f"peer {p} in round {r}" for p, r in verdict[key].items()))
+        for name, key in (("ejected", "ejected"), ("dropped out", "dropped"))
+    ]
+    late = ", ".join(
+        f"peer {peer} {_count(count, 'time')}" for peer, count in verdict["late"].items()
+    )
+    return [(name, said) for name, said in (*since, ("late", late)) if said]
+
+
+def of_verdict(verdict: dict) -> str:
+    """verdict.txt: the verdict for a person, with the command that repeats each finding."""
+    word = "accepted" if verdict["accepted"] else "REFUSED"
+    replayed = verdict["replayed_windows"]
+    lines = [f"{word}: {why(verdict)}"]
+    lines += _wrapped("method", how(verdict["why_not_bitwise"], verdict["tolerance"]))
+    lines += _wrapped("audited", f"{verdict['audited_rounds']:,} rounds, all of them")
+    windows = f"{len(replayed)} of {verdict['windows']} windows"
+    lines += _wrapped("replayed", windows + (f": {_windows(replayed)}" if replayed else ""))
+    lines += _wrapped("drawn from", f"{verdict['sample_seed']}, {whose_seed(verdict)}")
+    lines += _wrapped("transcript", f"sha256 {verdict['transcript']}")
+    for name, said in left(verdict):
+        lines += _wrapped(name, said)
+    for finding in verdict["findings"]:
+        got = "got into the params" if finding["applied"] else "did not get into the params"
+        lines += [
+            f"round {finding['round']}, {who(finding['peer'])}, {finding['kind']}; it {got}:",
+            *textwrap.wrap(finding["detail"], WIDTH, initial_indent="  ", subsequent_indent="    "),
+        ]
+        if finding["bundle"]:
+            lines.append(f"  lockstep replay data/verdict/{finding['bundle']}")
+    return visible("\n".join(lines)) + "\n"
+
+
+def _windows(replayed: Iterable[dict]) -> str:
+    """Replayed windows by their rounds: 1-50 of peers 0 and 3; 51-100 of peer 1."""
+    of: dict[tuple[int, int], list[int]] = {}
+    for window in replayed:
+        of.setdefault((window["first"], window["last"]), []).append(window["peer"])
+    return "; ".join(f"{first}-{last} of {peers(of[first, last])}" for first, last in sorted(of))
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    """A name and its text in a column of its own."""
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def blame(findings: Iterable[dict]) -> str:
@@ -151,6 +247,12 @@ def blame(findings: Iterable[dict]) -> str:
     said = [f"{name} in round {round} ({kind})" for (name, kind), round in first.items()]
     more = len(said) - NAMED
     return "; ".join(said[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def peers(numbers: int | Sequence[int]) -> str:
+    """One peer or several: peer 2; peers 0, 1 and 3."""
+    *first, last = [numbers] if isinstance(numbers, int) else numbers
+    return f"peers {', '.join(map(str, first))} and {last}" if first else f"peer {last}"
 
 
 def who(peer: int | None) -> str:

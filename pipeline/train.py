@@ -4,8 +4,8 @@ Work in progress lies in data/runs/<key>: the transcript as it grows, and checkp
 moment and started again, the stage ends with the same bytes.
 """
 
+import functools
 import logging
-import os
 import shutil
 import sys
 import time
@@ -35,8 +35,8 @@ from pipeline.swarm.entry import TABLES, Header
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers, assigned
 from pipeline.swarm.replay import repeats_bit_for_bit
-from pipeline.swarm.take_round import NotFinite, Taken, take_round
-from pipeline.swarm.transcript import Transcript, Writer
+from pipeline.swarm.take_round import NotFinite, Swarm, Taken
+from pipeline.swarm.transcript import Transcript, Writer, due, kept
 from pipeline.train_step import Programs
 
 log = logging.getLogger(__name__)
@@ -58,15 +58,16 @@ def run(run: config.Run, paths: Paths) -> None:
     if not len(held_out_NT):
         log.warning("train: the data has no held-out split, so no held-out loss is measured")
 
-    training = _Training(run, paths, programs, begin, data, held_out_NT)
-    training.prepare(hf_config)
+    training = _Training(run, paths, programs, begin, data, held_out_NT, hf_config)
+    training.prepare()
     training.take_rounds()
 
     transcript = Transcript(training.writer.folder)
     rows = history.rows(transcript)
     metrics = history.metrics(rows, transcript, begin.state.params)
     with paths.building() as folder:
-        _link_tree(transcript.folder, folder / "transcript")
+        # no bytes are copied, and a kill before the end finds the source whole
+        shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)
         shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
         history.write(rows, folder / METRICS)
         artifacts.write_json(folder / METRICS / "train.json", metrics)
@@ -85,12 +86,15 @@ class _Training:
         begin: start.Start,
         data: tokens.Sequences,
         held_out_NT: np.ndarray,
+        hf_config: dict,
     ):
         self.run, self.paths, self.programs, self.begin = run, paths, programs, begin
-        self.data, self.held_out_NT = data, held_out_NT
+        self.data, self.held_out_NT, self.hf_config = data, held_out_NT, hf_config
         self.form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
-        self.faults = Faults(run.faults.schedule)
+        self.faults = Faults(run.faults.schedule, run.peers.seed, self.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
+        steps = due(begin.step, run.config.total_steps, run.witness.snapshot_every)
+        self.kept = kept(steps, run.witness.keep_every)
         self.writer = Writer(
             paths.scratch / "transcript",
             first=begin.step,
@@ -98,7 +102,7 @@ class _Training:
             keep_payloads=self.form.kind != wire.DENSE,
         )
 
-    def prepare(self, hf_config: dict) -> None:
+    def prepare(self) -> None:
         """Goes back to the newest checkpoint, or begins."""
         run, begin = self.run, self.begin
         saved = self.checkpoints.newest(begin.state)
@@ -109,22 +113,17 @@ class _Training:
             self._check_environment()
             log.info(f"train: goes on after round {self.step}")
             self.progress = rounds.Progress.from_json(saved.rest["progress"], run.config)
+            self.faults.restore(saved.rest["faults"])
         else:
-            self.progress = rounds.start(
-                run.config,
-                run.peers.count,
-                run.peers.seed,
-                run.llm.max_seq_len,
-                begin.step,
-                begin.data_index,
-            )
-            first_work = assigned(self.data, (begin.data_index, begin.data_index), run)
+            self.progress = begin.progress(run)
+            first = (begin.data_index, begin.data_index)
+            first_work = assigned(self.data, first, run, run.peers.count)
             bitwise = repeats_bit_for_bit(self.programs, begin.state, first_work, begin.step)
             self.writer.header(
                 Header(
                     key=self.paths.key,
                     run=run.model_dump(mode="json", include=TABLES),
-                    model=hf_config,
+                    model=self.hf_config,
                     environment=devices.describe(),
                     bitwise=bitwise,
                     held_out_loss=self._measure(),
@@ -133,6 +132,8 @@ class _Training:
             self.writer.snapshot(self.step, begin.state)
         self.writer.cut(self.step)
         self.header = Transcript(self.writer.folder).header
+        imprecise = functools.cache(self._imprecise)
+        self.swarm = Swarm(run, self.peers, self.data, self.form, self.faults, imprecise)
         self._say_where()
 
     def take_rounds(self) -> None:
@@ -158,30 +159,33 @@ class _Training:
                 else:
                     tokens_done += taken.tokens
                     speed = f"{tokens_done / (time.monotonic() - began):,.0f}"
+                self._say_who(taken)
                 bar.advance(
-                    loss=f"{taken.loss:.3f}",
+                    loss="-" if taken.loss is None else f"{taken.loss:.3f}",
                     held_out="-" if shown is None else f"{shown:.3f}",
                     tokens_per_second=speed,
-                    sent_per_peer=f"{np.mean(list(taken.bytes_sent.values())) / 1e3:.1f} kB",
+                    sent_per_peer=_mean_size(taken.bytes_sent),
                 )
         self.checkpoints.close()
-        for kind, times in self.faults.fired.items():
-            log.info(f"train: fault {kind} fired {times} times")
+        for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
+            log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
 
     def _take_round(self) -> Taken | None:
         try:
-            self.progress, taken = take_round(
-                self.run, self.progress, self.peers, self.data, self.form, self.faults
-            )
+            self.progress, taken = self.swarm.take_round(self.progress)
         except NotFinite as error:
             raise self._stopped(str(error)) from error
+        except LockstepError:  # too few peers are left
+            self.checkpoints.close()  # else the save in progress dies with a traceback
+            raise
         return taken
 
     def _keep(self, taken: Taken, measured: float | None, last: bool, stop: bool) -> None:
         """Appends the round to the transcript; where due, a snapshot and a checkpoint."""
         run = self.run
         payloads = {peer: sent.payload for peer, sent in taken.sent.items()}
-        self.writer.round(taken.entry(measured), payloads)
+        others = {peer: sent.payload for peer, sent in taken.others.items()}
+        self.writer.round(taken.entry(measured), payloads, others)
         snapshot = last or self.step % run.witness.snapshot_every == 0
         checkpoint = last or stop or self.step % run.runtime.checkpoint_every == 0
         if not (snapshot or checkpoint):
@@ -190,10 +194,18 @@ class _Training:
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
             raise self._stopped(f"params are not finite after round {self.step}")
         if snapshot:
-            self.writer.snapshot(self.step, state)
+            self.writer.snapshot(self.step, state, whole=self.step in self.kept)
         if checkpoint:
             self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
-            self.checkpoints.save(self.step, state, {"progress": self.progress.to_json()})
+            rest = {"progress": self.progress.to_json(), "faults": self.faults.to_json()}
+            self.checkpoints.save(self.step, state, rest)
+
+    def _imprecise(self) -> Programs:
+        """The run's programs in another precision, for a peer that is to compute by them."""
+        other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
+        peers = self.run.peers.model_copy(update={"precision": other})
+        run = self.run.model_copy(update={"peers": peers})
+        return Programs(run, self.hf_config, self.begin.step)
 
     def _measure(self) -> float | None:
         if not len(self.held_out_NT):
@@ -227,6 +239,16 @@ class _Training:
                     "after `lockstep clean`"
                 )
 
+    def _say_who(self, taken: Taken) -> None:
+        """Who left the run or came to it."""
+        step = taken.round.step
+        for peer, why in taken.decision.ejected.items():
+            log.info(f"train: round {step}: peer {peer} is ejected: {why}")
+        for peer in taken.decision.dropped:
+            log.info(f"train: round {step}: nobody heard from peer {peer}; it is out of the epoch")
+        for peer in taken.round.joined:
+            log.info(f"train: round {step}: peer {peer} has joined")
+
     def _say_where(self) -> None:
         for peer in range(self.run.peers.count):
             log.info(f"train: peer {peer} runs on {self.peers.place_of(peer)}")
@@ -235,6 +257,10 @@ class _Training:
         how = "bit for bit" if equal else "within a tolerance"
         log.info(f"train: attention by {self.run.peers.attention}, in {self.run.peers.precision}")
         log.info(f"train: on {device}, layout {self.run.peers.layout}: a witness replays {how}")
+
+
+def _mean_size(sizes: dict[int, int]) -> str:
+    return f"{np.mean(list(sizes.values())) / 1e3:.1f} kB" if sizes else "-"
 
 
 def _check(
@@ -252,15 +278,3 @@ def _check(
             f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
         )
     tokens.check_ids(shards, hf_config["vocab_size"])
-
-
-def _link_tree(source: Path, target: Path) -> None:
-    """Copies a folder without copying bytes: a kill before the end must find the source whole."""
-
-    def link(file: str, to: str) -> None:
-        try:
-            os.link(file, to)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(file, to)
-
-    shutil.copytree(source, target, copy_function=link)

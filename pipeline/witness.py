@@ -1,25 +1,34 @@
 """Stage witness: audits the whole transcript, replays a sample of it -> data/verdict.
 
-A verdict is data: whatever is found, the stage ends well, and `export` is what refuses.
+A verdict is data: whatever is found, the stage ends well, and `export` is what refuses. Windows are
+replayed side by side, and each one that is done is kept in data/runs/<key>, so that a killed audit
+goes on where it was.
 """
 
 import logging
 import random
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
 
-from pipeline import artifacts, config, devices, earlier, start, tokens
+from pipeline import artifacts, bundle, config, devices, earlier, start, summary, tokens
 from pipeline.artifacts import METRICS, Paths
+from pipeline.placement import Place, side_by_side
 from pipeline.progress import Progress
 from pipeline.swarm import wire
 from pipeline.swarm.audit import audit
-from pipeline.swarm.replay import Replay, Window
+from pipeline.swarm.replay import TOLERANCE, Replay, Window, why_not_bitwise
 from pipeline.swarm.transcript import Transcript
+from pipeline.swarm.verdict import Finding, Replayed, Verdict, accepts, merged
 from pipeline.train_step import Programs
 
 log = logging.getLogger(__name__)
 
 
 def run(run: config.Run, paths: Paths) -> None:
-    """Writes data/verdict/verdict.json and metrics/witness.json."""
+    """Writes data/verdict: verdict.json, verdict.txt, bundles, and metrics/witness.json."""
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
     hf_config = artifacts.read_json(init / "hf" / "config.json")
@@ -30,64 +39,61 @@ def run(run: config.Run, paths: Paths) -> None:
     transcript = Transcript(trained / "transcript")
 
     # Everything cheap, of every round
-    why_not_bitwise = _why_not_bitwise(run, transcript)
     findings = audit(run, hf_config, transcript, form, begin)
 
-    # A sample of windows, unless the rest is refused already: nothing can be built on that
+    # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
+    sound = not any(finding.peer is None or finding.applied for finding in findings)
+    why = why_not_bitwise(run, transcript.header)
+    replay = Replay(run, programs, transcript, data, form, begin.state, bitwise=not why)
     windows = [Window(*steps) for steps in transcript.windows()]
     seed = _sample_seed(run, transcript)
-    sample = [] if findings else _sample(run, windows, seed, form)
-    if not findings:
-        replay = Replay(
-            run, programs, transcript, data, form, begin.state, bitwise=not why_not_bitwise
-        )
-        with Progress("witness", total=run.config.total_steps, unit="round") as bar:
-            for window in windows:
-                peers = [peer for place, peer in sample if place == window]
-                findings += replay.window(window, peers, bar.advance)
+    sample = _sample(run, windows, seed, form) if sound else []
+    if sound:
+        work = [(w, [peer for place, peer in sample if place == w]) for w in windows]
+        findings += _replay(replay, work, paths.scratch)
+    findings = merged(findings)
 
-    verdict = {
-        "accepted": not findings,
-        "method": "tolerance" if why_not_bitwise else "bitwise",
-        "why_not_bitwise": why_not_bitwise,
-        "audited_rounds": len(transcript.rounds),
-        "windows": len(windows) * run.peers.count,
-        "replayed_windows": [
-            {"first": window.first + 1, "last": window.last, "peer": peer}
-            for window, peer in sample
-        ],
-        "sample_seed": seed,
-        "findings": [finding.to_json() for finding in findings],
-    }
     with paths.building() as folder:
-        artifacts.write_json(folder / "verdict.json", verdict)
+        for peer, window in _to_repeat(findings, windows):
+            name = bundle.name(window, peer)
+            bundle.write(folder / name, replay, window, peer, findings)
+            findings = [_with_bundle(f, name, window, peer) for f in findings]
+        verdict = _verdict(run, transcript, findings, why, windows, sample, seed)
+        artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
+        artifacts.write_text(folder / "verdict.txt", summary.of_verdict(verdict.model_dump()))
         metrics = {
-            "accepted": verdict["accepted"],
-            "method": verdict["method"],
+            "accepted": verdict.accepted,
+            "method": verdict.method,
             "findings": len(findings),
-            "audited_rounds": verdict["audited_rounds"],
+            "ejected": len(verdict.ejected),
+            "audited_rounds": verdict.audited_rounds,
             "replayed_windows": len(sample),
-            "windows": verdict["windows"],
+            "windows": verdict.windows,
         }
         artifacts.write_json(folder / METRICS / "witness.json", metrics)
-    for finding in findings:
-        who = "the transcript" if finding.peer is None else f"peer {finding.peer}"
-        log.info(f"witness: round {finding.round}, {who}, {finding.kind}: {finding.detail}")
-    log.info(f"witness: {'accepted' if verdict['accepted'] else 'REFUSED'} ({verdict['method']})")
+    shutil.rmtree(paths.scratch, ignore_errors=True)
+    for line in summary.of_verdict(verdict.model_dump()).splitlines():
+        log.info(f"witness: {line}")
 
 
-def _why_not_bitwise(run: config.Run, transcript: Transcript) -> str | None:
-    """The reason why bits cannot be compared, or None where they can."""
-    header = transcript.header
-    if run.peers.layout != "each":
-        return f"[peers] layout = {run.peers.layout} is another program than a lone peer's"
-    if not header.bitwise:
-        return "the training machine did not repeat a step bit for bit"
-    here = devices.describe()
-    for name, there in header.environment.items():
-        if here.get(name) != there:
-            return f"{name} is {here.get(name)!r} here, was {there!r} in training"
-    return None
+def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path) -> list[Finding]:
+    """Replays windows side by side, one in each place; what an earlier try has done is read."""
+    total = sum(window.last - window.first for window, _ in work)
+    with Progress("witness", total=total, unit="round") as bar:
+
+        def one(item: tuple[Window, list[int]], place: Place) -> list[Finding]:
+            window, peers = item
+            kept = scratch / "windows" / f"{window.first:05}.json"
+            if kept.exists():
+                bar.advance(window.last - window.first)
+                return [Finding(**finding) for finding in artifacts.read_json(kept)["findings"]]
+            found = replay.window(window, peers, bar.advance, place)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            artifacts.write_json(kept, {"findings": [asdict(finding) for finding in found]})
+            return found
+
+        done = side_by_side(replay.places, work, one)
+    return [finding for found in done for finding in found]
 
 
 def _sample_seed(run: config.Run, transcript: Transcript) -> str:
@@ -96,23 +102,79 @@ def _sample_seed(run: config.Run, transcript: Transcript) -> str:
     The default needs no secret and stops no author of a whole transcript from trying until the
     sample suits: who does not trust that author supplies a seed.
     """
-    if run.witness.seed is not None:
-        return run.witness.seed
-    return artifacts.sha256_file(transcript.folder / "rounds.jsonl")
+    return run.witness.seed if run.witness.seed is not None else transcript.hash
 
 
 def _sample(
     run: config.Run, windows: list[Window], seed: str, form: wire.Form
 ) -> list[tuple[Window, int]]:
-    """Which windows are replayed, of which peers: `[witness] replay_percent`, rounded up.
+    """Which windows are replayed, of which peers: `[witness] replay_percent`, rounded up, and those
+    that `[witness] replay` names.
 
     Dense messages are not kept, so a window is replayed for all its peers or for none.
     """
     peers = range(run.peers.count)
+    groups = [[(window, peer)] for window in windows for peer in peers]
+    named = {pair for pair in run.witness.chosen if pair[0] < len(windows)}
+    chosen = [(windows[number], peer) for number, peer in named]
     if form.kind == wire.DENSE:
         groups = [[(window, peer) for peer in peers] for window in windows]
-    else:
-        groups = [[(window, peer)] for window in windows for peer in peers]
+        chosen = [(window, peer) for window, _ in chosen for peer in peers]
     count = -int(-len(groups) * run.witness.replay_percent // 100)
-    chosen = random.Random(seed).sample(groups, count)
-    return sorted(pair for group in chosen for pair in group)
+    drawn = random.Random(seed).sample(groups, count)
+    return sorted({pair for group in drawn for pair in group} | set(chosen))
+
+
+def _to_repeat(findings: Iterable[Finding], windows: list[Window]) -> list[tuple[int, Window]]:
+    """The windows of peers in which something was found that a replay shows."""
+    found = set()
+    for finding in findings:
+        if finding.peer is not None and finding.kind in bundle.KINDS:
+            # snapshots that are missing leave rounds without a window
+            found |= {(finding.peer, w) for w in windows if w.first < finding.round <= w.last}
+    return sorted(found)
+
+
+def _with_bundle(finding: Finding, name: str, window: Window, peer: int) -> Finding:
+    here = window.first < finding.round <= window.last
+    if finding.peer == peer and here and finding.kind in bundle.KINDS:
+        return replace(finding, bundle=name)
+    return finding
+
+
+def _verdict(
+    run: config.Run,
+    transcript: Transcript,
+    findings: list[Finding],
+    why: str | None,
+    windows: list[Window],
+    sample: list[tuple[Window, int]],
+    seed: str,
+) -> Verdict:
+    ejected, dropped, late = {}, {}, Counter()
+    for entry in transcript.rounds:
+        for peer in entry.decision.ejected:
+            ejected.setdefault(peer, entry.round.step)
+        for peer in entry.decision.dropped:
+            dropped.setdefault(peer, entry.round.step)
+        late.update(entry.decision.late)
+    return Verdict(
+        accepted=accepts(run.witness.policy, findings),
+        policy=run.witness.policy,
+        method="tolerance" if why else "bitwise",
+        why_not_bitwise=why,
+        tolerance=TOLERANCE[run.peers.precision] if why else None,
+        audited_rounds=len(transcript.rounds),
+        windows=len(windows) * run.peers.count,
+        replayed_windows=tuple(
+            Replayed(windows.index(window), window.first + 1, window.last, peer)
+            for window, peer in sample
+        ),
+        sample_seed=seed,
+        sample_seed_of="auditor" if run.witness.seed is not None else "transcript",
+        transcript=transcript.hash,
+        ejected=ejected,
+        dropped=dropped,
+        late=dict(sorted(late.items())),
+        findings=tuple(findings),
+    )

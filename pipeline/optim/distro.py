@@ -232,18 +232,21 @@ def _is_message(node: object) -> bool:
 def _distance(delta: jax.Array, cut: dct.Layout, message: Coefficients) -> jax.Array:
     """How far a sent message is from what this delta would send.
 
-    The largest of: how far below the block's k-th magnitude a sent place lies; and the share of the
-    k-th magnitude by which a value, or a value of the other sign, is off.
+    The largest of: how far below the block's k-th magnitude a sent place lies, or a value of the
+    other sign is off, as a share of that magnitude; and how far off a value is, as a share of
+    itself: bfloat16 rounds it by up to 1/512, whatever the k-th is.
     """
     index_NK, value_NK = message
     best_NK = jnp.abs(dct.top_k(delta, cut, index_NK.shape[1])[1])
     kth_N1 = jnp.min(best_NK, axis=-1, keepdims=True)
     mine_NK = dct.take(delta, cut, index_NK)
     below_NK = kth_N1 - jnp.abs(mine_NK)
-    if value_NK.dtype == bool:
-        off_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))
-    else:
-        off_NK = jnp.abs(value_NK - mine_NK)
     # a block that is all but zero holds rounding only: its places say nothing
     floor = 1e-6 * jnp.max(jnp.abs(delta)) + jnp.finfo(jnp.float32).tiny
-    return jnp.max(jnp.maximum(below_NK, off_NK) / jnp.maximum(kth_N1, floor))
+    size_N1 = jnp.maximum(kth_N1, floor)
+    if value_NK.dtype == bool:
+        flipped_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))
+        off_NK = flipped_NK / size_N1
+    else:
+        off_NK = jnp.abs(value_NK - mine_NK) / jnp.maximum(size_N1, jnp.abs(mine_NK))
+    return jnp.max(jnp.maximum(below_NK / size_N1, off_NK))

@@ -1,13 +1,15 @@
 """Who does what in a round, drawn from the round's seed: assignment, committee, witnesses, quorum.
 
-Everything here is a pure function of small integers and agrees with Psyche bit for bit. Peers are
-given by their index, which is their place in the epoch's list of peers.
+Everything here is a pure function of small integers and agrees with Psyche bit for bit, as far as
+Psyche goes: it has no verifiers, calls no tie-breakers, and never gives out a sequence twice.
 """
 
 import enum
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 MAX_WITNESSES = 32  # also how many are elected when witness_nodes = 0, "everyone"
 SHUFFLE_ROUNDS = 90
@@ -80,7 +82,10 @@ def swap_or_not(count: int, seed: bytes) -> tuple[int, ...]:
 
 
 def positions(random_seed: int, count: int, salt: str) -> tuple[int, ...]:
-    """Return each index's position in the shuffle that `salt` ("committee" or "witness") names."""
+    """Return each index's position in the shuffle that `salt` names.
+
+    Indices are places in a list of peers; salts are "committee", "witness" and "verify".
+    """
     seed = hashlib.sha256(random_seed.to_bytes(8, "little")).digest()
     return swap_or_not(count, hashlib.sha256(seed + salt.encode()).digest())
 
@@ -133,27 +138,128 @@ def witness_quorum(elected: int) -> int:
     return elected if elected <= 2 else elected * 2 // 3
 
 
-def assign(
-    trainers: Sequence[int], random_seed: int, data_index: int, batch_size: int
-) -> dict[int, tuple[int, int]]:
-    """Return each trainer's sequences as (first, last), both included.
+def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]) -> dict[int, int]:
+    """Return which trainer's work each verifier does again.
 
-    Trainers in shuffled order take contiguous ranges from `data_index` on: floor(B / T) sequences
-    each, and one more for the first B mod T of them. A trainer that gets none is absent.
+    Verifiers in ascending order take trainers in the order of the shuffle "verify", and from its
+    beginning once more where there are fewer trainers. Without either, nobody verifies anybody.
+    """
+    if not trainers:
+        return {}
+    order = _by_position(random_seed, trainers, "verify")
+    return {peer: order[i % len(order)] for i, peer in enumerate(sorted(verifiers))}
+
+
+def tie_breakers(
+    random_seed: int, peers: Sequence[int], parties: Collection[int]
+) -> tuple[int, ...]:
+    """Return who settles a dispute: 3 peers, or 1 where fewer are left; no vote is ever tied.
+
+    Args:
+      random_seed: The round's seed.
+      peers: The epoch's peers, in its order.
+      parties: Those who dispute; they settle nothing.
+    """
+    others = [p for p in _by_position(random_seed, peers, "committee") if p not in parties]
+    return tuple(others[:3] if len(others) >= 3 else others[:1])
+
+
+def _by_position(random_seed: int, peers: Sequence[int], salt: str) -> list[int]:
+    places = positions(random_seed, len(peers), salt)
+    return [peer for _, peer in sorted(zip(places, peers, strict=True))]
+
+
+# ---- assignment ----
+
+Span = tuple[int, int]  # sequences first..last, both included
+
+
+class Assignment(NamedTuple):
+    """What a round trains.
+
+    spans: Each trainer's sequences, by peer; a trainer that gets none is absent.
+    fresh: How many of them nobody was given before: the next round's begin so much later.
+    waiting: Earlier rounds' untrained sequences for which this round has no place.
+    """
+
+    spans: dict[int, Span]
+    fresh: int
+    waiting: tuple[Span, ...]
+
+
+def plan(
+    trainers: Sequence[int],
+    random_seed: int,
+    data_index: int,
+    batch_size: int,
+    untrained: Sequence[Span] = (),
+) -> Assignment:
+    """Return what each trainer is given: one interval of at most ceil(B / T) sequences.
+
+    What earlier rounds left untrained comes first, in pieces of that size, one for each trainer in
+    shuffled order, as long as the batch holds the whole piece. The R trainers after them share the
+    rest of the batch, as far as R ceil(B / T) sequences go, in contiguous ranges from `data_index`
+    on: floor(fresh / R) each, and one more for the first fresh mod R. With nothing untrained this
+    is Psyche's assignment, bit for bit.
 
     Args:
       trainers: Peers that train this round, in the epoch's order (T of them).
       random_seed: The round's seed.
-      data_index: First sequence of the batch.
+      data_index: First sequence that was never given out.
       batch_size: Sequences in the batch (B).
+      untrained: Sequences of earlier rounds whose messages nobody applied.
+
+    Raises:
+      ValueError: There are no trainers.
     """
     if not trainers:
         raise ValueError("no trainers to assign a batch to, expected at least 1")
-    base, extra = divmod(batch_size, len(trainers))
-    ranges, first = {}, data_index
-    for place, peer in enumerate(deterministic_shuffle(trainers, random_seed)):
-        size = base + (place < extra)
-        if size:
-            ranges[peer] = (first, first + size - 1)
-            first += size
-    return dict(sorted(ranges.items()))
+    share = -(-batch_size // len(trainers))
+    again, waiting = _pieces(untrained, share, len(trainers), batch_size)
+    left = len(trainers) - len(again)
+    fresh = min(batch_size - sum(last - first + 1 for first, last in again), left * share)
+    new = _split(data_index, fresh, left) if fresh else []
+    order = deterministic_shuffle(trainers, random_seed)
+    spans = dict(sorted(zip(order, again + new, strict=False)))
+    return Assignment(spans=spans, fresh=fresh, waiting=waiting)
+
+
+def assign(
+    trainers: Sequence[int],
+    random_seed: int,
+    data_index: int,
+    batch_size: int,
+    untrained: Sequence[Span] = (),
+) -> dict[int, Span]:
+    """Return the spans of `plan`: each trainer's sequences as (first, last), both included."""
+    return plan(trainers, random_seed, data_index, batch_size, untrained).spans
+
+
+def _pieces(
+    spans: Sequence[Span], share: int, count: int, batch_size: int
+) -> tuple[list[Span], tuple[Span, ...]]:
+    """Return the first pieces of at most `share` sequences, and the spans that remain.
+
+    There are at most `count` pieces, and at most `batch_size` sequences in them.
+    """
+    pieces, rest = [], deque(spans)
+    while rest and len(pieces) < count:
+        first, last = rest[0]
+        end = min(last, first + share - 1)
+        batch_size -= end - first + 1
+        if batch_size < 0:
+            break
+        pieces.append((first, end))
+        if end == last:
+            rest.popleft()
+        else:
+            rest[0] = (end + 1, last)
+    return pieces, tuple(rest)
+
+
+def _split(first: int, size: int, parts: int) -> list[Span]:
+    """Cut `size` sequences from `first` on into ranges whose sizes differ by at most one."""
+    base, extra = divmod(size, parts)
+    sizes = [base + (part < extra) for part in range(parts)]
+    starts = [first + part * base + min(part, extra) for part in range(parts)]
+    return [(start, start + size - 1) for start, size in zip(starts, sizes, strict=True) if size]

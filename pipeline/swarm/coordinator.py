@@ -20,226 +20,42 @@ Psyche's, except where Psyche loses work:
     |   duration of 0 still takes one              |                                             |
     | members ask to join again for each epoch     | healthy members stay until they leave       |
     | Warmup elects its witnesses with seed 0      | with the seed of the tick that began it     |
+    | a health check is about the round before,    | about the warm-up or round in progress; an  |
+    |   anybody may send it                        |   elected witness sends it                  |
+    | Ejected is never set                         | set by `Eject`; such a peer stays out       |
+    | a batch whose message nobody applied is lost | given out again, ahead of new sequences     |
+    | of several checkpoints the last counts       | the first counts, another one is refused    |
+    | a pause makes all Withdrawn                  | those that were Healthy                     |
 """
 
-import enum
-from dataclasses import dataclass, fields, replace
-from typing import Protocol
+import hashlib
+from dataclasses import replace
+from functools import lru_cache
 
-from pipeline.swarm import committee
-
-MAX_PEERS = 256
-
-
-class RunState(enum.IntEnum):
-    """Where a run is, as Psyche names and numbers it."""
-
-    Uninitialized = 0
-    WaitingForMembers = 1
-    Warmup = 2
-    RoundTrain = 3
-    RoundWitness = 4
-    Cooldown = 5
-    Finished = 6
-    Paused = 7
-
-
-class ClientState(enum.IntEnum):
-    """What became of a peer in this epoch, as Psyche names and numbers it."""
-
-    Healthy = 0
-    Dropped = 1
-    Withdrawn = 2
-    Ejected = 3
-
-
-HALTED = (RunState.Uninitialized, RunState.Finished, RunState.Paused)
-ACTIVE = (RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown)
-
-
-class CoordinatorError(ValueError):
-    """An event that the run's state does not allow."""
-
-    def __init__(self, state: "State", event: object, reason: str):
-        super().__init__(f"{event} in {state.run_state.name} at step {state.step}: {reason}")
-
-
-class Settings(Protocol):
-    """What the coordinator reads of a run's `[config]`: times in seconds, counts of peers."""
-
-    init_min_clients: int
-    min_clients: int
-    witness_nodes: int
-    verification_percent: int
-    total_steps: int
-    waiting_for_members_extra_time: float
-    warmup_time: float
-    max_round_train_time: float
-    round_witness_time: float
-    cooldown_time: float
-    epoch_time: float | None
-    rounds_per_epoch: int | None
-
-    def batch_size(self, tokens: int) -> int:
-        """Return the sequences in a batch that begins after `tokens` tokens."""
-
-
-# ---- events ----
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passed; `random_seed` is used if a warm-up or a round begins."""
-
-    now: float
-    random_seed: int
-
-
-@dataclass(frozen=True)
-class Join:
-    """A peer asks to take part from the next epoch on."""
-
-    peer: int
-
-
-@dataclass(frozen=True)
-class WarmupWitness:
-    """An elected witness says that every peer has the params; `random_seed` as in `Tick`."""
-
-    peer: int
-    now: float
-    random_seed: int
-
-
-@dataclass(frozen=True)
-class Witness:
-    """An elected witness says what it received in this round."""
-
-    peer: int
-    now: float
-
-
-@dataclass(frozen=True)
-class Pause:
-    """The owner stops the run: at the end of the epoch's cooldown, or at once before training."""
-
-    now: float
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The owner lets a paused run go on."""
-
-    now: float
-
-
-Event = Tick | Join | WarmupWitness | Witness | Pause | Resume
-
-
-# ---- state ----
-
-
-@dataclass(frozen=True)
-class PeerRecord:
-    """A member of the current epoch."""
-
-    peer: int
-    state: ClientState
-
-
-@dataclass(frozen=True)
-class State:
-    """A run, between two events.
-
-    Attributes:
-      settings: The run's `[config]`; not part of the JSON form.
-      max_seq_len: Tokens in a sequence.
-      run_state: Where the run is.
-      since: When it got there, seconds.
-      step: The round being trained, or the next one; the first is 1.
-      epoch: The epoch, from 0.
-      data_index: First sequence of this round's batch, or of the next round's.
-      height: Rounds finished in this epoch.
-      epoch_start: When this epoch's warm-up began, seconds.
-      epoch_start_step: `step` when it began.
-      cold_start: This epoch is the first after a pause.
-      pending_pause: Pause when this epoch has cooled down.
-      seed: Seed of this warm-up or round.
-      spoken: Witnesses of this warm-up or round that have spoken, in order.
-      peers: The epoch's members, whose places are the indices that elections are about.
-      exited: Members that left in this epoch.
-      pending: Peers that take part from the next epoch on, in the order they came.
-    """
-
-    settings: Settings
-    max_seq_len: int
-    run_state: RunState
-    since: float
-    step: int
-    epoch: int
-    data_index: int
-    height: int
-    epoch_start: float
-    epoch_start_step: int
-    cold_start: bool
-    pending_pause: bool
-    seed: int
-    spoken: tuple[int, ...]
-    peers: tuple[PeerRecord, ...]
-    exited: tuple[PeerRecord, ...]
-    pending: tuple[int, ...]
-
-    @property
-    def batch_size(self) -> int:
-        """Sequences in the batch at `data_index`, from the ramp."""
-        return self.settings.batch_size(self.data_index * self.max_seq_len)
-
-    @property
-    def witnesses(self) -> tuple[int, ...]:
-        """The elected witnesses of this warm-up or round."""
-        elected = committee.witnesses(self.seed, len(self.peers), self.settings.witness_nodes)
-        return tuple(self.peers[index].peer for index in elected)
-
-    @property
-    def deadline(self) -> float | None:
-        """When `run_state` times out, seconds; None where no time ends it."""
-        durations = {
-            RunState.WaitingForMembers: self.settings.waiting_for_members_extra_time,
-            RunState.Warmup: self.settings.warmup_time,
-            RunState.RoundTrain: self.settings.max_round_train_time,
-            RunState.RoundWitness: self.settings.round_witness_time,
-            RunState.Cooldown: self.settings.cooldown_time,
-        }
-        return self.since + durations[self.run_state] if self.run_state in durations else None
-
-    def cold_start_bounds(self, warmup_steps: int) -> tuple[int, int] | None:
-        """Return the first and last step of the learning rate's ramp after a pause, if in one."""
-        first = self.epoch_start_step
-        return (first, first + warmup_steps) if self.cold_start else None
-
-    def to_json(self) -> dict:
-        """Return the state without its settings, as `json.dumps` takes it."""
-        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
-        records = {
-            name: [[record.peer, record.state.name] for record in data[name]]
-            for name in ("peers", "exited")
-        }
-        lists = {name: list(data[name]) for name in ("spoken", "pending")}
-        return data | records | lists | {"run_state": self.run_state.name}
-
-    @classmethod
-    def from_json(cls, data: dict, settings: Settings) -> "State":
-        """Return the state that `to_json` wrote."""
-        records = {
-            name: tuple(PeerRecord(peer, ClientState[state]) for peer, state in data[name])
-            for name in ("peers", "exited")
-        }
-        tuples = {name: tuple(data[name]) for name in ("spoken", "pending")}
-        run_state = {"run_state": RunState[data["run_state"]]}
-        return cls(settings=settings, **(data | records | tuples | run_state))
-
-
-# ---- transitions ----
+from pipeline.swarm.committee import Span
+from pipeline.swarm.coordinator_state import (
+    ACTIVE,
+    HALTED,
+    MAX_PEERS,
+    Checkpointed,
+    ClientState,
+    CoordinatorError,
+    Eject,
+    Event,
+    HealthCheck,
+    Join,
+    Leave,
+    Pause,
+    PeerRecord,
+    Resume,
+    RunState,
+    Settings,
+    State,
+    Tick,
+    Untrained,
+    WarmupWitness,
+    Witness,
+)
 
 
 def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -> State:
@@ -259,10 +75,31 @@ def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -
         pending_pause=False,
         seed=0,
         spoken=(),
+        participants=(),
         peers=(),
         exited=(),
         pending=(),
+        ejected=(),
+        untrained=(),
+        missed=None,
+        checkpoint=None,
+        checkpointer=None,
     )
+
+
+@lru_cache(maxsize=MAX_PEERS)
+def participant(peer: int) -> bytes:
+    """Return what stands for a peer in a witness's filter: SHA-256 of its number, u32 LE."""
+    return hashlib.sha256(peer.to_bytes(4, "little")).digest()
+
+
+def healthy(state: State, peer: int) -> bool:
+    """Return whether a quorum of the elected witnesses heard from `peer` in this warm-up or round.
+
+    A filter may hold a peer wrongly, so one that is gone may pass for healthy; never the reverse.
+    """
+    heard = sum(participant(peer) in bloom for bloom in state.participants)
+    return heard >= state.quorum
 
 
 def tick(state: State, event: Event) -> State:
@@ -278,6 +115,8 @@ def tick(state: State, event: Event) -> State:
             return _tick(state, event)
         case Join(peer):
             return _join(state, event, peer)
+        case Leave(peer):
+            return _leave(state, event, peer)
         case WarmupWitness():
             state = _speak(state, event, (RunState.Warmup,))
             all_spoke = len(state.spoken) == len(state.witnesses)
@@ -288,6 +127,14 @@ def tick(state: State, event: Event) -> State:
             if all_spoke and state.run_state == RunState.RoundTrain:
                 return _enter(state, RunState.RoundWitness, event.now)
             return state
+        case HealthCheck():
+            return _check_health(state, event)
+        case Eject(peer):
+            return _eject(state, event, peer)
+        case Untrained(spans):
+            return _give_back(state, event, spans)
+        case Checkpointed():
+            return _checkpoint(state, event)
         case Pause(now):
             if state.run_state in HALTED:
                 raise CoordinatorError(state, event, "the run is halted already")
@@ -319,23 +166,112 @@ def _tick(state: State, event: Tick) -> State:
             return _finish_epoch(state, now) if timed_out else state
 
 
+# ---- what peers say ----
+
+
 def _join(state: State, event: Join, peer: int) -> State:
     if state.run_state in (RunState.Uninitialized, RunState.Finished):
         raise CoordinatorError(state, event, "the run takes no members")
-    if peer in state.pending or PeerRecord(peer, ClientState.Healthy) in state.peers:
+    if peer in state.ejected:
+        raise CoordinatorError(state, event, "the peer was ejected")
+    if peer in state.pending or _is_member(state, peer):
         raise CoordinatorError(state, event, "the peer is a member already")
     return replace(state, pending=(*state.pending, peer))
 
 
+def _leave(state: State, event: Leave, peer: int) -> State:
+    if peer in state.pending:
+        return replace(state, pending=tuple(other for other in state.pending if other != peer))
+    if not _is_member(state, peer):
+        raise CoordinatorError(state, event, "the peer is no member")
+    return _mark(state, (peer,), ClientState.Withdrawn)
+
+
 def _speak(state: State, event: WarmupWitness | Witness, allowed: tuple[RunState, ...]) -> State:
+    _expect(state, event, *allowed)
+    _expect_witness(state, event, event.peer)
+    if event.peer in state.spoken:
+        raise CoordinatorError(state, event, "the witness has spoken already")
+    return replace(
+        state,
+        spoken=(*state.spoken, event.peer),
+        participants=(*state.participants, event.participants),
+    )
+
+
+def _check_health(state: State, event: HealthCheck) -> State:
+    _expect(state, event, RunState.Warmup, RunState.RoundWitness)
+    _expect_witness(state, event, event.by)
+    if len(state.spoken) < state.quorum:
+        reason = f"{len(state.spoken)} witnesses spoke, expected {state.quorum} to tell who is gone"
+        raise CoordinatorError(state, event, reason)
+    for peer in event.peers:
+        if not _is_member(state, peer):
+            raise CoordinatorError(state, event, f"peer {peer} is no member")
+        if healthy(state, peer):
+            raise CoordinatorError(state, event, f"peer {peer} is healthy")
+    return _mark(state, event.peers, ClientState.Dropped)
+
+
+def _eject(state: State, event: Eject, peer: int) -> State:
+    _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
+    members = {record.peer for record in state.peers}
+    if peer not in members or peer in state.ejected:
+        raise CoordinatorError(state, event, "the peer is no member")
+    state = _mark(state, (peer,), ClientState.Ejected)  # also who leaves, or went silent, meanwhile
+    pending = tuple(other for other in state.pending if other != peer)
+    return replace(state, ejected=(*state.ejected, peer), pending=pending)
+
+
+def _give_back(state: State, event: Untrained, spans: tuple[Span, ...]) -> State:
+    _expect(state, event, RunState.RoundWitness)
+    if state.missed is not None:
+        raise CoordinatorError(state, event, "the round's untrained spans are known already")
+    given = list(state.plan.spans.values())
+    for span in spans:
+        if span not in given:
+            raise CoordinatorError(state, event, f"{span} is none of the round's spans, or twice")
+        given.remove(span)
+    return replace(state, missed=spans)
+
+
+def _checkpoint(state: State, event: Checkpointed) -> State:
+    _expect(state, event, RunState.Cooldown)
+    if not _is_member(state, event.peer):
+        raise CoordinatorError(state, event, "the peer is no member")
+    if state.checkpoint is None:
+        return replace(state, checkpoint=event.params, checkpointer=event.peer)
+    if state.checkpoint != event.params:
+        reason = f"peer {state.checkpointer} stored {state.checkpoint}"
+        raise CoordinatorError(state, event, reason)
+    return state
+
+
+def _expect(state: State, event: Event, *allowed: RunState) -> None:
     if state.run_state not in allowed:
         expected = " or ".join(run_state.name for run_state in allowed)
         raise CoordinatorError(state, event, f"expected {expected}")
-    if event.peer not in state.witnesses:
+
+
+def _expect_witness(state: State, event: Event, peer: int) -> None:
+    if peer not in state.witnesses:
         raise CoordinatorError(state, event, f"the witnesses are {state.witnesses}")
-    if event.peer in state.spoken:
-        raise CoordinatorError(state, event, "the witness has spoken already")
-    return replace(state, spoken=(*state.spoken, event.peer))
+
+
+def _is_member(state: State, peer: int) -> bool:
+    return PeerRecord(peer, ClientState.Healthy) in state.peers
+
+
+def _mark(state: State, peers: tuple[int, ...], became: ClientState) -> State:
+    """Say what became of `peers`; their places stay until the round is over."""
+    records = (
+        PeerRecord(record.peer, became) if record.peer in peers else record
+        for record in state.peers
+    )
+    return replace(state, peers=tuple(records))
+
+
+# ---- transitions ----
 
 
 def _start_epoch(state: State, now: float, seed: int) -> State:
@@ -347,9 +283,12 @@ def _start_epoch(state: State, now: float, seed: int) -> State:
         epoch_start_step=state.step,
         seed=seed,
         spoken=(),
+        participants=(),
         peers=tuple(PeerRecord(peer, ClientState.Healthy) for peer in members),
         exited=(),
         pending=pending,
+        checkpoint=None,
+        checkpointer=None,
     )
 
 
@@ -361,17 +300,21 @@ def _finish_warmup(state: State, now: float, seed: int) -> State:
 
 
 def _start_round(state: State, now: float, seed: int) -> State:
-    return replace(_enter(state, RunState.RoundTrain, now), seed=seed, spoken=())
+    started = _enter(state, RunState.RoundTrain, now)
+    return replace(started, seed=seed, spoken=(), participants=(), missed=None)
 
 
 def _finish_round(state: State, now: float, seed: int) -> State:
-    spoken = len(state.spoken)
-    quorum = committee.witness_quorum(len(state.witnesses))
+    # Read before members go: seats, and so the plan, hang on how many there were.
+    spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
+    # Without a quorum nobody applied any message, whether or not somebody is left to say so.
+    missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(plan.spans.values()))
     state = replace(
         _let_go(state),
         step=state.step + 1,
         height=state.height + 1,
-        data_index=state.data_index + state.batch_size,
+        data_index=state.data_index + plan.fresh,
+        untrained=plan.waiting + missed,
     )
     if spoken == 0:  # nobody is there any more
         return _enter(_withdraw_all(state), RunState.Cooldown, now)
@@ -420,7 +363,12 @@ def _let_go(state: State) -> State:
 
 
 def _withdraw_all(state: State) -> State:
-    gone = tuple(PeerRecord(record.peer, ClientState.Withdrawn) for record in state.peers)
+    gone = tuple(
+        PeerRecord(record.peer, ClientState.Withdrawn)
+        if record.state == ClientState.Healthy
+        else record
+        for record in state.peers
+    )
     return replace(state, peers=(), exited=state.exited + gone)
 
 

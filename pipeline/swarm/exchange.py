@@ -1,4 +1,4 @@
-"""What leaves a peer in a round, and what everybody makes of it."""
+"""What leaves a peer in a round, and what becomes of it on the way."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,6 @@ import jax
 from pipeline.optim.optimizer import Exchange, Tree
 from pipeline.swarm import wire
 from pipeline.swarm.commitment import data_hash
-from pipeline.swarm.faults import Faults
 from pipeline.swarm.rounds import Round
 
 
@@ -18,15 +17,35 @@ class Sent(NamedTuple):
     commitment: bytes
 
 
-def send(message: Tree, peer: int, round: Round, form: wire.Form, faults: Faults) -> Sent:
-    """Puts a peer's message on the wire, true or not: the commitment is to what was sent."""
-    message = faults.corrupt(message, peer, round.step)
+class CommitmentError(wire.WireError):
+    """Bytes that are a message, and not the one that was committed to."""
+
+
+def send(message: Tree, peer: int, round: Round, form: wire.Form) -> Sent:
+    """Puts a peer's message on the wire, with the commitment to it."""
     return Sent(wire.encode(message, form), commit(message, peer, round))
 
 
 def commit(message: Tree, peer: int, round: Round) -> bytes:
     """The commitment of a message of a peer in a round."""
     return data_hash(round.step, *round.assignment[peer], wire.fields(message))
+
+
+def receive(sent: Sent, peer: int, round: Round, form: wire.Form) -> Tree:
+    """The message that a peer sent, as every receiver checks it.
+
+    Raises:
+      WireError: the bytes are no message of this run.
+      CommitmentError: they are not what was committed to.
+    """
+    message = wire.decode(sent.payload, form)
+    found = commit(message, peer, round)
+    if found != sent.commitment:
+        raise CommitmentError(
+            f"payload hashes to {found.hex()[:12]}, expected its commitment "
+            f"{sent.commitment.hex()[:12]}"
+        )
+    return message
 
 
 def all_gather(axis_name: str = "peer") -> Exchange:

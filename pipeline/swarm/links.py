@@ -84,6 +84,37 @@ def arrivals(
     return dict(sorted(arrived.items()))
 
 
+def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
+    """Return the seconds until a verifier has fetched a peer's state and taken its step.
+
+    Args:
+      links: The `[links]` table.
+      verifier: Who takes the step again.
+      peer: Whose state it fetches.
+      tokens: Tokens of the step.
+      size: Bytes of the state.
+    """
+    return _fetch(links, verifier, peer, size) + tokens / _of(links, "tokens_per_second", verifier)
+
+
+def load_seconds(links: Links, peer: int, *, size: int) -> float:
+    """Return the seconds in which a peer that joins fetches the params, from many others at once:
+    its own downlink is what limits it.
+
+    Args:
+      links: The `[links]` table.
+      peer: Who joins.
+      size: Bytes of the params and of what the optimizer shares.
+    """
+    mbps = _of(links, "download_mbps", peer)
+    return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
+
+
+def _fetch(links: Links, receiver: int, sender: int, size: int) -> float:
+    mbps = min(_of(links, "upload_mbps", sender), _of(links, "download_mbps", receiver))
+    return _of(links, "latency_seconds", sender) + _transfer(size, mbps)
+
+
 def _transfer(size: int, mbps: float) -> float:
     return size * 8 / (mbps * 1e6)
 

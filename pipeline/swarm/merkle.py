@@ -33,11 +33,13 @@ def proof(items: Sequence[bytes], index: int) -> tuple[bytes, ...]:
     """
     if not 0 <= index < len(items):
         raise IndexError(f"no item {index} in a tree of {len(items)}")
-    path = []
-    for level in _levels(items)[:-1]:
-        path.append(level[min(index ^ 1, len(level) - 1)])
-        index //= 2
-    return tuple(path)
+    return _path(_levels(items)[:-1], index)
+
+
+def proofs(items: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+    """Return every item's `proof`, in order; the tree is built once."""
+    levels = _levels(items)[:-1]
+    return [_path(levels, index) for index in range(len(items))]
 
 
 def verify(root: bytes, item: bytes, index: int, count: int, proof: Sequence[bytes]) -> bool:
@@ -64,3 +66,9 @@ def _levels(items: Sequence[bytes]) -> list[list[bytes]]:
         pairs = zip(level[::2], level[1::2] + level[-1:], strict=False)
         levels.append([node_hash(left, right) for left, right in pairs])
     return levels
+
+
+def _path(levels: list[list[bytes]], index: int) -> tuple[bytes, ...]:
+    """The siblings of item `index`, one from each level below the root."""
+    places = ((level, index >> height) for height, level in enumerate(levels))
+    return tuple(level[min(place ^ 1, len(level) - 1)] for level, place in places)

@@ -1,6 +1,6 @@
 """All peers of a run, on the devices there are: in turns where peers are more than places."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -65,9 +65,52 @@ class Peers:
             return self.places[peer % len(self.places)]
         return self.places[peer // self._turns]
 
-    def step(self, work: dict[int, Work], step: int) -> dict[int, Done]:
-        """Every peer with work takes its step. The others' state stays as it is."""
-        return self._step_all(work, jnp.int32(step))
+    def step(
+        self, work: dict[int, Work], step: int, programs: Mapping[int, Programs] | None = None
+    ) -> dict[int, Done]:
+        """Every peer with work takes its step. The others' state stays as it is.
+
+        Args:
+          work: by peer.
+          step: the round.
+          programs: of peers that compute by others than the run's; layout "each" alone can.
+        """
+        return self._step_all(work, jnp.int32(step), programs or {})
+
+    def own(self, peer: int) -> Tree:
+        """A copy on the host of what a peer owns; layout "each"."""
+        return jax.tree.map(np.array, self._own[peer])
+
+    def recompute(
+        self, cases: Sequence[tuple[int, Tree, Work]], step: int
+    ) -> list[tuple[Tree, Tree]]:
+        """What a step gives from the states `own`: messages, and states after it, on the host.
+
+        Args:
+          cases: who recomputes, from what state, on what work.
+          step: the round.
+        """
+        results = []
+        for peer, own, work in cases:
+            place = self.place_of(peer)
+            results.append(
+                self.programs.peer_step(
+                    self._params[place],
+                    place.put(own),
+                    self._shared[place],
+                    place.put_sequences(work.tokens_MBT),
+                    *place.put_whole((np.int32(work.count), np.int32(step))),
+                )
+            )
+        return jax.device_get([(result.message, result.own) for result in results])
+
+    def restart(self, peer: int) -> None:
+        """A peer begins with a new state of its own, at the params that the others have."""
+        own, _ = self.programs.init(self._params[self.place_of(peer)])
+        if self._fused is None:
+            self._own[peer] = own
+        else:
+            self._own = jax.tree.map(lambda rows, row: rows.at[peer].set(row), self._own, own)
 
     def receive(self, messages: dict[int, Tree], like: Tree, step: int) -> None:
         """All peers apply the messages that the round decided on, absent peers' rows zero."""
@@ -96,7 +139,9 @@ class Peers:
         self._params = {place: place.put(params) for place in self.places}
         self._shared = {place: place.put(shared) for place in self.places}
 
-    def _step_each(self, work: dict[int, Work], step: jax.Array) -> dict[int, Done]:
+    def _step_each(
+        self, work: dict[int, Work], step: jax.Array, programs: Mapping[int, Programs]
+    ) -> dict[int, Done]:
         results: dict[int, PeerResult] = {}
         latest: dict[Place, PeerResult] = {}
         for peer, (tokens_MBT, count) in work.items():
@@ -104,7 +149,7 @@ class Peers:
             if place in latest and jax.default_backend() == "cpu":
                 # a step that waits for its turn on a CPU holds its memory already
                 latest[place].loss.block_until_ready()
-            results[peer] = self.programs.peer_step(
+            results[peer] = programs.get(peer, self.programs).peer_step(
                 self._params[place],
                 self._own[peer],
                 self._shared[place],
@@ -168,7 +213,11 @@ class Peers:
         """Peers, and idle ones that fill the last turn."""
         return self._turns * len(self.places)
 
-    def _step_fused(self, work: dict[int, Work], step: jax.Array) -> dict[int, Done]:
+    def _step_fused(
+        self, work: dict[int, Work], step: jax.Array, programs: Mapping[int, Programs]
+    ) -> dict[int, Done]:
+        if programs:
+            raise ValueError(f"programs of peers {sorted(programs)}, expected none: they are one")
         idle = np.zeros_like(next(iter(work.values())).tokens_MBT)
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
         tokens = np.stack([w.tokens_MBT for w in filled])
@@ -204,13 +253,23 @@ def stack(messages: dict[int, Tree], like: Tree, count: int) -> tuple[Tree, np.n
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows), present_P
 
 
-def assigned(data: Sequences, span: tuple[int, int], run: config.Run) -> Work:
-    """What a peer trains on that is assigned the sequences of `span`, first and last included."""
+def assigned(data: Sequences, span: tuple[int, int], run: config.Run, trainers: int) -> Work:
+    """What a peer trains on that is assigned the sequences of `span`, first and last included.
+
+    Args:
+      data: the run's.
+      span: first and last sequence.
+      run: the run.
+      trainers: how many peers train in the round, which decides the shape.
+    """
     tokens_NT = data.take(np.arange(span[0], span[1] + 1))
-    most = capacity(run)
+    most = capacity(run, trainers)
     return Work(micro_batches(tokens_NT, most, run.peers.micro_batch), len(tokens_NT))
 
 
-def capacity(run: config.Run) -> int:
-    """The most sequences that one peer is assigned in any round."""
-    return -(-run.config.global_batch_size_end // run.peers.count)
+def capacity(run: config.Run, trainers: int) -> int:
+    """The most sequences that one of so many trainers is assigned in any round.
+
+    With the batch ramp it stays, so that nothing is compiled anew; with the trainers it changes.
+    """
+    return -(-run.config.global_batch_size_end // trainers)

@@ -1,17 +1,35 @@
 """Rounds on the simulated clock: what `train` follows and the auditor follows again.
 
-Nobody fails here but by being late. Everything in a `Round` is a pure function of the run's
-settings, its seed, the step and the data index; a `Decision` is one of the round, the arrivals and
-the commitments. So whoever has those computes the same, and compares.
+A `Round` is a pure function of the run's settings, its seed and what happened before; a `Decision`
+is one of the round and of what was said in it (`Evidence`). So whoever has those computes the
+same, and compares.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import LockstepError
-from pipeline.swarm import committee, coordinator, merkle
-from pipeline.swarm.committee import Committee
-from pipeline.swarm.coordinator import Join, RunState, Settings, State, Tick, WarmupWitness, Witness
+from pipeline.swarm import committee, coordinator
+from pipeline.swarm.attestation import Attestation, attest, proven
+from pipeline.swarm.bloom import Bloom
+from pipeline.swarm.coordinator import (
+    ClientState,
+    CoordinatorError,
+    Eject,
+    HealthCheck,
+    Join,
+    RunState,
+    Settings,
+    State,
+    Tick,
+    Untrained,
+    WarmupWitness,
+    Witness,
+    participant,
+)
+from pipeline.swarm.dispute import Check, Claim, Ruling, settle
+
+Span = tuple[int, int]  # first and last sequence, both included
 
 
 @dataclass(frozen=True)
@@ -22,10 +40,14 @@ class Round:
       step: The round, counted from 1.
       epoch: Its epoch, from 0.
       seed: The round's seed, u64.
-      data_index: First sequence of the batch.
-      batch_size: Sequences in the batch.
+      data_index: First sequence of the batch that is new.
+      batch_size: Sequences in the batch, those of earlier rounds that are taken again included.
+      peers: The epoch's members.
       assignment: Each trainer's first and last sequence, both included; a peer without is absent.
+      verifiers: Whose work each verifier recomputes; it trains on nothing itself.
       witnesses: The elected witnesses.
+      joined: Peers for which this is the first round since they joined a run that was going on:
+        they have the others' params, and begin with a state of their own that is new.
     """
 
     step: int
@@ -33,23 +55,47 @@ class Round:
     seed: int
     data_index: int
     batch_size: int
-    assignment: dict[int, tuple[int, int]]
+    peers: tuple[int, ...]
+    assignment: dict[int, Span]
+    verifiers: dict[int, int]
     witnesses: tuple[int, ...]
+    joined: tuple[int, ...]
+
+    @property
+    def trainers(self) -> int:
+        """How many of the peers train."""
+        return len(self.peers) - len(self.verifiers)
 
 
 @dataclass(frozen=True)
-class Attestation:
-    """One witness's word on what it received.
+class Evidence:
+    """What was sent and said in a round.
 
     Attributes:
-      witness: The witness.
-      received: The peers whose messages it holds, ascending.
-      root: Merkle root over their commitments in that order, hex.
+      arrivals: By peer, seconds after the round's start at which its message is at every peer; a
+        message that never arrives is absent.
+      commitments: The commitment of each message that was sent.
+      others: The commitment of an equivocator's other message.
+      broken: Senders whose bytes are no message, or not what they committed to, as whoever has them
+        sees.
+      states: Where peers verify, the hash of each sender's state after its step, hex.
+      silent: Peers that nobody heard from.
+      attestations: The witnesses' words; a silent witness is absent.
+      checks: What the verifiers found.
+      rulings: How their disputes were settled.
+      settle_seconds: What settling took.
     """
 
-    witness: int
-    received: tuple[int, ...]
-    root: str
+    arrivals: Mapping[int, float]
+    commitments: Mapping[int, bytes]
+    others: Mapping[int, bytes] = field(default_factory=dict)
+    broken: tuple[int, ...] = ()
+    states: Mapping[int, str] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
+    attestations: tuple[Attestation, ...] = ()
+    checks: tuple[Check, ...] = ()
+    rulings: tuple[Ruling, ...] = ()
+    settle_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,9 +103,11 @@ class Decision:
     """What a round came to.
 
     Attributes:
-      applied: Peers whose messages everybody applies: those that `quorum` witnesses received.
+      applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, and
+        nobody has shown it to be false.
       late: Peers whose message came after max_round_train_time, or never.
-      attestations: The witnesses' words, by witness.
+      dropped: Peers that nobody heard from: they are out of the epoch.
+      ejected: Peers that were proven to lie, and how: they are out of the run.
       quorum: Witnesses needed.
       train_seconds: Simulated seconds from the round's start until all witnesses could speak.
       now: The simulated clock when the round was over, seconds from the start of the run.
@@ -67,7 +115,8 @@ class Decision:
 
     applied: tuple[int, ...]
     late: tuple[int, ...]
-    attestations: tuple[Attestation, ...]
+    dropped: tuple[int, ...]
+    ejected: dict[int, str]
     quorum: int
     train_seconds: float
     now: float
@@ -75,24 +124,54 @@ class Decision:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: the coordinator's state and the seed that all rounds' seeds come from."""
+    """Where a run is.
+
+    Attributes:
+      state: The coordinator's state.
+      seed: What all rounds' seeds come from.
+      load_seconds: What it costs each peer to fetch the params when it joins.
+      begun: Whether a round has been given out.
+      fresh: Peers that joined since, and have taken part in no round yet.
+    """
 
     state: State
     seed: int
+    load_seconds: tuple[float, ...]
+    begun: bool = False
+    fresh: tuple[int, ...] = ()
 
     @property
     def now(self) -> float:
         """The simulated clock, seconds; it only moves from one transition to the next."""
         return self.state.since
 
+    @property
+    def unready(self) -> tuple[int, ...]:
+        """Members that could not fetch the params within the warm-up."""
+        limit = self.state.settings.warmup_time
+        return tuple(peer for peer in self.joining if self.load_seconds[peer] > limit)
+
+    @property
+    def joining(self) -> tuple[int, ...]:
+        """Members whose first round this is, or will be."""
+        members = {record.peer for record in self.state.peers}
+        return tuple(peer for peer in self.fresh if peer in members)
+
     def to_json(self) -> dict:
         """Return the progress without the run's settings, as `json.dumps` takes it."""
-        return {"seed": self.seed, "state": self.state.to_json()}
+        lists = {"load_seconds": list(self.load_seconds), "fresh": list(self.fresh)}
+        return {"seed": self.seed, "begun": self.begun, "state": self.state.to_json()} | lists
 
     @classmethod
     def from_json(cls, data: dict, settings: Settings) -> "Progress":
         """Return the progress that `to_json` wrote."""
-        return cls(state=State.from_json(data["state"], settings), seed=data["seed"])
+        return cls(
+            state=State.from_json(data["state"], settings),
+            seed=data["seed"],
+            load_seconds=tuple(data["load_seconds"]),
+            begun=data["begun"],
+            fresh=tuple(data["fresh"]),
+        )
 
 
 def start(
@@ -102,16 +181,18 @@ def start(
     max_seq_len: int,
     start_step: int = 0,
     start_data_index: int = 0,
+    load_seconds: Sequence[float] | None = None,
 ) -> Progress:
-    """Return a run that peers 0..`count`-1 have just joined, at time 0.
+    """Return a run at time 0 that nobody has joined.
 
     Args:
       settings: The run's `[config]`.
-      count: How many peers take part.
+      count: How many peers may take part.
       seed: The run's seed.
       max_seq_len: Tokens in a sequence, for the batch ramp.
       start_step: Rounds trained already, where the run extends an earlier one.
       start_data_index: Sequences that those took.
+      load_seconds: What fetching the params costs each peer; absent is nothing.
 
     Raises:
       LockstepError: Such a run could not train a round.
@@ -121,11 +202,6 @@ def start(
             f"[peers] count = {count}, expected {settings.init_min_clients} "
             f"([config] init_min_clients) to {coordinator.MAX_PEERS}"
         )
-    if settings.verification_percent:
-        raise LockstepError(
-            f"[config] verification_percent = {settings.verification_percent}, expected 0: "
-            "no peer verifies during training yet, the witness stage does afterwards"
-        )
     if start_step >= settings.total_steps:
         raise LockstepError(
             f"[config] total_steps = {settings.total_steps}, expected more than the {start_step} "
@@ -134,9 +210,32 @@ def start(
     state = coordinator.start(
         settings, max_seq_len, step=start_step + 1, data_index=start_data_index
     )
-    for peer in range(count):
+    return Progress(state, seed, tuple(load_seconds or (0.0,) * count))
+
+
+def ask(progress: Progress, peers: Iterable[int]) -> Progress:
+    """Return the run after `peers` asked to take part.
+
+    Who asks before the first round begins with it, and has the run's params and a state already.
+    Who asks later takes part from the next epoch on.
+
+    Raises:
+      CoordinatorError: The run does not have such a peer, or does not take it.
+    """
+    peers, state, count = tuple(peers), progress.state, len(progress.load_seconds)
+    for peer in peers:
+        if not 0 <= peer < count:
+            raise CoordinatorError(state, Join(peer), f"expected one of its {count} peers")
         state = coordinator.tick(state, Join(peer))
-    return Progress(state=state, seed=seed)
+    fresh = progress.fresh if not progress.begun else (*progress.fresh, *peers)
+    return replace(progress, state=state, fresh=fresh)
+
+
+def may_ask(progress: Progress, peer: int) -> bool:
+    """Return whether a peer has not asked yet, is out of the epoch, and has not been ejected."""
+    state = progress.state
+    here = {record.peer for record in state.peers if record.state == ClientState.Healthy}
+    return peer not in {*here, *state.pending, *state.ejected}
 
 
 def next_round(progress: Progress) -> tuple[Progress, Round | None]:
@@ -151,114 +250,213 @@ def next_round(progress: Progress) -> tuple[Progress, Round | None]:
         if progress.state.run_state == RunState.Finished:
             return progress, None
         progress = _advance(progress)
-    return progress, _round(progress.state)
+    return replace(progress, begun=True), _round(progress)
 
 
-def finish_round(
-    progress: Progress,
-    round: Round,
-    arrivals: Mapping[int, float],
-    commitments: Mapping[int, bytes],
-) -> tuple[Progress, Decision]:
+def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[Progress, Decision]:
     """Return the run after `round`, and what was decided.
 
     A witness speaks as soon as it holds every message, so that the round ends early; if one is
-    missing at max_round_train_time it attests to the others. Then round_witness_time passes.
+    missing at max_round_train_time it attests to the others. Then round_witness_time passes, or
+    longer while a dispute is settled.
 
-    Args:
-      progress: The run, as `next_round` returned it.
-      round: The round, as `next_round` returned it.
-      arrivals: Seconds after the round's start at which a peer's message is at the witnesses; a
-        peer that sent nothing is absent.
-      commitments: The commitment of each peer in `arrivals`.
+    Who lied is out of the run, by what anyone can see:
+
+    - a witness that says it holds a message which never arrived anywhere, or is none: asked for it,
+      it has nothing to give;
+    - a sender whose bytes a quorum of witnesses refused;
+    - a sender of whom two witnesses prove to hold different messages of the same round;
+    - a trainer or a verifier against whom a dispute was settled.
+
+    A message that a verifier disputes and nobody can settle is not applied. The sequences of every
+    message that is not applied are given out again.
 
     Raises:
       ValueError: The round is not the one in progress, or the messages are not its trainers'.
     """
     state = progress.state
-    if state.run_state != RunState.RoundTrain or round != _round(state):
+    if state.run_state != RunState.RoundTrain or round != _round(progress):
         raise ValueError(
             f"round {round.step} is not in progress: {state.run_state.name} at step {state.step}"
         )
-    if arrivals.keys() != commitments.keys() or not arrivals.keys() <= round.assignment.keys():
-        raise ValueError(
-            f"round {round.step}: arrivals of peers {sorted(arrivals)} and commitments of peers "
-            f"{sorted(commitments)}, expected the same, all among {sorted(round.assignment)}"
-        )
-
+    _check(round, evidence)
     limit = state.settings.max_round_train_time
-    received = tuple(peer for peer in arrivals if arrivals[peer] <= limit)
-    late = tuple(peer for peer in sorted(round.assignment) if peer not in received)
-    train_seconds = float(limit if late else max(arrivals.values()))
-    if late:
-        state = coordinator.tick(state, Tick(state.deadline, round.seed))
-    spoke = state.since if late else state.since + train_seconds
-    attestations = tuple(attest(witness, received, commitments) for witness in round.witnesses)
-    for attestation in attestations:
-        state = coordinator.tick(state, Witness(attestation.witness, spoke))
+    arrived = in_time(evidence.arrivals, limit)
+    late = tuple(peer for peer in sorted(round.assignment) if peer not in arrived)
+    checks = tuple(check for check in evidence.checks if check.seconds <= limit)
+    waited = bool(late or evidence.silent or len(checks) < len(evidence.checks))
+    times = [*evidence.arrivals.values(), *(check.seconds for check in checks)]
+    train_seconds = float(limit if waited else max(times))
 
-    progress = _advance(replace(progress, state=state))
+    if waited:
+        state = coordinator.tick(state, Tick(state.deadline, round.seed))
+    spoke = state.since if waited else state.since + train_seconds
+    for word in evidence.attestations:
+        state = coordinator.tick(state, Witness(word.witness, spoke, word.heard(round.seed)))
+
     quorum = committee.witness_quorum(len(round.witnesses))
-    decision = Decision(
-        applied=agreed(attestations, quorum),
+    supported, ejected = _consensus(round, evidence, arrived, quorum)
+    disputed = set()
+    for check, claimed in disputes(evidence, checks):
+        loser = settle(check, claimed, evidence.rulings)
+        if loser is None:
+            disputed.add(check.peer)
+        else:
+            ejected.setdefault(loser, "false message" if loser == check.peer else "false check")
+    applied = tuple(p for p in sorted(supported) if p not in ejected and p not in disputed)
+
+    for peer in ejected:
+        state = coordinator.tick(state, Eject(peer, spoke))
+    dropped = _unheard(state, evidence.silent, quorum)
+    if dropped:
+        speaker = evidence.attestations[0].witness
+        state = coordinator.tick(state, HealthCheck(speaker, dropped, spoke))
+    left = tuple(span for peer, span in sorted(round.assignment.items()) if peer not in applied)
+    if left:
+        state = coordinator.tick(state, Untrained(left, spoke))
+
+    fresh = tuple(peer for peer in progress.fresh if peer not in round.joined)
+    progress = replace(progress, state=state, fresh=fresh)
+    progress = _advance(progress, spoke + evidence.settle_seconds)
+    return progress, Decision(
+        applied=applied,
         late=late,
-        attestations=attestations,
+        dropped=dropped,
+        ejected=dict(sorted(ejected.items())),
         quorum=quorum,
         train_seconds=train_seconds,
         now=progress.now,
     )
-    return progress, decision
 
 
-def attest(
-    witness: int, received: tuple[int, ...], commitments: Mapping[int, bytes]
-) -> Attestation:
-    """Return a witness's word on the commitments it received."""
-    received = tuple(sorted(received))
-    root = merkle.root([commitments[peer] for peer in received])
-    return Attestation(witness=witness, received=received, root=root.hex())
+def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, Claim]]:
+    """Return the checks that found something else than the peer claimed, and what it claimed."""
+    found = []
+    for check in checks:
+        if check.peer in evidence.commitments:  # else it sent nothing, and claims nothing
+            claimed = Claim(evidence.commitments[check.peer].hex(), evidence.states[check.peer])
+            if claimed != check.found:
+                found.append((check, claimed))
+    return found
 
 
-def agreed(attestations: tuple[Attestation, ...], quorum: int) -> tuple[int, ...]:
-    """Return the peers, ascending, whose messages at least `quorum` witnesses received."""
-    words = [peer for attestation in attestations for peer in attestation.received]
-    return tuple(peer for peer in sorted(set(words)) if words.count(peer) >= quorum)
+def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
+    """Return the peers, ascending, whose message arrived by `limit` seconds."""
+    return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
 
 
-def _round(state: State) -> Round:
-    """Return the round that a state in RoundTrain is in."""
-    peers = tuple(record.peer for record in state.peers)
-    seats = committee.committees(
-        state.seed,
-        len(peers),
-        verification_percent=state.settings.verification_percent,
-        tie_breakers=0,
-    )
-    trainers = [peer for peer, seat in zip(peers, seats, strict=True) if seat == Committee.Trainer]
+def witnessed(
+    round: Round,
+    evidence: Evidence,
+    limit: float,
+    sent_others: Mapping[int, Sequence[int]],
+) -> tuple[Attestation, ...]:
+    """Return what the round's witnesses say where all of them are honest.
+
+    Args:
+      round: The round.
+      evidence: Of it; its attestations are not looked at.
+      limit: max_round_train_time, seconds.
+      sent_others: To whom an equivocator sent its other message.
+    """
+    arrived = in_time(evidence.arrivals, limit)
+    refused = tuple(peer for peer in evidence.broken if peer in arrived)
+    heard = [peer for peer in round.peers if peer not in evidence.silent]
+    words = []
+    for witness in round.witnesses:
+        if witness in evidence.silent:
+            continue
+        others = [peer for peer in arrived if witness in sent_others.get(peer, ())]
+        holds = {
+            peer: evidence.others[peer] if peer in others else evidence.commitments[peer]
+            for peer in arrived
+            if peer not in refused
+        }
+        words.append(attest(witness, round.seed, heard, holds, others, refused))
+    return tuple(words)
+
+
+def _check(round: Round, evidence: Evidence) -> None:
+    senders = evidence.commitments.keys()
+    if not evidence.arrivals.keys() <= senders or not senders <= round.assignment.keys():
+        raise ValueError(
+            f"round {round.step}: arrivals of peers {sorted(evidence.arrivals)} and commitments of "
+            f"peers {sorted(senders)}, expected these all among {sorted(round.assignment)}"
+        )
+
+
+def _consensus(
+    round: Round, evidence: Evidence, arrived: Sequence[int], quorum: int
+) -> tuple[set[int], dict[int, str]]:
+    """The peers whose message a quorum holds, and those that were seen to lie."""
+    ejected: dict[int, str] = {}
+    votes: dict[int, list[bytes]] = {}
+    refusals: dict[int, int] = {}
+    for word in evidence.attestations:
+        if not set(word.received) <= set(arrived) - set(evidence.broken):
+            ejected[word.witness] = "false witness"
+            continue
+        found = proven(word, round.seed, evidence.commitments, evidence.others)
+        for peer, commitment in found.items():
+            votes.setdefault(peer, []).append(commitment)
+        for peer in word.refused:
+            refusals[peer] = refusals.get(peer, 0) + 1
+    supported = set()
+    for peer, commitments in votes.items():
+        if len(set(commitments)) > 1:
+            ejected[peer] = "two messages"
+        elif len(commitments) >= quorum and commitments[0] == evidence.commitments[peer]:
+            supported.add(peer)
+    for peer, count in refusals.items():
+        if count >= quorum:
+            ejected[peer] = "no message"
+    return supported, ejected
+
+
+def _unheard(state: State, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
+    """The members that so few witnesses heard from that they are gone."""
+    if len(state.spoken) < quorum:
+        return ()
+    members = {r.peer for r in state.peers if r.state == ClientState.Healthy}
+    return tuple(p for p in silent if p in members and not coordinator.healthy(state, p))
+
+
+def _round(progress: Progress) -> Round:
+    """Return the round that a run in RoundTrain is in."""
+    state = progress.state
+    plan = state.plan
     return Round(
         step=state.step,
         epoch=state.epoch,
         seed=state.seed,
         data_index=state.data_index,
-        batch_size=state.batch_size,
-        assignment=committee.assign(trainers, state.seed, state.data_index, state.batch_size),
+        batch_size=sum(last - first + 1 for first, last in plan.spans.values()),
+        peers=tuple(record.peer for record in state.peers),
+        assignment=plan.spans,
+        verifiers=committee.verified(
+            state.seed, state.verifiers, [p for p in state.trainers if p in plan.spans]
+        ),
         witnesses=state.witnesses,
+        joined=progress.joining,
     )
 
 
-def _advance(progress: Progress) -> Progress:
+def _advance(progress: Progress, not_before: float = 0.0) -> Progress:
     """Move on to the next transition, at the time at which it is due."""
     state = progress.state
     begins = state.step + (state.run_state == RunState.RoundWitness)  # the round that may begin
     seed = committee.round_seed(progress.seed, begins)
-    if state.run_state == RunState.Warmup:
-        # These peers hold the params already, so warmup_time is no more than a bound.
-        after = state
+    now = max(state.since if state.deadline is None else state.deadline, not_before)
+    if state.run_state == RunState.Warmup and not progress.unready:
+        # Whoever was here already holds the params, so it ends when the last has fetched them.
+        loaded = max([0.0, *(progress.load_seconds[peer] for peer in progress.joining)])
+        after, heard = state, [participant(record.peer) for record in state.peers]
         for witness in state.witnesses:
-            after = coordinator.tick(after, WarmupWitness(witness, state.since, seed))
+            filter = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
+            said = WarmupWitness(witness, state.since + loaded, seed, filter)
+            after = coordinator.tick(after, said)
     else:
-        now = state.since if state.deadline is None else state.deadline
         after = coordinator.tick(state, Tick(now, seed))
     if after == state:
-        raise coordinator.CoordinatorError(state, "the clock", "waits for members who never come")
+        raise CoordinatorError(state, "the clock", "waits for members who never come")
     return replace(progress, state=after)

@@ -5,13 +5,14 @@
                            attestations, the coordinator's decision, where each payload lies
     payloads/00001.bin     the payloads of one window, named for its first step, one after another;
                            dense ones (AdamW's) are not kept: their hash and size are
-    snapshots/00000/       the full state after that step, and `state.json` with its hashes
+    snapshots/00000/       the full state after that step, and `state.json` with its hashes; of some
+                           snapshots only these
 
-A window is what lies between two snapshots. Docs: docs/transcript.md.
+A window is what lies between two snapshots that are kept whole. Docs: docs/transcript.md.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +20,40 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.artifacts import read_json, write_json, write_text, writes
+from pipeline.artifacts import read_json, sha256_file, write_json, write_text, writes
 from pipeline.checkpoint import load_tree, save_tree
 from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
 from pipeline.swarm.entry import FORMAT, Entry, Header, Message
 from pipeline.swarm.state import State, hashes
 from pipeline.table import Table
 
 RELEASE = {1: "0.1"}  # the first release that reads a format
+
+
+def kept(snapshots: Sequence[int], keep_every: int) -> list[int]:
+    """Those of a run's snapshots that are kept whole.
+
+    Args:
+      snapshots: the steps after which they are taken, the first and the last of the run included.
+      keep_every: `[witness] keep_every`.
+    """
+    return [
+        step
+        for number, step in enumerate(snapshots)
+        if number % keep_every == 0 or step == snapshots[-1]
+    ]
+
+
+def due(first: int, last: int, every: int) -> list[int]:
+    """The steps after which a snapshot is taken.
+
+    Args:
+      first: the step that the run starts after.
+      last: its last step.
+      every: `[witness] snapshot_every`.
+    """
+    return [first, *(step for step in range(first + 1, last) if step % every == 0), last]
 
 
 def window_start(step: int, first: int, every: int) -> int:
@@ -73,24 +100,35 @@ class Writer:
         write_text(rounds, "".join(kept))
         ends: dict[str, int] = {}
         for line in kept:
-            for message in Entry.model_validate_json(line).messages.values():
+            entry = Entry.model_validate_json(line)
+            for message in (*entry.messages.values(), *entry.others.values()):
                 if message.payload:
                     ends[message.payload] = message.offset + message.bytes
         for payload in (self.folder / "payloads").iterdir():
             os.truncate(payload, ends.get(payload.name, 0))
 
-    def round(self, entry: Entry, payloads: dict[int, bytes]) -> None:
-        """Appends a round; each of its messages gains where the payload lies, if it is kept."""
+    def round(
+        self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
+    ) -> None:
+        """Appends a round; each of its messages gains where the payload lies, if it is kept.
+
+        Args:
+          entry: the round.
+          payloads: the bytes of its messages, by peer.
+          others: those of its other messages.
+        """
         if self.keep_payloads:
             name = f"{window_start(entry.round.step, self.first, self.every) + 1:05}.bin"
-            messages = {}
             path = self.folder / "payloads" / name
+            kept = {"messages": {}, "others": {}}
+            rows = [("messages", p, m, payloads[p]) for p, m in entry.messages.items()]
+            rows += [("others", p, m, others[p]) for p, m in entry.others.items()]
             with writes(path), open(path, "ab") as file:
-                for peer, message in entry.messages.items():
+                for field, peer, message, payload in rows:
                     where = {"payload": name, "offset": file.tell()}
-                    messages[peer] = message.model_copy(update=where)
-                    file.write(payloads[peer])
-            entry = entry.model_copy(update={"messages": messages})
+                    kept[field][peer] = message.model_copy(update=where)
+                    file.write(payload)
+            entry = entry.model_copy(update=kept)
         path = self.folder / "rounds.jsonl"
         with writes(path), open(path, "a", encoding="utf-8") as file:
             file.write(entry.model_dump_json() + "\n")
@@ -101,14 +139,24 @@ class Writer:
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
 
-    def snapshot(self, step: int, state: State) -> None:
-        """Writes the state after `step`, with the hashes that each peer commits to."""
+    def snapshot(self, step: int, state: State, whole: bool = True) -> None:
+        """Writes the hashes of the state after `step`, that each peer commits to.
+
+        Args:
+          step: after which it is taken.
+          state: then.
+          whole: whether the state is kept too.
+        """
         folder = self.folder / "snapshots" / f"{step:05}"
+        if whole:
+            self._keep(folder, state)
+        write_json(folder / "state.json", {"step": step} | hashes(state))
+
+    def _keep(self, folder: Path, state: State) -> None:
         save_tree(folder / "params.safetensors", state.params)
         save_tree(folder / "shared.safetensors", state.shared)
         for peer, own in enumerate(state.own):
             save_tree(folder / f"own-{peer:03}.safetensors", own)
-        write_json(folder / "state.json", {"step": step} | hashes(state))
 
 
 @dataclass(frozen=True)
@@ -121,13 +169,19 @@ class Transcript:
     def header(self) -> Header:
         """Raises: LockstepError: its format is one that this release cannot read."""
         path = self.folder / "header.json"
-        found = read_json(path).get("format")
+        said = read_json(path)
+        found = said.get("format") if isinstance(said, dict) else None
         if found != FORMAT:
             release = RELEASE.get(found, "later than this one")
             raise LockstepError(
                 f"{path}: format {found}, expected {FORMAT}; release {release} reads it"
             )
         return _parse(Header, path.read_text(encoding="utf-8"), path)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of rounds.jsonl, which holds every commitment."""
+        return sha256_file(self.folder / "rounds.jsonl")
 
     @cached_property
     def rounds(self) -> list[Entry]:
@@ -141,9 +195,15 @@ class Transcript:
 
     @cached_property
     def snapshots(self) -> list[int]:
-        """The steps after which the state was kept, ascending."""
+        """The steps after which a snapshot was taken, ascending."""
         folders = (self.folder / "snapshots").iterdir()
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """Those of the snapshots that were kept whole."""
+        folder = self.folder / "snapshots"
+        return [s for s in self.snapshots if (folder / f"{s:05}" / "params.safetensors").exists()]
 
     def recorded(self, step: int) -> dict:
         """The hashes that were committed to at a snapshot."""
@@ -151,26 +211,40 @@ class Transcript:
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """Each window as the steps of its two snapshots: rounds first + 1 to last."""
-        yield from zip(self.snapshots, self.snapshots[1:], strict=False)
+        yield from zip(self.kept, self.kept[1:], strict=False)
+
+    def window(self, first: int, last: int) -> Iterator[Entry]:
+        """The rounds `first` + 1 to `last`."""
+        return (entry for entry in self.rounds if first < entry.round.step <= last)
 
     def state(self, step: int, like: State) -> State:
         """The state kept after `step`, in the structure of `like`."""
+        params, shared = self.agreed(step, like)
+        own = tuple(self.own(step, peer, tree) for peer, tree in enumerate(like.own))
+        return State(params, shared, own)
+
+    def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
+        """The params and what the optimizer shares after `step`."""
         folder = self.folder / "snapshots" / f"{step:05}"
-        return State(
+        return (
             load_tree(folder / "params.safetensors", like.params),
             load_tree(folder / "shared.safetensors", like.shared),
-            tuple(
-                load_tree(folder / f"own-{peer:03}.safetensors", own)
-                for peer, own in enumerate(like.own)
-            ),
+        )
+
+    def own(self, step: int, peer: int, like: Tree) -> Tree:
+        """What a peer owns after `step`."""
+        return load_tree(
+            self.folder / "snapshots" / f"{step:05}" / f"own-{peer:03}.safetensors", like
         )
 
     def payload(self, message: Message) -> bytes:
         """The bytes of a message; fewer than it says where its file was cut, or is not there."""
         try:
             with open(self.folder / "payloads" / message.payload, "rb") as file:
-                file.seek(message.offset)
-                return file.read(message.bytes)
+                there = os.fstat(file.fileno()).st_size
+                begin = min(message.offset, there)
+                file.seek(begin)
+                return file.read(min(message.bytes, there - begin))
         except FileNotFoundError:
             return b""
 

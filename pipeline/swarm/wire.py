@@ -23,7 +23,8 @@ Shapes: N blocks, K coefficients kept of each, A places in a block.
 import hashlib
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,8 @@ class WireError(ValueError):
     """Bytes that are no message of the expected form; one line, what was found and expected."""
 
 
-class Form(NamedTuple):
+@dataclass(frozen=True)
+class Form:
     """The one form in which a run's messages are accepted.
 
     like: a message's shapes and dtypes: nested dict of Coefficients, of float32 arrays, or of both.
@@ -57,18 +59,18 @@ class Form(NamedTuple):
     areas: Tree
     layout: str
 
-    @property
+    @cached_property
     def leaves(self) -> list:
         """Shapes and dtypes by parameter, in the order of the wire."""
         return jax.tree.leaves(self.like, is_leaf=_is_sparse)
 
-    @property
+    @cached_property
     def sparse(self) -> list[tuple[Coefficients, int]]:
         """Of parameters sent by places: shapes and dtypes, and the area of their blocks."""
         rows = zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
         return [(leaf, area) for leaf, area in rows if _is_sparse(leaf)]
 
-    @property
+    @cached_property
     def kind(self) -> int:
         """All parameters of a run are sent alike, but for arrays that any kind may hold."""
         if not self.sparse:
@@ -78,7 +80,7 @@ class Form(NamedTuple):
             return PLAIN_SIGNS if signs else PLAIN_VALUES
         return CODED_SIGNS if signs else CODED_VALUES
 
-    @property
+    @cached_property
     def header(self) -> bytes:
         """What every message of this form begins with."""
         rows = [

@@ -4,6 +4,7 @@ Nothing is trained; the numbers are chosen. Each folder is left as its stage lea
 made file, for a run file that differs from the default in a few values.
 """
 
+import json
 import math
 import re
 from pathlib import Path
@@ -14,10 +15,19 @@ from pipeline.keys import PROJECT, RUN_FILE
 from pipeline.swarm.entry import Entry, Header, Message
 from pipeline.swarm.rounds import Decision, Round
 from pipeline.swarm.transcript import Writer
+from pipeline.swarm.verdict import Verdict
 
 ROUNDS, EVERY, PEERS, BYTES = 40, 10, 4, 34_000
 PARAMETERS = 2_000_000
-LIAR = {"round": 12, "peer": 2, "kind": "message", "detail": "sent 0123, its replay gives <4567>"}
+LIAR = {
+    "round": 12,
+    "peer": 2,
+    "kind": "message",
+    "detail": "sent 0123, its replay gives <4567>",
+    "applied": True,
+    "bundle": "bundles/00011-00020-peer-02",
+}
+CAUGHT = LIAR | {"kind": "commitment", "applied": False}  # in its round, and ejected
 TEXT = "def f(x):\n    return '<b>&\x1b[31m' + x\n"
 
 
@@ -39,29 +49,33 @@ def finish(
     held_out: bool = True,
     text: str | None = TEXT,
     method: dict | None = None,
+    edits: dict[str, str] | None = None,
 ) -> Path:
     """Leaves the folders of all stages but the report; returns the run file.
 
     Args:
       root: where `data/` is made.
-      findings: of the witness; with any, the export is refused.
+      findings: of the witness; with one that was applied, the export is refused.
       held_out: whether there is a held-out split.
       text: what the model writes.
       method: takes the place of entries of the verdict.
+      edits: further keys of the run file.
     """
-    run_file = write_run_file(root)
+    run_file = write_run_file(root, **edits or {})
     run = config.load(run_file)
     for stage in ("download", "convert"):
         with Paths(stage, run_file, root).building() as folder:
             write_text(folder / "here", stage)
+    accepted = not any(finding["applied"] for finding in findings)
     _train(run, Paths("train", run_file, root), held_out)
     _witness(Paths("witness", run_file, root), findings, method or {})
     with Paths("export", run_file, root).building() as folder:
-        if findings:
-            write_json(folder / "refused.json", {"findings": list(findings)})
-        else:
+        if accepted:
             write_text(folder / "model.safetensors", "weights")
-    _evaluate(run, Paths("evaluate", run_file, root), held_out and not findings, text, findings)
+        else:
+            write_json(folder / "refused.json", {"findings": list(findings)})
+    text = text if accepted else None
+    _evaluate(run, Paths("evaluate", run_file, root), held_out and accepted, text)
     return run_file
 
 
@@ -121,44 +135,64 @@ def _entry(step: int, held_out: bool) -> Entry:
     late = (3,) if step == 5 else ()
     applied = tuple(peer for peer in range(PEERS) if peer not in late)
     noise = 0.03 * math.sin(7 * step)
+    everybody = tuple(range(PEERS))
+    spans = {peer: (0, 3) for peer in everybody}
     return Entry(
-        round=Round(step, 0, 7, 16 * (step - 1), 16, {peer: (0, 3) for peer in range(PEERS)}, (0,)),
+        asked=(),
+        round=Round(step, 0, 7, 16 * (step - 1), 16, everybody, spans, {}, (0,), ()),
+        joined_params=None,
         messages={peer: Message(commitment="00" * 32, bytes=BYTES) for peer in range(PEERS)},
+        others={},
         arrivals={peer: 0.5 + 0.1 * peer for peer in range(PEERS)},
-        decision=Decision(applied, late, (), 1, 0.6, 3.0 + 1.6 * step),
+        broken=(),
+        silent=(),
+        attestations=(),
+        checks=(),
+        rulings=(),
+        settle_seconds=0.0,
+        decision=Decision(applied, late, (), {}, 1, 0.6, 3.0 + 1.6 * step),
         loss=_loss(step) + noise,
         held_out_loss=_loss(step) if held_out and step % EVERY == 0 else None,
     )
 
 
-def _witness(paths: Paths, findings: tuple[dict, ...], method: dict) -> None:
-    replayed = [(1, 10, 3), (11, 20, 2), (21, 30, 0), (31, 40, 1)]
+def verdict(findings: tuple[dict, ...] = (), **changes: object) -> dict:
+    """verdict.json, as a witness that found these would have it."""
+    replayed = [(0, 1, 10, 3), (1, 11, 20, 2), (2, 21, 30, 0), (3, 31, 40, 1)]
+    ejected = {f["peer"]: f["round"] for f in findings if f["kind"] == "commitment"}
+    said = {
+        "accepted": not any(finding["applied"] for finding in findings),
+        "policy": "applied",
+        "method": "bitwise",
+        "why_not_bitwise": None,
+        "tolerance": None,
+        "audited_rounds": ROUNDS,
+        "windows": ROUNDS // EVERY * PEERS,
+        "replayed_windows": [
+            {"window": window, "first": first, "last": last, "peer": peer}
+            for window, first, last, peer in replayed
+        ],
+        "sample_seed": "5eed" * 16,
+        "sample_seed_of": "transcript",
+        "transcript": "5eed" * 16,
+        "ejected": ejected,
+        "dropped": {},
+        "late": {3: 1},
+        "findings": list(findings),
+    }
+    return Verdict.model_validate_json(json.dumps(said | changes)).model_dump(mode="json")
+
+
+def _witness(paths: Paths, findings: tuple[dict, ...], changes: dict) -> None:
     with paths.building() as folder:
-        write_json(
-            folder / "verdict.json",
-            {
-                "accepted": not findings,
-                "method": "bitwise",
-                "why_not_bitwise": None,
-                "audited_rounds": ROUNDS,
-                "windows": ROUNDS // EVERY * PEERS,
-                "replayed_windows": [
-                    {"first": first, "last": last, "peer": peer} for first, last, peer in replayed
-                ],
-                "sample_seed": "5eed",
-                "findings": list(findings),
-            }
-            | method,
-        )
+        write_json(folder / "verdict.json", verdict(findings, **changes))
 
 
-def _evaluate(
-    run: config.Run, paths: Paths, measured: bool, text: str | None, findings: tuple[dict, ...]
-) -> None:
+def _evaluate(run: config.Run, paths: Paths, measured: bool, text: str | None) -> None:
     names = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
     values = (5.617, 275.1, 2.312, 64, 16_320, 57_200) if measured else [None] * len(names)
     result = dict(zip(names, values, strict=True))
-    result |= {"prompt": run.evaluate.prompt, "text": None if findings else text}
+    result |= {"prompt": run.evaluate.prompt, "text": text}
     result["notes"] = [] if measured else ["there is nothing to measure"]
     with paths.building() as folder:
         write_json(folder / "evaluate.json", result)

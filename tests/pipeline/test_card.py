@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from pipeline import __version__, card, config
 from pipeline.artifacts import read_json, sha256_file
 from pipeline.keys import Keys
+from tests.pipeline.finished_run import CAUGHT
 from tests.pipeline.trained_run import make
 
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
@@ -80,12 +81,13 @@ def test_the_run_is_stated(accepted):
         "held-out, before the first round": "5.9000",
         "held-out, after the last round": "5.1250",
         "a model that knows nothing": "5.7038",
-        "verdict": "accepted",
+        "verdict": "accepted: nothing was found",
         "method": "bitwise",
         "rounds audited": "6",
         "windows replayed": "2 of 8",
         "findings": "0",
-        "seed of the sample": "`5eed`",
+        "seed of the sample": "`5eed`, the auditor's own",
+        "late": "peer 3 1 time",
         "jax": "`0.0`",  # of the training, before that of the export
         "xla_flags": "`--xla_a=1`",
     }.items():
@@ -189,14 +191,28 @@ def test_a_tolerance_comes_with_its_reason_and_faults_are_named(tmp_path):
         make(
             tmp_path,
             bitwise=False,
-            verdict={"method": "tolerance", "why_not_bitwise": why},
-            faults__schedule=[fault],
+            verdict={"method": "tolerance", "tolerance": 0.05, "why_not_bitwise": why},
+            faults__schedule=[fault, {"kind": "stale", "peer": [0, 2], "rounds": [4, 4]}],
         )
     )
-    expected = "tolerance, because `xla_flags is '--dump=...' here, was '' in training`"
+    expected = "tolerance of 0.05, because `xla_flags is '--dump=...' here, was '' in training`"
     assert cells(text)["method"] == expected
-    assert "told to go wrong:\n`sign_flip` by peer 1 in rounds 2 to 3." in text
+    assert "told to go wrong:\n`sign_flip` by peer 1 in rounds 2 to 3;" in text
+    assert "\n`stale` by peers 0 and 2 in rounds 4 to 4." in text
     assert "replayed within a tolerance" in text and "equal within rounding" in text
+
+
+def test_who_was_caught_and_discarded_is_named(tmp_path):
+    said = {"findings": [CAUGHT], "ejected": {"2": 12}, "dropped": {"1": 3}}
+    text = text_of(make(tmp_path, verdict=said | {"sample_seed_of": "transcript"}))
+    rows = cells(text)
+    decided = "accepted: none of 1 finding got into the params (policy applied)"
+    assert rows["verdict"] == decided
+    assert rows["ejected"] == "peer 2 in round 12"
+    assert rows["dropped out"] == "peer 1 in round 3"
+    assert "12 | commitment | `sent 0123, its replay gives <4567>`" in rows["peer 2"]
+    assert "1 liar caught and ejected" in text
+    assert "whoever wrote the whole transcript" in rows["seed of the sample"]
 
 
 def test_of_many_token_files_some_are_listed(tmp_path):

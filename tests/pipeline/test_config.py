@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from pipeline import config
 from pipeline.errors import LockstepError
+from pipeline.fault_kinds import KINDS, OF_OTHERS
 from pipeline.keys import PROJECT
 from tests import tiny
 
@@ -375,6 +376,11 @@ RULES = [
     (("config.waiting_for_members_extra_time", 0), "extra_time is 0", "equal to 1"),
     (("config.waiting_for_members_extra_time", 256), "extra_time is 256", "equal to 255"),
     (("config.verification_percent", 101), "verification_percent is 101", "equal to 100"),
+    (
+        ("config.verification_percent", 100),
+        "config.verification_percent is 100",
+        "less than 100: of min_clients (2) one at least must train",
+    ),
     (("config.warmup_time", -1), "config.warmup_time is -1", "equal to 0"),
     (
         ("model.LLM.cold_start_warmup_steps", 3),
@@ -480,6 +486,46 @@ RULES = [
         "faults.schedule[1].rounds is [29, 40]",
         "outside those of faults.schedule[0]",
     ),
+    (
+        ("faults.schedule", [fault(peer=[0, 1]), fault(peer=[1, 2], rounds=[25, 25])]),
+        "faults.schedule[1].rounds is [25, 25]",
+        "outside those of faults.schedule[0]",
+    ),
+    (("faults.schedule", [fault(peer=[])]), "schedule[0].peer is []", "at least 1 item"),
+    (("faults.schedule", [fault(peer=[1, 1])]), "schedule[0].peer is [1, 1]", "each peer once"),
+    (("faults.schedule", [fault(peer=[1, -1])]), "schedule[0].peer[1] is -1", "equal to 0"),
+    (("faults.schedule", [fault(peer="all")]), 'schedule[0].peer is "all"', "an integer"),
+    (("faults.schedule", [fault(peer=[1, 4])]), "peer is [1, 4]", "less than peers.count (4)"),
+    (("faults.schedule", [fault(size=2.0)]), "schedule[0].size is 2.0", "sign_flip has no size"),
+    (("faults.schedule", [fault(kind="noise", size=0)]), "[0].size is 0", "greater than 0"),
+    (("faults.schedule", [fault(kind="lazy", size=1)]), "[0].size is 1", "less than 1: a share"),
+    (("faults.schedule", [fault(kind="join")]), "[0].rounds is [20, 29]", "[1, last]"),
+    (
+        ("faults.schedule", [fault(kind="join", peer=[1, 2], rounds=[1, 9])]),
+        "faults.schedule is [",
+        "at most 1 peers that join: config.init_min_clients are there",
+    ),
+    (("faults.schedule", [fault(kind="collude")]), "[0].peer is 2", "a list of at least 2 peers"),
+    (
+        ("faults.schedule", [fault(), fault(kind="scale_up")]),
+        'faults.schedule[1].kind is "scale_up"',
+        "a kind for signs, or quantize_1bit = false: signs have no size",
+    ),
+    (
+        ("faults.schedule", [fault(kind="duplicated")]),
+        'faults.schedule[0].kind is "duplicated"',
+        'peers.wire = "psyche" with it',
+    ),
+    (
+        ("faults.schedule", [fault(kind="false_verifier")]),
+        'faults.schedule[0].kind is "false_verifier"',
+        "config.verification_percent above 0",
+    ),
+    (("witness.replay", ["0:x"]), 'witness.replay[0] is "0:x"', "matches ^[0-9]+:[0-9]+$"),
+    (("witness.replay", ["0:0", "0:4"]), 'replay[1] is "0:4"', "below 2 and a peer below 4"),
+    (("witness.replay", ["2:0"]), 'replay[0] is "2:0"', "a window below 2"),
+    (("witness.replay", ["1" * 5000 + ":0"]), 'witness.replay[0] is "111', "20 characters"),
+    (("witness.policy", "loose"), 'witness.policy is "loose"', "'applied' or 'strict'"),
     (("witness.snapshot_every", 0), "witness.snapshot_every is 0", "equal to 1"),
     (("witness.replay_percent", 101), "witness.replay_percent is 101", "equal to 100"),
     (("export.dtype", "float8"), 'export.dtype is "float8"', "'bfloat16' or 'float16'"),
@@ -521,7 +567,7 @@ def test_broken_rule_is_named_with_key_value_and_expectation(edit, found, expect
         ("config.init_min_clients", 2),
         ("config.init_min_clients", 4),
         ("config.global_batch_size_end", 4),
-        ("config.verification_percent", 100),
+        ("config.verification_percent", 99),
         ("config.waiting_for_members_extra_time", 255),
         ("model.LLM.cold_start_warmup_steps", 2),
         (f"{SCHEDULE}.Cosine.total_steps", 26),
@@ -534,6 +580,11 @@ def test_broken_rule_is_named_with_key_value_and_expectation(edit, found, expect
         ("links.latency_seconds", 0),
         ("links.upload_mbps", [20, 20, 5, 100]),
         ("faults.schedule", [fault(), fault(rounds=[30, 100]), fault(peer=0)]),
+        ("faults.schedule", [fault(peer=[0, 1]), fault(peer=[2, 3])]),
+        ("faults.schedule", [fault(kind="join", peer=2, rounds=[1, 100])]),
+        ("faults.schedule", [fault(kind="collude", peer=[3, 0])]),
+        ("faults.schedule", [fault(kind="wrong_precision", size=None)]),
+        ("witness.replay", ["0:0", "1:3"]),
         ("witness.replay_percent", 0),
         ("witness.seed", "any text"),
     ],
@@ -541,6 +592,85 @@ def test_broken_rule_is_named_with_key_value_and_expectation(edit, found, expect
 )
 def test_value_at_the_edge_of_a_rule_loads(edit):
     load(edit)
+
+
+VALUES = (f"{DISTRO}.quantize_1bit", False)
+PLAIN = ("peers.wire", "psyche")
+VERIFIED = ("config.verification_percent", 50)
+
+
+def scheduled(kind: str, **changes) -> tuple[str, object]:
+    return "faults.schedule", [fault(kind=kind) | changes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs(kind):
+    needed = {"not_finite": [VALUES], "duplicated": [PLAIN], "false_verifier": [VERIFIED]}
+    changes = {"collude": {"peer": [0, 2]}, "join": {"rounds": [1, 9]}}.get(kind, {})
+    edits = [VALUES] if kind.startswith("scale_") else needed.get(kind, [])
+    run = load(scheduled(kind, **changes), *edits)
+    assert run.faults.schedule[0].kind == kind
+    assert (KINDS[kind].needs, bool(edits)) in {("", False), ("values", True), ("plain", True)} or (
+        kind == "false_verifier"
+    )
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        (
+            [scheduled("wrong_precision"), ("peers.layout", "vmap")],
+            'peers.layout = "each" with it',
+        ),
+        (
+            [scheduled("wrong_precision"), ("peers.attention", "cudnn")],
+            'peers.attention = "matmul" with it',
+        ),
+        (
+            [scheduled("duplicated"), PLAIN, (f"{DISTRO}.compression_topk", 1)],
+            "more than one coefficient of a block",
+        ),
+        (
+            [scheduled("duplicated"), ("model.LLM.optimizer", {"AdamW": ADAMW})],
+            "a kind for gradients: they name no places",
+        ),
+        *(
+            (
+                [
+                    scheduled(kind, peer=0),
+                    ("peers.count", 1),
+                    ("config.min_clients", 1),
+                    ("config.init_min_clients", 1),
+                ],
+                "a kind for one peer: this one is about others",
+            )
+            for kind in sorted(OF_OTHERS)
+        ),
+    ],
+    ids=str,
+)
+def test_a_kind_that_the_run_makes_impossible_is_refused(edits, expected):
+    kind = edits[0][1][0]["kind"]
+    said = f'faults.schedule[0].kind is "{kind}", expected {expected}'
+    assert said in complaint(*edits)
+
+
+def test_gradients_have_a_size():
+    load(scheduled("scale_up", size=3.0), ("model.LLM.optimizer", {"AdamW": ADAMW}))
+
+
+def test_a_verifier_needs_a_program_of_one_peer():
+    said = complaint(VERIFIED, ("peers.layout", "shard_map"))
+    assert said.startswith("config.verification_percent is 50, expected 0 with peers.layout = ")
+
+
+def test_peers_of_a_fault_are_a_tuple_however_they_are_written():
+    one, more = load(("faults.schedule", [fault(), fault(peer=[3, 0])])).faults.schedule
+    assert (one.peers, more.peers) == ((2,), (3, 0))
+
+
+def test_chosen_windows_are_pairs_of_window_and_peer():
+    assert load(("witness.replay", ["0:3", "01:0"])).witness.chosen == ((0, 3), (1, 0))
 
 
 def test_cold_start_of_the_older_spelling_fits_into_its_rounds():

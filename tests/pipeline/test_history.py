@@ -5,32 +5,53 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import history
+from pipeline.swarm.dispute import Check, Claim, Ruling
 from pipeline.swarm.entry import Entry, Header, Message
 from pipeline.swarm.rounds import Decision, Round
 from pipeline.swarm.transcript import Transcript, Writer
 
 
-def entry(step: int, sizes: dict[int, int], batch: int, held_out: float | None) -> Entry:
-    spans = {peer: (0, 0) for peer in sizes}
-    peers = tuple(sizes)
+def entry(
+    step: int,
+    sizes: dict[int, int],
+    batch: int,
+    held_out: float | None,
+    *,
+    checked: int = 0,
+    discarded: int = 0,
+) -> Entry:
+    """A round of 4 peers, of whom those in `sizes` sent as many bytes; the messages of the first
+    were taken again by peer 3, and by 2 others, or not applied."""
+    peers, each = tuple(sizes), batch // len(sizes)
+    spans = {peer: (place * each, place * each + each - 1) for place, peer in enumerate(peers)}
+    found = Claim("00" * 32, "00" * 32)
     return Entry(
-        round=Round(step, 0, 1, 10 * step, batch, spans, (0,)),
+        asked=(),
+        round=Round(step, 0, 1, 10 * step, batch, (0, 1, 2, 3), spans, {}, (0,), ()),
+        joined_params=None,
         messages={p: Message(commitment="00" * 32, bytes=size) for p, size in sizes.items()},
+        others={},
         arrivals=dict.fromkeys(peers, 0.5),
-        decision=Decision(peers, (), (), 1, 0.5, 2.0 * step),
+        broken=(),
+        silent=(),
+        attestations=(),
+        checks=tuple(Check(3, peer, found, 1.0, 60) for peer in peers[:checked]),
+        rulings=(Ruling(3, 0, dict.fromkeys((1, 2), found)),) if checked else (),
+        settle_seconds=0.0,
+        decision=Decision(peers[discarded:], (), (), {}, 1, 0.5, 2.0 * step),
         loss=8.0 - step,
         held_out_loss=held_out,
     )
 
 
-def written(folder: Path) -> Transcript:
+def written(folder: Path, **of_both: int) -> Transcript:
     run = {"model": {"LLM": {"max_seq_len": 16}}, "peers": {"count": 4}}
     writer = Writer(folder, first=0, every=10, keep_payloads=False)
     writer.header(
         Header(key="k", run=run, model={}, environment={}, bitwise=True, held_out_loss=9.0)
     )
-    writer.round(entry(1, dict.fromkeys(range(4), 100), 8, None), {})
-    writer.round(entry(2, {0: 200, 1: 200}, 2, 7.5), {})  # two peers had no work
+    writer.round(entry(1, dict.fromkeys(range(4), 100), 8, None, **of_both), {})
+    writer.round(entry(2, {0: 200, 1: 200}, 2, 7.5, **of_both), {})  # two peers had no work
     return Transcript(folder)
 
 
@@ -57,9 +78,34 @@ def test_metrics_are_per_peer_and_round(tmp_path):
         "bytes_up": 100.0,
         "bytes_down": 300.0,
         "bytes_up_of_data_parallel": 100,
+        "bytes_to_verify": 0.0,
         "bits_per_parameter_and_round": 32.0,
         "simulated_seconds": 4.0,
     }
+
+
+def test_messages_that_nobody_applied_count_as_bytes_and_not_as_tokens(tmp_path):
+    transcript = written(tmp_path, discarded=1)
+    first, second = history.rows(transcript)
+    assert (first["tokens"], second["tokens"]) == (6 * 16, 7 * 16)
+    assert second["bytes_up"] == 200
+
+
+def test_states_that_verifiers_and_tie_breakers_fetched_are_bytes_to_verify(tmp_path):
+    transcript = written(tmp_path, checked=2)
+    params = {"a": np.zeros(5)}
+    found = history.metrics(history.rows(transcript), transcript, params)
+    # in each of two rounds: peer 0's state to one verifier and two others, peer 1's to one; 4 peers
+    assert found["bytes_to_verify"] == 2 * (3 * 60 + 60) / 2 / 4
+
+
+def test_a_round_in_which_nobody_trained_has_no_loss_and_no_line(tmp_path):
+    transcript = written(tmp_path / "transcript")
+    rows = history.rows(transcript)
+    rows[-1]["loss"] = None
+    history.write(rows, tmp_path)
+    assert len((tmp_path / "loss.tsv").read_text().splitlines()) == 2
+    assert history.metrics(rows, transcript, {"a": np.zeros(5)})["loss"] == 7.0
 
 
 def test_tables_have_a_line_per_round_and_a_line_per_measure(tmp_path):

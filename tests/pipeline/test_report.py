@@ -14,7 +14,7 @@ from PIL import Image
 from pipeline import config, report
 from pipeline.artifacts import Paths
 from pipeline.errors import LockstepError
-from tests.pipeline.finished_run import LIAR, PEERS, finish
+from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
 
 VOID = {"meta", "img", "br"}
 PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")} | {"traffic.png"}
@@ -69,12 +69,17 @@ def accepted(tmp_path_factory):
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
     nobody = {"round": 0, "peer": None, "kind": "snapshot", "detail": "another hash"}
+    nobody |= {"applied": True, "bundle": None}
     return make(tmp_path_factory.mktemp("refused"), findings=(LIAR, nobody))
 
 
 @pytest.fixture(scope="module")
 def unmeasured(tmp_path_factory):
-    method = {"method": "tolerance", "why_not_bitwise": "jax is 'B' here, was 'A' in training"}
+    method = {
+        "method": "tolerance",
+        "tolerance": 0.05,
+        "why_not_bitwise": "jax is 'B' here, was 'A' in training",
+    }
     root = tmp_path_factory.mktemp("unmeasured")
     return make(root, held_out=False, text=None, method=method)
 
@@ -137,9 +142,31 @@ def test_refused_page_names_peer_round_and_kind(refused):
     text = page_of(refused).text
     assert "Accepted" not in text
     assert "no weights were exported : peer 2 in round 12 (message); the transcript in" in text
-    assert "peer 2 12 message sent 0123" in text
+    assert "peer 2 12 message yes sent 0123" in text
+    assert "lockstep replay data/verdict/bundles/00011-00020-peer-02" in text
+    assert "Policy applied: what got into the params refuses the export." in text
     assert "8.317 → 5.8" in text and "in training" in text
     assert "refused.json" in text
+
+
+def test_page_of_an_accepted_run_names_who_was_caught_and_ejected(tmp_path):
+    text = page_of(make(tmp_path, findings=(CAUGHT,))).text
+    assert (
+        "Accepted In 40 rounds 1 liar caught and ejected: peer 2 in round 12 (commitment)." in text
+    )
+    assert "peer 2 12 commitment no sent 0123" in text
+    assert "ejected peer 2 in round 12 late peer 3 1 time" in text
+
+
+def test_page_says_where_the_seed_of_the_sample_came_from(accepted, unmeasured):
+    assert "the transcript's own hash; whoever wrote the whole transcript" in page_of(accepted).text
+    assert f"seed {'5eed' * 16} , the transcript's" in page_of(unmeasured).text
+
+
+def test_page_names_the_peers_of_a_fault_that_several_commit(tmp_path):
+    faults = '[{ kind = "stale", peer = [1, 2], rounds = [4, 5] }]'
+    text = page_of(make(tmp_path, edits={"schedule": faults})).text
+    assert "stale by peers 1 and 2 in rounds 4 to 5." in text
 
 
 def test_grid_shows_what_was_done_with_each_window(refused):
@@ -171,7 +198,7 @@ def test_page_without_held_out_text_and_bits_says_so(unmeasured):
 
 def test_page_says_why_a_tolerance_was_used(unmeasured):
     text = page_of(unmeasured).text
-    assert "within a tolerance , because jax is 'B' here, was 'A' in training." in text
+    assert "within a tolerance of 0.05, because jax is 'B' here, was 'A' in training." in text
 
 
 def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
@@ -191,7 +218,9 @@ def test_chances_are_those_of_all_samples(dense):
     groups = [[c] for c in cells] if not dense else [cells[i : i + 2] for i in (0, 2, 4)]
     samples = [sum(chosen, []) for chosen in combinations(groups, n)]
     replayed = [None] * len(samples[0])
-    found = dict(report._chances({"replayed_windows": replayed}, windows, peers, dense))
+    verdict = {"replayed_windows": [*replayed, None]}  # and one that the run file names
+    chances = report._chances(verdict, windows, peers, dense=dense, percent=33)
+    found = dict(chances)
     for lies in (1, 2, 3):
         false = {(w, 0) for w in range(lies)}
         caught = sum(bool(false & set(sample)) for sample in samples)

@@ -15,7 +15,7 @@ from pipeline.checkpoint import save_tree
 from pipeline.swarm.entry import TABLES, Header
 from pipeline.swarm.transcript import Writer
 from tests import tiny
-from tests.pipeline.finished_run import BYTES, PEERS, _entry
+from tests.pipeline.finished_run import BYTES, PEERS, _entry, verdict
 
 ROUNDS, EVERY, LENGTH = 6, 3, 32
 END, PAD, VOCABULARY = 0, 1, 300
@@ -31,16 +31,16 @@ INIT = {
     "bos_token_id": END,
     "eos_token_id": END,
 }
-VERDICT = {
-    "accepted": True,
-    "method": "bitwise",
-    "why_not_bitwise": None,
-    "audited_rounds": ROUNDS,
-    "windows": 8,
-    "replayed_windows": [{"first": 1, "last": 3, "peer": 0}, {"first": 4, "last": 6, "peer": 3}],
-    "sample_seed": "5eed",
-    "findings": [],
-}
+VERDICT = verdict(
+    audited_rounds=ROUNDS,
+    windows=8,
+    replayed_windows=[
+        {"window": 0, "first": 1, "last": 3, "peer": 0},
+        {"window": 1, "first": 4, "last": 6, "peer": 3},
+    ],
+    sample_seed="5eed",
+    sample_seed_of="auditor",
+)
 ENVIRONMENT = {"platform": "cpu", "threads": "4", "xla_flags": "--xla_a=1", "jax": "0.0"}
 SOURCE = {"checkpoint": "Init", "seed": 0, "sha256": "ab" * 32}
 

@@ -3,6 +3,8 @@
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.swarm import committee
 from pipeline.swarm.committee import Committee
@@ -116,6 +118,147 @@ def test_assignment_covers_the_batch_exactly_once(count, batch_size):
 def test_assignment_without_trainers_is_refused():
     with pytest.raises(ValueError, match="no trainers"):
         committee.assign([], 1, 0, 8)
+
+
+SPANS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), max_size=6)
+
+
+def spans_below(data_index: int, gaps_and_sizes: list[tuple[int, int]]) -> tuple:
+    """Disjoint spans, each some sequences below the one before it."""
+    spans, last = [], data_index
+    for gap, size in gaps_and_sizes:
+        last -= gap
+        spans.append((last - size + 1, last))
+        last -= size
+    return tuple(spans)
+
+
+def sequences(spans) -> list[int]:
+    return [index for first, last in spans for index in range(first, last + 1)]
+
+
+@given(
+    count=st.integers(1, 40),
+    seed=st.integers(0, 2**64 - 1),
+    batch_size=st.integers(1, 100),
+    gaps_and_sizes=SPANS,
+)
+def test_plan_loses_and_repeats_no_sequence(count, seed, batch_size, gaps_and_sizes):
+    untrained = spans_below(1000, gaps_and_sizes)
+    spans, fresh, waiting = committee.plan(range(count), seed, 1000, batch_size, untrained)
+    given_out = sequences(spans.values())
+    everything = sequences(untrained) + list(range(1000, 1000 + fresh))
+    assert sorted(given_out + sequences(waiting)) == sorted(everything)
+    assert len(set(given_out)) == len(given_out) <= batch_size
+    share = -(-batch_size // count)
+    assert all(0 < last - first + 1 <= share for first, last in spans.values())
+    assert set(spans) <= set(range(count)) and list(spans) == sorted(spans)
+
+
+@given(
+    count=st.integers(1, 40),
+    seed=st.integers(0, 2**64 - 1),
+    batch_size=st.integers(1, 100),
+    gaps_and_sizes=SPANS,
+)
+def test_plan_takes_what_is_untrained_first(count, seed, batch_size, gaps_and_sizes):
+    untrained = spans_below(1000, gaps_and_sizes)
+    spans, fresh, waiting = committee.plan(range(count), seed, 1000, batch_size, untrained)
+    given_out = sequences(spans.values())
+    again = [index for index in given_out if index < 1000]
+    share, used = -(-batch_size // count), len(again)
+    order = committee.deterministic_shuffle(range(count), seed)
+    takers = [peer for peer in order if peer in spans and spans[peer][0] < 1000]
+    assert takers == order[: len(takers)]
+    assert sequences(spans[peer] for peer in takers) == sequences(untrained)[:used]
+    assert sequences(waiting) == sequences(untrained)[used:]
+    if waiting:  # for want of a trainer, or of room in the batch for one more piece
+        first, last = waiting[0]
+        piece = min(share, last - first + 1)
+        assert len(takers) == count or used + piece > batch_size
+    new = [spans[peer] for peer in order[len(takers) :] if peer in spans]
+    assert sequences(new) == list(range(1000, 1000 + fresh))
+    assert fresh == min(batch_size - used, (count - len(takers)) * share)
+    if fresh:
+        sizes = [last - first + 1 for first, last in new]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+        assert len(sizes) == min(fresh, count - len(takers))
+
+
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 100), gaps_and_sizes=SPANS)
+def test_plan_round_by_round_trains_everything_that_waits(count, batch_size, gaps_and_sizes):
+    untrained, rounds = spans_below(1000, gaps_and_sizes), 0
+    while untrained:
+        left = len(sequences(untrained))
+        untrained = committee.plan(range(count), rounds, 1000, batch_size, untrained).waiting
+        assert len(sequences(untrained)) < left
+        rounds += 1
+
+
+def test_plan_by_hand():
+    # In the order 0, 2, 1, 4, 3 and at most ceil(17 / 5) = 4 sequences each: 6 untrained ones are
+    # pieces of 4 and 2, and three trainers share the 11 that are left.
+    plan = committee.plan(range(5), 12345, 100, 17, ((50, 55),))
+    assert plan.spans == {0: (50, 53), 1: (100, 103), 2: (54, 55), 3: (108, 110), 4: (104, 107)}
+    assert plan.fresh == 11 and plan.waiting == ()
+    assert committee.assign(range(5), 12345, 100, 17, ((50, 55),)) == plan.spans
+
+
+def test_plan_gives_no_trainer_more_than_its_share():
+    # Two pieces of 1 leave one trainer for 10 new sequences, of which it takes ceil(12 / 3) = 4.
+    plan = committee.plan(range(3), 1, 100, 12, ((5, 5), (7, 7)))
+    assert plan.fresh == 4
+    assert sorted(plan.spans.values()) == [(5, 5), (7, 7), (100, 103)]
+
+
+def test_plan_leaves_waiting_what_has_no_place():
+    plan = committee.plan(range(2), 1, 100, 8, ((10, 19), (30, 31)))
+    assert sorted(plan.spans.values()) == [(10, 13), (14, 17)]
+    assert plan.fresh == 0 and plan.waiting == ((18, 19), (30, 31))
+
+
+def test_verifiers_take_trainers_in_the_order_of_the_shuffle():
+    places = committee.positions(12345, 5, "verify")
+    order = [10 + places.index(position) for position in range(5)]
+    assert committee.verified(12345, (9, 3), range(10, 15)) == {3: order[0], 9: order[1]}
+    assert order != sorted(order)
+
+
+def test_verifiers_are_pinned():
+    assert committee.verified(12345, (1, 4), (0, 2, 3)) == {1: 3, 4: 2}
+
+
+def test_more_verifiers_than_trainers_begin_again():
+    checked = committee.verified(7, range(5), (8, 9))
+    assert checked[0] == checked[2] == checked[4] != checked[1] == checked[3]
+    assert set(checked.values()) == {8, 9}
+
+
+@pytest.mark.parametrize(("verifiers", "trainers"), [((), (1, 2)), ((1, 2), ()), ((), ())])
+def test_without_verifiers_or_trainers_nothing_is_verified(verifiers, trainers):
+    assert committee.verified(7, verifiers, trainers) == {}
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    peers=st.lists(st.integers(0, 500), unique=True, max_size=40),
+    data=st.data(),
+)
+def test_tie_breakers_are_an_odd_number_of_others(seed, peers, data):
+    parties = data.draw(st.sets(st.sampled_from(peers), max_size=4)) if peers else set()
+    chosen = committee.tie_breakers(seed, peers, parties)
+    left = len(peers) - len(parties)
+    assert len(chosen) == (3 if left >= 3 else 1 if left else 0)
+    assert set(chosen) <= set(peers) - parties and len(set(chosen)) == len(chosen)
+
+
+def test_tie_breakers_are_the_first_positions_of_the_committee():
+    # Positions of 0..9 are 1 7 2 9 5 0 8 3 4 6 (Psyche's golden vector).
+    peers = tuple(range(20, 30))
+    assert committee.tie_breakers(12345, peers, ()) == (25, 20, 22)
+    assert committee.tie_breakers(12345, peers, {20, 27}) == (25, 22, 28)
+    assert committee.tie_breakers(12345, (3, 5), {3}) == (5,)
+    assert len(committee.tie_breakers(12345, (3, 5, 7, 9), {3, 5})) == 1
 
 
 def test_round_seed_is_pinned_and_differs_by_run_and_step():

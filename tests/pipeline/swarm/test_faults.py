@@ -1,33 +1,241 @@
-"""Faults fire when, and only when, the schedule says so; every kind there is has a corruption."""
+"""Faults happen when, and only when, the schedule says so, and a kill changes nothing of them."""
 
-from typing import get_args
+from dataclasses import replace
 
 import numpy as np
+import pytest
+from ml_dtypes import bfloat16
 
 from pipeline import config
+from pipeline.errors import LockstepError
+from pipeline.fault_kinds import KINDS
 from pipeline.optim.distro import Coefficients
-from pipeline.swarm.faults import CORRUPT, Faults
+from pipeline.swarm import exchange, rounds, wire
+from pipeline.swarm.dispute import Check, Claim
+from pipeline.swarm.faults import FALSE, Faults
+from pipeline.swarm.peers import Work
+from pipeline.swarm.rounds import Evidence, Round
+from tests.pipeline.swarm.simulated import BY_TIME, entries, run_of
 
-SIGNS = {"w": Coefficients(np.array([[0, 2]], np.uint8), np.array([[True, False]]))}
+ROUND = Round(
+    step=4,
+    epoch=0,
+    seed=7,
+    data_index=12,
+    batch_size=12,
+    peers=(0, 1, 2, 3),
+    assignment={0: (12, 15), 1: (16, 19), 2: (20, 23)},
+    verifiers={3: 1},
+    witnesses=(1, 2),
+    joined=(),
+)
+CHECK = Check(3, 1, Claim("a" * 64, "a" * 64), 1.0, 8)
 
 
-def test_every_kind_of_the_configuration_has_a_corruption():
-    assert set(CORRUPT) == set(get_args(config.FaultKind))
+def message(peer: int) -> dict:
+    rng = np.random.default_rng(peer)
+    index_NK = np.sort([rng.permutation(8)[:3] for _ in range(4)]).astype(np.uint8)
+    return {"w": Coefficients(index_NK, rng.normal(size=(4, 3)).astype(bfloat16))}
 
 
-def test_sign_flip_fires_in_its_rounds_for_its_peer_only():
-    faults = Faults([config.Fault(kind="sign_flip", peer=2, rounds=(3, 4))])
-    for peer, step in ((2, 2), (2, 5), (1, 3)):
-        assert faults.corrupt(SIGNS, peer, step) is SIGNS
-    assert faults.fired["sign_flip"] == 0
-    flipped = faults.corrupt(SIGNS, 2, 3)["w"]
-    assert flipped.value_NK.tolist() == [[False, True]]
-    assert flipped.index_NK.tolist() == [[0, 2]]
-    assert faults.fired["sign_flip"] == 1
+MESSAGES = {peer: message(peer) for peer in ROUND.assignment}
+FORM = wire.Form(MESSAGES[0], {"w": 8}, "psyche")
+WORK = {peer: Work(np.full((1, 4), peer), 4) for peer in ROUND.assignment}
 
 
-def test_sign_flip_negates_real_values_and_gradients():
-    faults = Faults([config.Fault(kind="sign_flip", peer=0, rounds=(1, 1))])
-    values = {"w": Coefficients(np.array([[7]], np.uint8), np.array([[1.5]], np.float32))}
-    assert faults.corrupt(values, 0, 1)["w"].value_NK.tolist() == [[-1.5]]
-    assert faults.corrupt({"w": np.array([1.0, -2.0])}, 0, 1)["w"].tolist() == [-1.0, 2.0]
+def read(span: tuple[int, int]) -> Work:
+    return Work(np.array([[*range(span[0], span[1] + 1)]]), span[1] - span[0] + 1)
+
+
+def schedule(kind: str, *rounds_: int, peer: int = 1) -> list[config.Fault]:
+    also = [peer, 3] if kind in ("collude", "false_verifier") else peer
+    if kind == "join":
+        rounds_ = (1, rounds_[1])
+    return [config.Fault(kind=kind, peer=also, rounds=rounds_)]
+
+
+def outcome(faults: Faults, round: Round = ROUND) -> dict[str, object]:
+    """What becomes of a round by all that faults take the place of."""
+    step = round.step
+    messages = faults.messages(MESSAGES, step)
+    honest = {p: exchange.send(m, p, round, FORM) for p, m in messages.items()}
+    sent, others, to = faults.tamper(honest, messages, round)
+    evidence = Evidence(
+        arrivals={0: 1.0, 1: 1.0},  # that of 2 was lost
+        commitments={p: s.commitment for p, s in honest.items()},
+    )
+    words = rounds.witnessed(round, evidence, 30, {})
+    judges = [faults.ruled(j, CHECK, Claim("b", "b"), CHECK.found, step) for j in (0, 2)]
+    return {
+        "messages": {p: wire.encode(m, FORM) for p, m in messages.items()},
+        "sent": (sent, others, to),
+        "work": {
+            p: (w.tokens_MBT.tolist(), w.count) for p, w in faults.work(WORK, round, read).items()
+        },
+        "imprecise": faults.imprecise(WORK, step),
+        "arrivals": faults.delay({0: 1.0, 1: 2.0, 2: 3.0}, step),
+        "silent": faults.silence(round),
+        "away": faults.away(step),
+        "attested": faults.attest(words, round, evidence),
+        "found": faults.found(CHECK, Claim("b", "b"), step),
+        "ruled": judges,
+    }
+
+
+HONEST = outcome(Faults([], 0, FORM))
+WHERE = {  # the part of the outcome that is another, by what a kind takes the place of
+    "message": "messages",
+    "bytes": "sent",
+    "work": "work",
+    "program": "imprecise",
+    "attestation": "attested",
+    "check": "found",
+}
+PART = {kind: WHERE.get(row.wraps) for kind, row in KINDS.items()}
+PART |= {"dropped": "arrivals", "late": "arrivals", "crash": "silent", "join": "away"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_changes_nothing_before_its_rounds_nor_after_them(kind):
+    for first, last in ((1, 3), (5, 6)):
+        faults = Faults(schedule(kind, first, last), 0, FORM)
+        if kind == "join" and first == 5:
+            continue  # there is no such thing: who joins is away from the first round on
+        assert outcome(faults) == HONEST
+        assert not faults.fired.total()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_changes_what_it_should_of_its_own_peer_and_is_counted(kind):
+    first = 5 if kind == "stale" else 4
+    round = replace(ROUND, step=first)
+    faults = Faults(schedule(kind, first, 6), 0, FORM)
+    if kind == "stale":  # the message it repeats
+        older = {p: {"w": m["w"]._replace(value_NK=-m["w"].value_NK)} for p, m in MESSAGES.items()}
+        assert faults.messages(older, 4) == older
+    if kind == "join":
+        faults = Faults(schedule(kind, 1, 6), 0, FORM)
+    honest = outcome(Faults([], 0, FORM), round)
+    found = outcome(faults, round)
+    changed = {name for name in honest if found[name] != honest[name]}
+    assert PART[kind] in changed
+    follows = {"messages": {"sent", "attested"}, "silent": {"away"}, "away": {"silent"}}
+    friend = {"found", "ruled"} if kind == "collude" else set()  # finds what the liar claims
+    assert changed <= {PART[kind]} | follows.get(PART[kind], set()) | friend
+    if kind != "join":  # which has happened when the peer is there
+        assert faults.fired == {kind: 1}
+    for peer in (0, 2):
+        assert found["messages"][peer] == honest["messages"][peer]
+        assert found["sent"][0][peer] == honest["sent"][0][peer]
+        assert found["work"][peer] == honest["work"][peer]
+
+
+def test_a_fault_of_a_peer_that_is_not_there_does_not_happen():
+    for kind in KINDS:
+        if kind in ("collude", "false_verifier", "crash", "join"):
+            continue
+        faults = Faults(schedule(kind, 4, 4, peer=9), 0, FORM)
+        assert outcome(faults) == HONEST
+        assert not faults.fired.total()
+
+
+def test_lies_are_the_same_in_every_run_and_others_with_another_seed():
+    def forged(seed: int) -> dict:
+        return outcome(Faults(schedule("forged", 4, 4), seed, FORM))["messages"]
+
+    assert forged(1) == forged(1) != forged(2)
+
+
+def test_a_lazy_peer_trains_on_some_of_its_sequences_and_a_wrong_one_on_those_before_them():
+    lazy = config.Fault(kind="lazy", peer=1, rounds=(4, 4), size=0.3)
+    assert Faults([lazy], 0, FORM).work(WORK, ROUND, read)[1].count == 1
+    wrong = Faults(schedule("wrong_data", 4, 4), 0, FORM).work(WORK, ROUND, read)
+    assert wrong[1].tokens_MBT.tolist() == [[12, 13, 14, 15]]
+    start = replace(ROUND, assignment={1: (0, 3)})
+    wrong = Faults(schedule("wrong_data", 4, 4), 0, FORM).work({1: WORK[1]}, start, read)
+    assert wrong[1].tokens_MBT.tolist() == [[4, 5, 6, 7]]
+
+
+def test_a_late_message_comes_later_by_the_size_and_a_dropped_one_never():
+    late = config.Fault(kind="late", peer=1, rounds=(4, 4), size=2.5)
+    assert Faults([late], 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0, 1: 4.5}
+    assert Faults(schedule("dropped", 4, 4), 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0}
+
+
+def test_colluders_confirm_each_other_as_verifiers_and_as_tie_breakers():
+    faults = Faults([config.Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
+    claimed, honest = Claim("b", "b"), CHECK.found
+    assert faults.found(CHECK, claimed, 4) == claimed  # 3 checks 1
+    assert faults.found(CHECK, claimed, 5) == honest
+    assert faults.ruled(2, CHECK, claimed, honest, 4) == claimed
+    assert faults.ruled(0, CHECK, claimed, honest, 4) == honest
+    by_friend = replace(CHECK, verifier=2, peer=0, found=FALSE)
+    assert faults.ruled(3, by_friend, claimed, honest, 4) == FALSE
+
+
+# ---- Whole runs ----
+
+STALE = {"kind": "stale", "peer": 1, "rounds": [3, 6]}
+CRASH = {"kind": "crash", "peer": 1, "rounds": [3, 5]}
+AWAY = {"kind": "crash", "peer": [1, 2], "rounds": [3, 8]}
+ALL_THERE = {**BY_TIME, "witness_nodes": 0, "min_clients": 5, "init_min_clients": 6}
+KILLED = {
+    "stale": run_of("signs", STALE),
+    "crash": run_of("signs", CRASH, **BY_TIME),
+    "comes back early": run_of("signs", AWAY, **ALL_THERE),
+    "ejected": run_of(
+        "signs", STALE, {"kind": "malformed", "peer": 2, "rounds": [5, 8]}, verified=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_run_killed_after_every_round_has_the_same_faults_bit_for_bit(name):
+    run = KILLED[name]
+    whole, fired = entries("signs", run, killed=False)
+    again, fired_again = entries("signs", run, killed=True)
+    assert again == whole
+    assert fired_again == fired
+    assert fired.total() > 0
+
+
+def test_a_run_that_waits_for_members_has_those_that_are_away_back_early():
+    told, fired = entries("signs", KILLED["comes back early"], killed=False)
+    assert len(told) == 8
+    assert fired["crash"] == 2  # each was silent for a round
+    steps = [line for line in told if '"joined":[1,2]' in line or '"joined":[2,1]' in line]
+    assert len(steps) == 1
+
+
+CLASH = {
+    "ejected, then away": ({"kind": "malformed", "peer": 1, "rounds": [1, 8]}, CRASH),
+    "away twice": (CRASH, {"kind": "crash", "peer": 1, "rounds": [6, 7]}),
+    "away from the start": (
+        {"kind": "join", "peer": 1, "rounds": [1, 2]},
+        {"kind": "crash", "peer": 1, "rounds": [2, 4]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLASH)
+def test_faults_of_one_peer_that_get_in_each_others_way_do_not_stop_the_run(name):
+    told, _ = entries("signs", run_of("signs", *CLASH[name], **BY_TIME), killed=False)
+    assert len(told) == 8
+
+
+def test_a_run_whose_peers_are_ejected_until_too_few_are_left_says_so_in_one_line():
+    lies = {"kind": "malformed", "peer": [0, 1, 2, 3], "rounds": [2, 2]}
+    with pytest.raises(LockstepError, match="init_min_clients = 3: fewer peers are left") as error:
+        entries("signs", run_of("signs", lies, min_clients=3), killed=False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_lone_witness_that_crashes_takes_nobody_along():
+    hit = 0
+    for peer in range(6):
+        crash = {"kind": "crash", "peer": peer, "rounds": [2, 6]}
+        run = run_of("signs", crash, witness_nodes=1)
+        told, _ = entries("signs", run, killed=False)
+        assert len(told) == 8
+        hit += any('"attestations":[]' in line for line in told)
+    assert hit, "no witness was hit"

@@ -51,3 +51,26 @@ def test_messages_queue_behind_each_other_on_a_slow_downlink():
 
 def test_peer_alone_downloads_nothing():
     assert links.arrivals(Table(), [0], {0: 1000}, {0: 1_000_000}) == {0: 2.5}
+
+
+def test_a_check_takes_the_fetch_over_the_narrower_link_and_the_verifiers_own_speed():
+    table = Table(
+        tokens_per_second=(100.0, 1000.0, 500.0),
+        latency_seconds=(0.1, 0.2, 0.4),
+        upload_mbps=(8.0, 16.0, 80.0),
+        download_mbps=(80.0, 4.0, 40.0),
+    )
+    cases = {  # latency of the sender, 2 MB at the narrower of its upload and the other's download
+        (1, 0): 0.1 + 16 / 4 + 4000 / 1000,
+        (2, 0): 0.1 + 16 / 8 + 4000 / 500,
+        (0, 2): 0.4 + 16 / 80 + 4000 / 100,
+    }
+    for (verifier, peer), seconds in cases.items():
+        found = links.check_seconds(table, verifier, peer, tokens=4000, size=2_000_000)
+        assert found == pytest.approx(seconds)
+
+
+def test_who_joins_loads_the_params_over_its_own_downlink():
+    table = Table(latency_seconds=(0.5, 0.25), upload_mbps=1.0, download_mbps=(80.0, 16.0))
+    assert links.load_seconds(table, 0, size=20_000_000) == 0.5 + 2.0
+    assert links.load_seconds(table, 1, size=20_000_000) == 0.25 + 10.0

@@ -39,6 +39,15 @@ def test_every_item_has_a_proof_that_holds(count):
         assert merkle.verify(root, item, index, count, merkle.proof(tree, index))
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 256])
+def test_proofs_of_all_items_are_those_of_each(count):
+    tree = items(count)
+    root, proofs = merkle.root(tree), merkle.proofs(tree)
+    assert proofs == [merkle.proof(tree, index) for index in range(count)]
+    for index, (item, proof) in enumerate(zip(tree, proofs, strict=True)):
+        assert merkle.verify(root, item, index, count, proof)
+
+
 @pytest.mark.parametrize("count", [2, 3, 7, 11])
 def test_tampered_proof_does_not_hold(count):
     tree = items(count)

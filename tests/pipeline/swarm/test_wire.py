@@ -4,6 +4,7 @@ import json
 import random
 import struct
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -102,7 +103,7 @@ def test_eight_of_4096_take_at_most_eleven_and_a_half_bits_each():
     data = wire.encode(message, form)
     expect_equal(wire.decode(data, form), message)
     assert 8 * len(data) / count <= 11.5
-    plain = wire.encode(message, form._replace(layout="psyche"))
+    plain = wire.encode(message, replace(form, layout="psyche"))
     assert 8 * len(plain) / count == pytest.approx(17, abs=0.1)
 
 

@@ -1,0 +1,344 @@
+"""What finds which lie, how surely, and what a lie costs: `python -m benchmarks.detection`.
+
+A tiny model, trained by ten peers for twelve rounds, four windows each; in rounds 4 to 9 (two
+windows) one of them lies. Each kind of fault runs under many seeds, which choose who lies, who
+trains on what, who verifies and who witnesses:
+
+- with verifiers: is the liar ejected while training, by the witnesses' quorum or by a verifier;
+- without: does the audit find it, replaying everything, replaying a tenth, and replaying everything
+  by other programs within the tolerance.
+
+`--part honest` trains runs without faults and audits them by both methods; `--part damage` lets
+three of the ten peers lie for a longer run, and measures the loss at its end. Prints one JSON line
+for each kind.
+"""
+
+import argparse
+import json
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import config, devices
+from pipeline.fault_kinds import KINDS
+
+if TYPE_CHECKING:
+    from benchmarks.simulated import Lab, Trained
+    from pipeline.train_step import Programs
+
+PEERS, ROUNDS, EVERY, PERCENT = 10, 12, 3, 20
+LIES = (4, 9)  # first and last round
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+BY_QUORUM = ("no message", "two messages", "false witness")
+DRAWS = 2000  # samples of a tenth, drawn for each transcript
+DAMAGE = {"rounds": 120, "liars": [1, 4, 7], "held_out": 256}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=("kinds", "honest", "damage"), default="kinds")
+    parser.add_argument("--seeds", type=int, default=20, help="of each kind")
+    parser.add_argument("--runs", type=int, default=200, help="without faults")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    chosen = parser.parse_args()
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # a program is compiled for each
+    devices.prepare(make_run())
+    if chosen.part == "honest":
+        print(json.dumps(honest(chosen.runs)), flush=True)
+    elif chosen.part == "damage":
+        for line in damage(chosen.kinds, chosen.seeds):
+            print(json.dumps(line), flush=True)
+    else:
+        for kind in chosen.kinds:
+            print(json.dumps(detect(kind, chosen.seeds)), flush=True)
+
+
+def make_run(
+    kind: str = "",
+    seed: int = 0,
+    *,
+    percent: int = 0,
+    rounds: int = ROUNDS,
+    schedule: tuple[dict, ...] = (),
+    learning_rate: float = 2e-3,
+) -> config.Run:
+    """A run in the form that `kind` needs."""
+    needs = KINDS[kind].needs if kind else ""
+    document = {
+        "config": {
+            "warmup_time": 5,
+            "cooldown_time": 1,
+            "epoch_time": 8 if kind in ("crash", "join") else 100_000,
+            "max_round_train_time": 5,
+            "round_witness_time": 1,
+            "min_clients": 4,
+            "init_min_clients": 4,
+            "waiting_for_members_extra_time": 1,
+            "verification_percent": percent,
+            "witness_nodes": 4,
+            "total_steps": rounds,
+            "global_batch_size_start": 2 * PEERS,
+            "global_batch_size_end": 2 * PEERS,
+            "global_batch_size_warmup_tokens": 0,
+        },
+        "model": {
+            "LLM": {
+                "architecture": "HfLlama",
+                "data_type": "Pretraining",
+                "max_seq_len": 16,
+                "cold_start_warmup_steps": 0,
+                "checkpoint": {"Init": {"seed": 0, "config": MODEL}},
+                "data_location": {"Local": "."},
+                "lr_schedule": {
+                    "Constant": {
+                        "base_lr": learning_rate,
+                        "warmup_init_lr": 0.0,
+                        "warmup_steps": 0,
+                    }
+                },
+                "optimizer": {
+                    "Distro": {
+                        "clip_grad_norm": 1.0,
+                        "compression_decay": 0.999,
+                        "compression_chunk": 8,
+                        "compression_topk": 4,
+                        "quantize_1bit": needs != "values",
+                    }
+                },
+            }
+        },
+        "peers": {
+            "count": PEERS,
+            "micro_batch": 2,
+            "seed": seed,
+            "wire": "psyche" if needs == "plain" else "lockstep",
+        },
+        "links": {"tokens_per_second": 1000},
+        "faults": {"schedule": list(schedule)},
+        "witness": {"snapshot_every": EVERY},
+    }
+    return config.parse(document, "detection")
+
+
+def scheduled(kind: str, rng: random.Random) -> tuple[int, list[dict]]:
+    """A liar, and the schedule of its fault, and of another that gives it an occasion."""
+    liar, *others = rng.sample(range(PEERS), PEERS)
+    first, last = LIES
+    fault = {"kind": kind, "peer": [liar], "rounds": [first, last]}
+    if kind == "collude":
+        fault["peer"].append(others[0])
+    if kind == "join":
+        fault["rounds"] = [1, first]
+    schedule = [fault]
+    if kind == "false_witness":  # there is nothing to attest wrongly where everything arrives
+        schedule.append({"kind": "dropped", "peer": others[0], "rounds": [first, last]})
+    return liar, schedule
+
+
+@cache
+def lab_for(needs: str) -> "Lab":
+    """Programs of runs in the form of messages that a kind needs."""
+    from benchmarks.simulated import Lab
+
+    return Lab(make_run(next(kind for kind in KINDS if KINDS[kind].needs == needs)), MODEL)
+
+
+@cache
+def elsewhere_for(needs: str) -> "Programs":
+    """Programs of the same runs that give other bits, as another machine does: scanned layers."""
+    from pipeline.train_step import Programs
+
+    lab = lab_for(needs)
+    peers = lab.run.peers.model_copy(update={"scan_layers": True})
+    return Programs(lab.run.model_copy(update={"peers": peers}), MODEL)
+
+
+def detect(kind: str, seeds: int) -> dict:
+    """How often a kind is detected, and by what."""
+    lab = lab_for(KINDS[kind].needs)
+    count: Counter[str] = Counter()
+    drawn, expected, windows_cheated, rounds_until = [], [], [], []
+    for seed in range(seeds):
+        liar, schedule = scheduled(kind, random.Random(f"{kind}:{seed}"))
+        liars = set(schedule[0]["peer"])
+        run = make_run(kind, seed, percent=PERCENT, schedule=schedule)
+        with tempfile.TemporaryDirectory() as folder:
+            trained = lab.train(run, Path(folder))
+            ejected = {
+                peer: (entry.round.step, why)
+                for entry in trained.transcript.rounds
+                for peer, why in entry.decision.ejected.items()
+            }
+            if kind == "false_verifier":  # without verifiers there is none
+                audited = _audit(kind, run, trained)
+        count["fired_with_verifiers"] += trained.fired[kind] > 0
+        for peer, (step, why) in ejected.items():
+            count["honest_ejected"] += peer not in liars
+            if peer == liar:
+                count["quorum" if why in BY_QUORUM else "verifier"] += 1
+                rounds_until.append(step - LIES[0] + 1)
+
+        if kind != "false_verifier":
+            run = make_run(kind, seed, schedule=schedule)
+            with tempfile.TemporaryDirectory() as folder:
+                trained = lab.train(run, Path(folder))
+                audited = _audit(kind, run, trained)
+        cheap, found, near, sampled = audited
+        count["fired"] += trained.fired[kind] > 0
+        count["times_fired"] += trained.fired[kind]
+        named = {peer for _, peer in found} | {f.peer for f in cheap}
+        count["honest_accused"] += len(named - liars)
+        count["cheap"] += any(f.peer in liars for f in cheap)
+        count["bitwise"] += bool(named & liars)
+        count["tolerance"] += bool(({f.peer for f in cheap} | {f.peer for f in near}) & liars)
+        count["honest_accused_within_tolerance"] += len({f.peer for f in near} - liars)
+        cheated = {pair for pair in found if pair[1] in liars}
+        windows_cheated.append(len(cheated))
+        share, chance = sampled(cheated)
+        drawn.append(share)
+        expected.append(chance)
+    fired = max(1, count["fired"])
+    return {
+        "benchmark": "detection",
+        "kind": kind,
+        "seeds": seeds,
+        "fired": count["fired"],
+        "times_fired": count["times_fired"],
+        "fired_with_verifiers": count["fired_with_verifiers"],
+        "ejected_by_quorum": count["quorum"],
+        "ejected_by_verifier": count["verifier"],
+        "rounds_until_ejected": _mean(rounds_until),
+        "audit_without_replay": count["cheap"],
+        "bitwise_all": count["bitwise"],
+        "share_detected": count["bitwise"] / fired,
+        "windows_cheated": _mean(windows_cheated),
+        "bitwise_tenth": _mean(drawn),
+        "bitwise_tenth_formula": _mean(expected),
+        "tolerance_all": count["tolerance"],
+        "honest_ejected": count["honest_ejected"],
+        "honest_accused": count["honest_accused"],
+        "honest_accused_within_tolerance": count["honest_accused_within_tolerance"],
+    }
+
+
+def _audit(kind: str, run: config.Run, trained: "Trained") -> tuple:
+    """The audit without replay, the windows in which a replay of all finds something, what one
+    within the tolerance finds, and what a sample of a tenth would have found.
+
+    A replay of a window does not depend on the others that were sampled, so what a sample finds is
+    which of its windows are among those of the full replay; one sample of each transcript is
+    replayed, to see that.
+    """
+    lab, elsewhere = lab_for(KINDS[kind].needs), elsewhere_for(KINDS[kind].needs)
+    transcript = trained.transcript
+    cheap = lab.audit(run, transcript, sample=set())
+    full = lab.audit(run, transcript)
+    near = lab.audit(run, transcript, elsewhere=elsewhere)
+    by_replay = [f for f in full if f.kind in ("message", "state", "check")]
+    found = {((f.round - 1) // EVERY, f.peer) for f in by_replay}
+    pairs = [(w, p) for w in range(ROUNDS // EVERY) for p in range(PEERS)]
+    tenth = len(pairs) // 10
+    rng = random.Random(transcript.hash)
+
+    one = set(rng.sample(pairs, tenth))
+    seen = lab.audit(run, transcript, sample=one)
+    again = {((f.round - 1) // EVERY, f.peer) for f in seen if f.kind in ("message", "state")}
+    messages = {((f.round - 1) // EVERY, f.peer) for f in full if f.kind in ("message", "state")}
+    if again != messages & one:
+        raise AssertionError(f"a sample found {again}, expected {messages & one}")
+
+    def sampled(cheated: set) -> tuple[float, float]:
+        hits = sum(bool(cheated & set(rng.sample(pairs, tenth))) for _ in range(DRAWS))
+        return hits / DRAWS, 1 - (1 - tenth / len(pairs)) ** len(cheated)
+
+    return cheap, found, near, sampled
+
+
+def honest(runs: int) -> dict:
+    """How often honest peers are accused or ejected: runs with verifiers, every window replayed."""
+    lab = lab_for("")
+    elsewhere, count = elsewhere_for(""), Counter()
+    for seed in range(runs):
+        run = make_run(seed=1000 + seed, percent=PERCENT)
+        with tempfile.TemporaryDirectory() as folder:
+            trained = lab.train(run, Path(folder))
+            count["bitwise"] += bool(lab.audit(run, trained.transcript))
+            count["tolerance"] += bool(lab.audit(run, trained.transcript, elsewhere=elsewhere))
+            count["ejected"] += any(e.decision.ejected for e in trained.transcript.rounds)
+            count["checks"] += sum(len(e.checks) for e in trained.transcript.rounds)
+    windows = runs * PEERS * ROUNDS // EVERY
+    return {"benchmark": "detection", "kind": "honest", "runs": runs, "windows": windows} | count
+
+
+def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
+    """The loss after a longer run: honest, with three liars of ten, and with verifiers who see."""
+    import numpy as np
+
+    for needs in ("", "values", "plain"):
+        those = [kind for kind in kinds if KINDS[kind].needs == needs]
+        if not those:
+            continue
+        lab = lab_for(needs)
+        held_out = lab.data.take(10**9 + np.arange(DAMAGE["held_out"]))
+
+        def loss(run: config.Run, lab=lab, held_out=held_out) -> tuple[float, int]:
+            with tempfile.TemporaryDirectory() as folder:
+                trained = lab.train(run, Path(folder))
+                out = {p for entry in trained.transcript.rounds for p in entry.decision.ejected}
+            return float(np.mean(lab.programs.measure(trained.params, held_out))), len(out)
+
+        for kind in ("", *those):
+            liars, rounds = DAMAGE["liars"], DAMAGE["rounds"]
+            fault = {"kind": kind, "peer": liars, "rounds": [1, rounds]}
+            schedule = [fault] if kind else []
+            if kind in ("join", "crash"):
+                fault["rounds"] = [1, rounds // 2]
+            rows = {"unseen": [], "ejected": []}
+            caught = []
+            for seed in range(seeds):
+                for name, percent in (("unseen", 0), ("ejected", PERCENT)):
+                    if kind == "false_verifier" and not percent:
+                        continue
+                    run = make_run(
+                        kind or those[0], seed, percent=percent, rounds=rounds, schedule=schedule
+                    )
+                    value, out = loss(run)
+                    rows[name].append(value)
+                    if percent:
+                        caught.append(out)
+            yield {
+                "benchmark": "damage",
+                "kind": kind or f"honest ({needs or 'signs'})",
+                "loss_unseen": _mean(rows["unseen"]),
+                "loss_with_verifiers": _mean(rows["ejected"]),
+                "ejected": _mean(caught),
+            }
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A run of the swarm without stages: a tiny model, made data, a transcript in a folder, an audit.
+
+All that trains and audits is the pipeline's own; only files that stages would read are made here.
+Programs are compiled once for many runs, which may differ in seed, faults and links.
+"""
+
+from collections import Counter
+from functools import cache, cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from models import llama
+from pipeline import config, devices
+from pipeline.placement import Place, side_by_side
+from pipeline.start import Start
+from pipeline.swarm import wire
+from pipeline.swarm.audit import audit
+from pipeline.swarm.entry import TABLES, Header
+from pipeline.swarm.faults import Faults
+from pipeline.swarm.peers import Peers
+from pipeline.swarm.replay import Replay, Window
+from pipeline.swarm.state import State
+from pipeline.swarm.take_round import Swarm
+from pipeline.swarm.transcript import Transcript, Writer, due, kept
+from pipeline.swarm.verdict import Finding, merged
+from pipeline.train_step import Programs
+
+
+class Made:
+    """Sequences that a model can learn, each a pure function of its index."""
+
+    def __init__(self, length: int, vocabulary: int):
+        self.length, self.vocabulary = length, vocabulary
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """The sequences at `indices`: each token follows from the one before, mostly."""
+        rows = [self._row(int(index)) for index in indices]
+        return np.array(rows, np.int32).reshape(len(rows), self.length)
+
+    def _row(self, index: int) -> np.ndarray:
+        rng = np.random.default_rng(index)
+        noise = np.where(rng.random(self.length) < 0.1, rng.integers(99, size=self.length), 1)
+        row = np.zeros(self.length, np.int64)
+        row[0] = rng.integers(self.vocabulary)
+        for place in range(1, self.length):
+            row[place] = (3 * row[place - 1] + noise[place]) % self.vocabulary
+        return row
+
+
+class Trained(NamedTuple):
+    """A transcript, how often each fault changed something, and the params at the end."""
+
+    transcript: Transcript
+    fired: Counter[str]
+    params: dict
+
+
+class Lab:
+    """Programs of one model and optimizer, and runs by them.
+
+    Args:
+      run: the run; others may differ from it in seed, faults, links and `[config]`.
+      hf_config: the model's config.json.
+      devices: how many devices peers are spread over; each compiles the programs anew. All there
+        are by default.
+    """
+
+    def __init__(self, run: config.Run, hf_config: dict, devices: int | None = None):
+        self.run, self.hf_config = run, hf_config
+        self.devices = jax.devices()[:devices]
+        self.programs = Programs(run, hf_config)
+        self.data = Made(run.llm.max_seq_len, hf_config["vocab_size"])
+        self.imprecise = cache(self._imprecise)
+
+    @cached_property
+    def begin(self) -> Start:
+        """What all runs start from."""
+        params = llama.init(llama.Config.from_hf(self.hf_config), 0)
+        own, shared = jax.tree.map(np.asarray, self.programs.init(params))
+        count = self.run.peers.count
+        return Start(State(jax.tree.map(np.asarray, params), shared, (own,) * count), 0, 0)
+
+    @cached_property
+    def form(self) -> wire.Form:
+        """Of all runs' messages."""
+        return wire.form_of(self.programs.optimizer, self.begin.state.params, self.run.peers.wire)
+
+    def train(self, run: config.Run, folder: Path) -> Trained:
+        """Trains `run`, and writes its transcript to `folder`."""
+        faults = Faults(run.faults.schedule, run.peers.seed, self.form)
+        peers = Peers(self.programs, run.peers.layout, self.begin.state, self.devices)
+        swarm = Swarm(run, peers, self.data, self.form, faults, self.imprecise)
+        every, keep = run.witness.snapshot_every, self.form.kind != wire.DENSE
+        writer = Writer(folder, first=0, every=every, keep_payloads=keep)
+        writer.header(
+            Header(
+                key="0" * 64,
+                run=run.model_dump(mode="json", include=TABLES),
+                model=self.hf_config,
+                environment=devices.describe(),
+                bitwise=True,
+                held_out_loss=None,
+            )
+        )
+        writer.snapshot(0, self.begin.state)
+        whole = kept(due(0, run.config.total_steps, every), run.witness.keep_every)
+        progress = self.begin.progress(run)
+        while True:
+            progress, taken = swarm.take_round(progress)
+            if taken is None:
+                break
+            payloads = {peer: sent.payload for peer, sent in taken.sent.items()}
+            others = {peer: sent.payload for peer, sent in taken.others.items()}
+            writer.round(taken.entry(None), payloads, others)
+            step = taken.round.step
+            if step % every == 0 or step == run.config.total_steps:
+                writer.snapshot(step, peers.state(), whole=step in whole)
+        params = jax.device_get(next(iter(peers.params_at.values())))
+        return Trained(Transcript(folder), faults.fired, params)
+
+    def audit(
+        self,
+        run: config.Run,
+        transcript: Transcript,
+        *,
+        elsewhere: Programs | None = None,
+        sample: set[tuple[int, int]] | None = None,
+    ) -> list[Finding]:
+        """All checks, and a replay of some windows.
+
+        Args:
+          run: the run.
+          transcript: of it.
+          elsewhere: programs that give other bits, as another machine does; the method is then
+            tolerance.
+          sample: pairs (window, peer); None is every window of every peer.
+        """
+        findings = audit(run, self.hf_config, transcript, self.form, self.begin)
+        if any(f.peer is None or f.applied for f in findings):
+            return findings
+        peers = range(run.peers.count)
+        replay = Replay(
+            run,
+            elsewhere or self.programs,
+            transcript,
+            self.data,
+            self.form,
+            self.begin.state,
+            bitwise=elsewhere is None,
+        )
+        work = [
+            (Window(*steps), [p for p in peers if sample is None or (number, p) in sample])
+            for number, steps in enumerate(transcript.windows())
+        ]
+
+        def one(item: tuple[Window, list[int]], place: Place) -> list[Finding]:
+            return replay.window(*item, lambda: None, place)
+
+        for found in side_by_side(replay.places, work, one):
+            findings += found
+        return merged(findings)
+
+    def _imprecise(self) -> Programs:
+        other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
+        peers = self.run.peers.model_copy(update={"precision": other})
+        return Programs(self.run.model_copy(update={"peers": peers}), self.hf_config)

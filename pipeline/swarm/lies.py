@@ -1,0 +1,314 @@
+"""What a lying peer sends: functions of messages, and of their bytes; a row for each kind of fault.
+
+A lie in form is a message like any other: its places ascend within a block and are in range, its
+values are finite, so that nobody can tell from it alone. What `tamper` gives is no message, or not
+the one that was committed to. All draws are of the given generator, so a run repeats its lies.
+
+Shapes: P other peers, N blocks of a parameter, K coefficients kept of each, A places in a block.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.optim.distro import Coefficients
+from pipeline.optim.optimizer import Tree
+from pipeline.swarm import wire
+
+DRIFT_SEED = 0  # of the one direction of a drift, the same in every round and of every peer
+
+Leaf = Coefficients | np.ndarray
+
+
+class Parameter(NamedTuple):
+    """What a liar knows of one parameter as it lies.
+
+    true: what it would send in truth. others: what the others send. area: A; 0 of a whole array.
+    number: the parameter's place in the message. size: of the fault.
+    """
+
+    true: Leaf
+    others: list[Leaf]
+    area: int
+    number: int
+    size: float | None
+    rng: np.random.Generator
+
+
+def lie(
+    kind: str,
+    size: float | None,
+    message: Tree,
+    others: Sequence[Tree],
+    areas: Tree,
+    rng: np.random.Generator,
+) -> Tree:
+    """The message that is sent in place of the true one; of the same form.
+
+    Args:
+      kind: one of `LIES`.
+      size: of the fault, or its kind's default.
+      message: nested dict of Coefficients, of float32 arrays, or of both.
+      others: the other peers' messages; who is alone has but its own to go by.
+      areas: A of each parameter, as in `wire.Form`.
+      rng: everything random.
+    """
+    leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
+    rows = zip(*(structure.flatten_up_to(other) for other in others or [message]), strict=True)
+    known = [
+        Parameter(leaf, list(row), area, number, size, rng)
+        for number, (leaf, row, area) in enumerate(
+            zip(leaves, rows, jax.tree.leaves(areas), strict=True)
+        )
+    ]
+    return structure.unflatten(LIES[kind](known))
+
+
+def tamper(
+    kind: str, payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator
+) -> bytes:
+    """The bytes that are sent in place of `payload`, which is `message` as `form` writes it.
+
+    Args:
+      kind: one of `TAMPER`.
+
+    Raises:
+      LockstepError: no block has two places that could be one.
+    """
+    return TAMPER[kind](payload, message, form, rng)
+
+
+# ---- Lies about one parameter ----
+
+
+def _free_rider(p: Parameter) -> Leaf:
+    """No work: the first K places, and zeros, which as signs are positive."""
+    if not _is_sparse(p.true):
+        return np.zeros_like(p.true)
+    places_K = np.arange(p.true.index_NK.shape[1], dtype=p.true.index_NK.dtype)
+    index_NK = np.broadcast_to(places_K, p.true.index_NK.shape).copy()
+    return Coefficients(index_NK, np.zeros_like(p.true.value_NK))
+
+
+def _sign_flip(p: Parameter) -> Leaf:
+    """-q: of signs and of values alike, places untouched."""
+    if _is_signs(p.true):
+        return p.true._replace(value_NK=~np.asarray(p.true.value_NK))
+    return _with(p.true, -_values(p.true))
+
+
+def _scaled(p: Parameter) -> Leaf:
+    """size * q."""
+    return p.true if _is_signs(p.true) else _with(p.true, p.size * _values(p.true))
+
+
+def _noise(p: Parameter) -> Leaf:
+    """q + size * rms(q) * normal; a sign is turned with probability min(1, size) / 2.
+
+    So size 1 leaves nothing of signs, and half of the power of values.
+    """
+    if _is_signs(p.true):
+        turned = p.rng.random(p.true.value_NK.shape) < min(1.0, p.size) / 2
+        return p.true._replace(value_NK=np.asarray(p.true.value_NK) ^ turned)
+    q = _values(p.true)
+    return _with(p.true, q + p.size * _rms(q) * p.rng.standard_normal(q.shape))
+
+
+def _opposite(p: Parameter) -> Leaf:
+    """-mean of the others: the inner product with what they want is as negative as can be.
+
+    References:
+      Xie, Koyejo, Gupta, Fall of Empires, https://arxiv.org/abs/1903.03936
+    """
+    return _selected(p.true, -_mean(p))
+
+
+def _little_enough(p: Parameter) -> Leaf:
+    """mean - size * std of the others, each coefficient for itself; std over P, not P - 1.
+
+    References:
+      Baruch, Baruch, Goldberg, A Little Is Enough, https://arxiv.org/abs/1902.06156
+    """
+    mean = _mean(p)
+    variance = sum((_spread(other, p.area) - mean) ** 2 for other in p.others) / len(p.others)
+    return _selected(p.true, mean - p.size * np.sqrt(variance))
+
+
+def _pushed(p: Parameter) -> Leaf:
+    """q + size * rms(q) * d, with d = -1 or 1 for each place, the same in every round."""
+    q, rng = _values(p.true), np.random.default_rng((DRIFT_SEED, p.number))
+    if _is_sparse(p.true):
+        d_NA = rng.integers(2, size=(len(q), p.area), dtype=np.int8)
+        d = np.take_along_axis(d_NA, _places(p.true), axis=1)
+    else:
+        d = rng.integers(2, size=q.shape, dtype=np.int8)
+    return _with(p.true, q + p.size * _rms(q) * (2.0 * d - 1.0))
+
+
+def _forged(p: Parameter) -> Leaf:
+    """Places drawn evenly; signs by a coin, or normal values of the true RMS."""
+    if not _is_sparse(p.true):
+        q = _values(p.true)
+        return _with(p.true, _rms(q) * p.rng.standard_normal(q.shape))
+    blocks, kept = p.true.index_NK.shape
+    drawn_NA = p.rng.random((blocks, p.area))
+    index_NK = np.sort(np.argpartition(drawn_NA, kept - 1, axis=1)[:, :kept], axis=1)
+    found = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
+    if _is_signs(p.true):
+        return found._replace(value_NK=p.rng.random((blocks, kept)) < 0.5)
+    return _with(found, _rms(_values(p.true)) * p.rng.standard_normal((blocks, kept)))
+
+
+# ---- Lies about a message ----
+
+
+def _each(change: Callable[[Parameter], Leaf]) -> Callable[[list[Parameter]], list[Leaf]]:
+    return lambda message: [change(p) for p in message]
+
+
+def _drift(message: list[Parameter]) -> list[Leaf]:
+    """A push too small for any threshold; where signs have no size, one single sign turned."""
+    sizes = [p.true.value_NK.size if _is_signs(p.true) else 0 for p in message]
+    if not any(sizes):
+        return [_pushed(p) for p in message]
+    ends, found = np.cumsum(sizes), [p.true for p in message]
+    at = int(message[0].rng.integers(ends[-1]))
+    number = int(np.searchsorted(ends, at, side="right"))
+    value_NK = np.array(found[number].value_NK)
+    value_NK.flat[at - ends[number]] ^= True  # counted from the parameter's end
+    found[number] = found[number]._replace(value_NK=value_NK)
+    return found
+
+
+LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
+    "free_rider": _each(_free_rider),
+    "sign_flip": _each(_sign_flip),
+    "scale_up": _each(_scaled),
+    "scale_down": _each(_scaled),
+    "noise": _each(_noise),
+    "opposite": _each(_opposite),
+    "little_enough": _each(_little_enough),
+    "drift": _drift,
+    "forged": _each(_forged),
+}
+
+
+# ---- Bytes ----
+
+
+def _malformed(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
+    """The first half: a header, and too little after it."""
+    del message, form, rng
+    return payload[: len(payload) // 2]
+
+
+def _not_finite(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
+    """NaN at a random place of each parameter, and infinity at another."""
+    del payload
+
+    def spoil(leaf: Leaf) -> Leaf:
+        if _is_signs(leaf):
+            return leaf
+        values = np.array(leaf.value_NK if _is_sparse(leaf) else leaf)
+        places = rng.choice(values.size, min(2, values.size), replace=False)
+        values.flat[places] = (np.nan, np.inf)[: len(places)]
+        return leaf._replace(value_NK=values) if _is_sparse(leaf) else values
+
+    return wire.encode(jax.tree.map(spoil, message, is_leaf=_is_sparse), form)
+
+
+def _duplicated(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
+    """In one block, the first place twice; of the parameter that sends the most of a block."""
+    del payload
+    leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
+    kept = [leaf.index_NK.shape[1] if _is_sparse(leaf) else 0 for leaf in leaves]
+    number = int(np.argmax(kept))
+    if kept[number] < 2:
+        raise LockstepError(
+            "faults.schedule: duplicated, expected a block of which two places are sent"
+        )
+    index_NK = np.array(leaves[number].index_NK)
+    block = rng.integers(len(index_NK))
+    index_NK[block, 1] = index_NK[block, 0]
+    leaves[number] = leaves[number]._replace(index_NK=index_NK)
+    return wire.encode(structure.unflatten(leaves), form)
+
+
+def _wrong_hash(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
+    """Another message, well-formed: only its hash tells that it is not the one committed to."""
+    del payload
+    return wire.encode(lie("forged", None, message, (), form.areas, rng), form)
+
+
+TAMPER: dict[str, Callable[[bytes, Tree, wire.Form, np.random.Generator], bytes]] = {
+    "malformed": _malformed,
+    "not_finite": _not_finite,
+    "duplicated": _duplicated,
+    "wrong_hash": _wrong_hash,
+}
+
+
+# ---- Parts ----
+
+
+def _is_sparse(node: object) -> bool:
+    return isinstance(node, Coefficients)
+
+
+def _is_signs(leaf: Leaf) -> bool:
+    return _is_sparse(leaf) and leaf.value_NK.dtype == bool
+
+
+def _places(leaf: Coefficients) -> np.ndarray:
+    return np.asarray(leaf.index_NK).astype(np.int64)
+
+
+def _values(leaf: Leaf) -> np.ndarray:
+    """The numbers that are sent of a parameter, in float64; a sign is -1 or 1."""
+    if _is_signs(leaf):
+        return np.where(leaf.value_NK, -1.0, 1.0)
+    return np.asarray(leaf.value_NK if _is_sparse(leaf) else leaf).astype(np.float64)
+
+
+def _with(leaf: Leaf, values: np.ndarray) -> Leaf:
+    """`leaf` with other values: as signs, or rounded to its dtype and no more than that holds."""
+    if _is_signs(leaf):
+        return leaf._replace(value_NK=values < 0)
+    dtype = (leaf.value_NK if _is_sparse(leaf) else leaf).dtype
+    most = float(jnp.finfo(dtype).max)
+    values = np.clip(values, -most, most).astype(dtype)
+    return leaf._replace(value_NK=values) if _is_sparse(leaf) else values
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def _spread(leaf: Leaf, area: int) -> np.ndarray:
+    """All that a message says of a parameter: [N, A], zero where it is silent; or the array."""
+    if not _is_sparse(leaf):
+        return _values(leaf)
+    whole_NA = np.zeros((len(leaf.index_NK), area))
+    np.put_along_axis(whole_NA, _places(leaf), _values(leaf), axis=1)
+    return whole_NA
+
+
+def _mean(p: Parameter) -> np.ndarray:
+    """Over all others, in the order of peers; who is silent about a place counts as zero there."""
+    return sum(_spread(other, p.area) for other in p.others) / len(p.others)
+
+
+def _selected(like: Leaf, whole: np.ndarray) -> Leaf:
+    """As a peer would send `whole`: the K of largest magnitude of each block, of ties the lowest
+    place; or the array."""
+    if not _is_sparse(like):
+        return _with(like, whole)
+    kept = like.index_NK.shape[1]
+    index_NK = np.argsort(-np.abs(whole), axis=1, kind="stable")[:, :kept]
+    index_NK = np.sort(index_NK, axis=1)
+    found = like._replace(index_NK=index_NK.astype(like.index_NK.dtype))
+    return _with(found, np.take_along_axis(whole, index_NK, axis=1))

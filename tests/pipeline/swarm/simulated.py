@@ -1,0 +1,117 @@
+"""Tiny runs of six peers in this process; a form's programs are compiled once for all of them."""
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from benchmarks.simulated import Lab
+from pipeline import config
+from pipeline.swarm import rounds
+from pipeline.swarm.faults import Faults
+from pipeline.swarm.peers import Peers
+from pipeline.swarm.take_round import Swarm
+from pipeline.swarm.transcript import Transcript
+from pipeline.swarm.verdict import Finding
+from tests import tiny
+
+PEERS = 6
+BATCH = 15  # 6 trainers have as many sequences at most as 5, so one shape of a program
+MODEL = tiny.MODEL | {
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}
+"""Of `[config]`: epochs so short that who is away comes back soon."""
+
+
+def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **changes) -> config.Run:
+    """A run of 8 rounds and 2 windows.
+
+    Args:
+      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, or "dense".
+      schedule: what goes wrong.
+      verified: whether a peer of the six takes others' steps again.
+      changes: of `[config]`.
+    """
+    document = tiny.run_document(
+        Path("/nowhere"),
+        config__init_min_clients=3,
+        config__witness_nodes=2,
+        config__total_steps=8,
+        config__verification_percent=34 if verified else 0,
+        config__global_batch_size_start=BATCH,
+        config__global_batch_size_end=BATCH,
+        peers__count=PEERS,
+        peers__micro_batch=1,
+        faults__schedule=list(schedule),
+        witness__snapshot_every=4,
+    )
+    document["config"] |= changes
+    if form == "values":
+        document["model"]["LLM"]["optimizer"]["Distro"]["quantize_1bit"] = False
+    elif form == "plain":
+        document["peers"]["wire"] = "psyche"
+    elif form == "dense":
+        document["model"]["LLM"]["optimizer"] = tiny.ADAMW
+    return config.parse(document.unwrap(), "run.toml")
+
+
+@cache
+def lab(form: str) -> Lab:
+    return Lab(run_of(form), MODEL, devices=1)
+
+
+class Seen(NamedTuple):
+    """What became of a run: who was ejected or dropped and when, and what an audit found."""
+
+    transcript: Transcript
+    fired: Counter[str]
+    ejected: dict[int, tuple[int, str]]
+    dropped: dict[int, int]
+    findings: list[Finding]
+
+    @property
+    def blamed(self) -> list[tuple[int, int | None, str, bool]]:
+        return [(f.round, f.peer, f.kind, f.applied) for f in self.findings]
+
+
+def see(form: str, run: config.Run, folder: Path) -> Seen:
+    """Trains a run and audits all of it."""
+    trained = lab(form).train(run, folder)
+    ejected, dropped = {}, {}
+    for entry in trained.transcript.rounds:
+        ejected |= {p: (entry.round.step, why) for p, why in entry.decision.ejected.items()}
+        dropped |= dict.fromkeys(entry.decision.dropped, entry.round.step)
+    findings = lab(form).audit(run, trained.transcript)
+    return Seen(trained.transcript, trained.fired, ejected, dropped, findings)
+
+
+def entries(form: str, run: config.Run, *, killed: bool) -> tuple[list[str], Counter[str]]:
+    """The rounds of a run, as JSON, and how often each fault fired; `killed` after every round,
+    it goes on from JSON and from the arrays of its state."""
+    made = lab(form)
+    faults = Faults(run.faults.schedule, run.peers.seed, made.form)
+    state, progress, told = made.begin.state, made.begin.progress(run), []
+    peers = Peers(made.programs, run.peers.layout, state, made.devices)
+    while True:
+        swarm = Swarm(run, peers, made.data, made.form, faults, made.imprecise)
+        progress, taken = swarm.take_round(progress)
+        if taken is None:
+            return told, faults.fired
+        told.append(taken.entry(None).model_dump_json())
+        if killed:
+            saved = json.dumps([progress.to_json(), faults.to_json()])
+            state = jax.device_get(peers.state())
+            peers = Peers(made.programs, run.peers.layout, state, made.devices)
+            faults = Faults(run.faults.schedule, run.peers.seed, made.form)
+            faults.restore(json.loads(saved)[1])
+            progress = rounds.Progress.from_json(json.loads(saved)[0], run.config)
