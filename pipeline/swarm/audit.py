@@ -10,7 +10,6 @@ from pipeline.start import Start
 from pipeline.swarm import committee, exchange, links, rounds, wire
 from pipeline.swarm.dispute import Check
 from pipeline.swarm.entry import TABLES, Entry, Header, Message
-from pipeline.swarm.exchange import Sent
 from pipeline.swarm.rounds import Evidence, Round
 from pipeline.swarm.state import hashes
 from pipeline.swarm.transcript import Transcript, due, kept
@@ -205,9 +204,9 @@ def why_refused(
     """The kind of finding that a message is, and what was found; None: every receiver takes it."""
     if message.payload is None or message.offset is None:
         return "payload", "is not kept, expected its bytes"
-    sent = Sent(transcript.payload(message), bytes.fromhex(message.commitment))
     try:
-        exchange.receive(sent, peer, round, form)
+        sent = transcript.message(message, form)
+        exchange.check(sent, bytes.fromhex(message.commitment), peer, round)
     except exchange.CommitmentError as error:
         return "commitment", str(error)
     except wire.WireError as error:

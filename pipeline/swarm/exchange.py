@@ -39,13 +39,17 @@ def receive(sent: Sent, peer: int, round: Round, form: wire.Form) -> Tree:
       CommitmentError: they are not what was committed to.
     """
     message = wire.decode(sent.payload, form)
-    found = commit(message, peer, round)
-    if found != sent.commitment:
-        raise CommitmentError(
-            f"payload hashes to {found.hex()[:12]}, expected its commitment "
-            f"{sent.commitment.hex()[:12]}"
-        )
+    check(message, sent.commitment, peer, round)
     return message
+
+
+def check(message: Tree, commitment: bytes, peer: int, round: Round) -> None:
+    """Raises: CommitmentError: the message is not the one that was committed to."""
+    found = commit(message, peer, round)
+    if found != commitment:
+        raise CommitmentError(
+            f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
+        )
 
 
 def all_gather(axis_name: str = "peer") -> Exchange:

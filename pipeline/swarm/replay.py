@@ -186,8 +186,7 @@ class _WindowReplay:
     def _sent(self, entry: Entry, peer: int) -> Tree | None:
         """A peer's message; None where its bytes are none."""
         try:
-            data = self.replay.transcript.payload(entry.messages[peer])
-            return wire.decode(data, self.replay.form)
+            return self.replay.transcript.message(entry.messages[peer], self.replay.form)
         except wire.WireError:
             return None
 

@@ -18,16 +18,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 from pydantic import ValidationError
 
 from pipeline.artifacts import read_json, sha256_file, write_json, write_text, writes
 from pipeline.checkpoint import load_tree, save_tree
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.swarm import wire
 from pipeline.swarm.entry import FORMAT, Entry, Header, Message
 from pipeline.swarm.state import State, hashes
 from pipeline.table import Table
 
+DECODED_BYTES = 2**28  # of messages that are kept decoded
 RELEASE = {1: "0.1"}  # the first release that reads a format
 
 
@@ -236,6 +239,25 @@ class Transcript:
         return load_tree(
             self.folder / "snapshots" / f"{step:05}" / f"own-{peer:03}.safetensors", like
         )
+
+    def message(self, message: Message, form: wire.Form) -> Tree:
+        """A message, decoded. The first ones are kept so: an audit and a replay need each.
+
+        Raises:
+          WireError: its bytes are none.
+        """
+        where = message.payload, message.offset, message.bytes
+        if where in self._decoded:
+            return self._decoded[where]
+        found = wire.decode(self.payload(message), form)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(found))
+        if (len(self._decoded) + 1) * size <= DECODED_BYTES:  # all are of one size
+            self._decoded[where] = found
+        return found
+
+    @cached_property
+    def _decoded(self) -> dict[tuple, Tree]:
+        return {}
 
     def payload(self, message: Message) -> bytes:
         """The bytes of a message; fewer than it says where its file was cut, or is not there."""
