@@ -501,3 +501,50 @@ def test_another_format_names_the_release_that_reads_it(transcript):
     (transcript / "header.json").write_text(json.dumps(header))
     with pytest.raises(LockstepError, match="format 7, expected 1; release later than this one"):
         _ = Transcript(transcript).header
+
+
+# ---- Snapshots of which only the hashes are kept ----
+
+
+def sparse(folder: Path, *schedule: dict) -> tuple[config.Run, Transcript]:
+    """A run of 8 rounds with hashes after every second, kept whole after 0, 4 and 8."""
+    run = run_of("signs", *schedule)
+    witness = run.witness.model_copy(update={"snapshot_every": 2, "keep_every": 2})
+    run = run.model_copy(update={"witness": witness})
+    return run, lab("signs").train(run, folder).transcript
+
+
+def test_snapshots_kept_as_hashes_take_no_space_and_audit_clean(audited, tmp_path):
+    run, transcript = sparse(tmp_path)
+    assert (transcript.snapshots, transcript.kept) == ([0, 2, 4, 6, 8], [0, 4, 8])
+    assert [f.name for f in (tmp_path / "snapshots" / "00002").iterdir()] == ["state.json"]
+    assert list(transcript.windows()) == [(0, 4), (4, 8)]
+    assert lab("signs").audit(run, transcript) == []
+
+
+def test_a_lie_in_a_longer_window_is_found(tmp_path):
+    run, transcript = sparse(tmp_path, {"kind": "sign_flip", "peer": 4, "rounds": [7, 7]})
+    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, transcript)]
+    assert found == [(7, 4, "message")]
+
+
+@pytest.mark.parametrize("name", ["params", "own"])
+def test_a_false_hash_within_a_window_is_found_in_its_round(tmp_path, name):
+    run, transcript = sparse(tmp_path)
+
+    def edit(recorded: dict) -> None:
+        recorded["own"][3] = "ab" * 32
+        if name == "params":
+            recorded["params"] = "ab" * 32
+
+    record(tmp_path, 6, edit)
+    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, Transcript(tmp_path))]
+    state, params = (6, 3, "state"), (6, None, "params")
+    assert found == ([params, state] if name == "params" else [state])
+
+
+def test_a_snapshot_that_is_kept_or_not_against_the_run_file_is_a_finding(tmp_path):
+    run, transcript = sparse(tmp_path)
+    (tmp_path / "snapshots" / "00004" / "params.safetensors").unlink()
+    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, Transcript(tmp_path))]
+    assert found == [(0, None, "snapshot")]
