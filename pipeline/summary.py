@@ -101,10 +101,17 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
             f"{size(up)} per peer and round; plain data parallelism {size(data_parallel)}, "
             f"{times(results.times_less)} as much",
         ),
+        *_verified(trained["bytes_to_verify"]),
         ("verdict", verdict_line(results.verdict)),
         ("export", str(paths.out("export")) if results.verdict["accepted"] else "refused"),
         ("report", str(paths.out("report") / PAGE)),
     ]
+
+
+def _verified(fetched: float) -> list[tuple[str, str]]:
+    """What verifying cost, where anyone did."""
+    text = f"{size(fetched)} of others' states fetched per peer and round, to take steps again"
+    return [("verified", text)] if fetched else []
 
 
 def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None:

@@ -125,6 +125,7 @@ def _train(run: config.Run, paths: Paths, held_out: bool) -> None:
                 "bytes_up": BYTES,
                 "bytes_down": BYTES * (PEERS - 1),
                 "bytes_up_of_data_parallel": 4 * PARAMETERS,
+                "bytes_to_verify": 0.0,
                 "bits_per_parameter_and_round": 8 * BYTES / PARAMETERS,
                 "simulated_seconds": rows[-1]["seconds"],
             },

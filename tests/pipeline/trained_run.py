@@ -158,6 +158,7 @@ def _train(folder: Path, header: Header, held_out: bool) -> None:
         "bytes_up": BYTES,
         "bytes_down": BYTES * (PEERS - 1),
         "bytes_up_of_data_parallel": 8_000_000,
+        "bytes_to_verify": 0.0,
         "bits_per_parameter_and_round": 0.136,
         "simulated_seconds": 9.5,
     }
