@@ -7,10 +7,11 @@ import jax
 from pipeline import config
 from pipeline.errors import LockstepError
 from pipeline.start import Start
-from pipeline.swarm import committee, exchange, links, rounds, wire
+from pipeline.swarm import committee, consensus, exchange, links, rounds, wire
+from pipeline.swarm.coordinator import CoordinatorError
 from pipeline.swarm.dispute import Check
 from pipeline.swarm.entry import TABLES, Entry, Header, Message
-from pipeline.swarm.rounds import Evidence, Round
+from pipeline.swarm.round import Evidence, Round
 from pipeline.swarm.state import hashes
 from pipeline.swarm.transcript import Transcript, due, kept
 from pipeline.swarm.verdict import Finding
@@ -61,7 +62,7 @@ def _audit_rounds(
     for entry in transcript.rounds:
         try:
             progress, round = rounds.next_round(rounds.ask(progress, entry.asked))
-        except rounds.CoordinatorError as error:
+        except CoordinatorError as error:
             findings.append(_against(entry.round.step, "rounds", str(error)))
             break  # nothing after it can be attributed
         if round is None:
@@ -150,7 +151,7 @@ def _audit_times(entry: Entry, run: config.Run, own_size: int) -> list[Finding]:
     if [(check.verifier, check.peer) for check in entry.checks] != expected:
         text = f"checks other than the pairs {expected}"
         return [*findings, _against(step, "checks", text)]
-    disputed = [check for check, _ in rounds.disputes(entry.evidence, entry.checks)]
+    disputed = [check for check, _ in consensus.disputes(entry.evidence, entry.checks)]
     judges = [
         (c.verifier, c.peer, committee.tie_breakers(round.seed, present, (c.verifier, c.peer)))
         for c in disputed
@@ -219,7 +220,7 @@ def _audit_words(entry: Entry, run: config.Run) -> list[Finding]:
     round, limit = entry.round, run.config.max_round_train_time
     to = {peer: message.to for peer, message in entry.others.items()}
     evidence: Evidence = replace(entry.evidence, attestations=())
-    honest = rounds.witnessed(round, evidence, limit, to)
+    honest = consensus.witnessed(round, evidence, limit, to)
     findings = []
     for said, expected in zip(entry.attestations, honest, strict=True):
         if said != expected:

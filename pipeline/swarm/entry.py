@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipeline.swarm.attestation import Attestation
 from pipeline.swarm.dispute import Check, Hash, Ruling
-from pipeline.swarm.rounds import Decision, Evidence, Round
+from pipeline.swarm.round import Decision, Evidence, Round
 from pipeline.table import Table
 
 FORMAT = 1

@@ -7,7 +7,7 @@ import jax
 from pipeline.optim.optimizer import Exchange, Tree
 from pipeline.swarm import wire
 from pipeline.swarm.commitment import data_hash
-from pipeline.swarm.rounds import Round
+from pipeline.swarm.round import Round
 
 
 class Sent(NamedTuple):

@@ -21,7 +21,7 @@ from pipeline.swarm.dispute import Check, Claim
 from pipeline.swarm.exchange import Sent
 from pipeline.swarm.lies import lie, tamper
 from pipeline.swarm.peers import Work
-from pipeline.swarm.rounds import Evidence, Round, Span
+from pipeline.swarm.round import Evidence, Round, Span
 
 FALSE = Claim("f" * 64, "f" * 64)  # what a false verifier says that it found
 

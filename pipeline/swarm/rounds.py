@@ -5,13 +5,13 @@ is one of the round and of what was said in it (`Evidence`). So whoever has thos
 same, and compares.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from pipeline.errors import LockstepError
 from pipeline.swarm import committee, coordinator
-from pipeline.swarm.attestation import Attestation, attest, proven
 from pipeline.swarm.bloom import Bloom
+from pipeline.swarm.consensus import in_time, judge
 from pipeline.swarm.coordinator import (
     ClientState,
     CoordinatorError,
@@ -27,99 +27,7 @@ from pipeline.swarm.coordinator import (
     Witness,
     participant,
 )
-from pipeline.swarm.dispute import Check, Claim, Ruling, settle
-
-Span = tuple[int, int]  # first and last sequence, both included
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round, before anybody has trained.
-
-    Attributes:
-      step: The round, counted from 1.
-      epoch: Its epoch, from 0.
-      seed: The round's seed, u64.
-      data_index: First sequence of the batch that is new.
-      batch_size: Sequences in the batch, those of earlier rounds that are taken again included.
-      peers: The epoch's members.
-      assignment: Each trainer's first and last sequence, both included; a peer without is absent.
-      verifiers: Whose work each verifier recomputes; it trains on nothing itself.
-      witnesses: The elected witnesses.
-      joined: Peers for which this is the first round since they joined a run that was going on:
-        they have the others' params, and begin with a state of their own that is new.
-    """
-
-    step: int
-    epoch: int
-    seed: int
-    data_index: int
-    batch_size: int
-    peers: tuple[int, ...]
-    assignment: dict[int, Span]
-    verifiers: dict[int, int]
-    witnesses: tuple[int, ...]
-    joined: tuple[int, ...]
-
-    @property
-    def trainers(self) -> int:
-        """How many of the peers train."""
-        return len(self.peers) - len(self.verifiers)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was sent and said in a round.
-
-    Attributes:
-      arrivals: By peer, seconds after the round's start at which its message is at every peer; a
-        message that never arrives is absent.
-      commitments: The commitment of each message that was sent.
-      others: The commitment of an equivocator's other message.
-      broken: Senders whose bytes are no message, or not what they committed to, as whoever has them
-        sees.
-      states: Where peers verify, the hash of each sender's state after its step, hex.
-      silent: Peers that nobody heard from.
-      attestations: The witnesses' words; a silent witness is absent.
-      checks: What the verifiers found.
-      rulings: How their disputes were settled.
-      settle_seconds: What settling took.
-    """
-
-    arrivals: Mapping[int, float]
-    commitments: Mapping[int, bytes]
-    others: Mapping[int, bytes] = field(default_factory=dict)
-    broken: tuple[int, ...] = ()
-    states: Mapping[int, str] = field(default_factory=dict)
-    silent: tuple[int, ...] = ()
-    attestations: tuple[Attestation, ...] = ()
-    checks: tuple[Check, ...] = ()
-    rulings: tuple[Ruling, ...] = ()
-    settle_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a round came to.
-
-    Attributes:
-      applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, and
-        nobody has shown it to be false.
-      late: Peers whose message came after max_round_train_time, or never.
-      dropped: Peers that nobody heard from: they are out of the epoch.
-      ejected: Peers that were proven to lie, and how: they are out of the run.
-      quorum: Witnesses needed.
-      train_seconds: Simulated seconds from the round's start until all witnesses could speak.
-      now: The simulated clock when the round was over, seconds from the start of the run.
-    """
-
-    applied: tuple[int, ...]
-    late: tuple[int, ...]
-    dropped: tuple[int, ...]
-    ejected: dict[int, str]
-    quorum: int
-    train_seconds: float
-    now: float
+from pipeline.swarm.round import Decision, Evidence, Round
 
 
 @dataclass(frozen=True)
@@ -260,15 +168,7 @@ def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[
     missing at max_round_train_time it attests to the others. Then round_witness_time passes, or
     longer while a dispute is settled.
 
-    Who lied is out of the run, by what anyone can see:
-
-    - a witness that says it holds a message which never arrived anywhere, or is none: asked for it,
-      it has nothing to give;
-    - a sender whose bytes a quorum of witnesses refused;
-    - a sender of whom two witnesses prove to hold different messages of the same round;
-    - a trainer or a verifier against whom a dispute was settled.
-
-    A message that a verifier disputes and nobody can settle is not applied. The sequences of every
+    Who is proven to lie is out of the run (`consensus.judge`). The sequences of every
     message that is not applied are given out again.
 
     Raises:
@@ -283,9 +183,8 @@ def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[
     limit = state.settings.max_round_train_time
     arrived = in_time(evidence.arrivals, limit)
     late = tuple(peer for peer in sorted(round.assignment) if peer not in arrived)
-    checks = tuple(check for check in evidence.checks if check.seconds <= limit)
-    waited = bool(late or evidence.silent or len(checks) < len(evidence.checks))
-    times = [*evidence.arrivals.values(), *(check.seconds for check in checks)]
+    times = [*evidence.arrivals.values(), *(check.seconds for check in evidence.checks)]
+    waited = bool(late or evidence.silent or max(times) > limit)
     train_seconds = float(limit if waited else max(times))
 
     if waited:
@@ -295,16 +194,7 @@ def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[
         state = coordinator.tick(state, Witness(word.witness, spoke, word.heard(round.seed)))
 
     quorum = committee.witness_quorum(len(round.witnesses))
-    supported, ejected = _consensus(round, evidence, arrived, quorum)
-    disputed = set()
-    for check, claimed in disputes(evidence, checks):
-        loser = settle(check, claimed, evidence.rulings)
-        if loser is None:
-            disputed.add(check.peer)
-        else:
-            ejected.setdefault(loser, "false message" if loser == check.peer else "false check")
-    applied = tuple(p for p in sorted(supported) if p not in ejected and p not in disputed)
-
+    applied, ejected = judge(round, evidence, limit, quorum)
     for peer in ejected:
         state = coordinator.tick(state, Eject(peer, spoke))
     dropped = _unheard(state, evidence.silent, quorum)
@@ -322,58 +212,11 @@ def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[
         applied=applied,
         late=late,
         dropped=dropped,
-        ejected=dict(sorted(ejected.items())),
+        ejected=ejected,
         quorum=quorum,
         train_seconds=train_seconds,
         now=progress.now,
     )
-
-
-def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, Claim]]:
-    """Return the checks that found something else than the peer claimed, and what it claimed."""
-    found = []
-    for check in checks:
-        if check.peer in evidence.commitments:  # else it sent nothing, and claims nothing
-            claimed = Claim(evidence.commitments[check.peer].hex(), evidence.states[check.peer])
-            if claimed != check.found:
-                found.append((check, claimed))
-    return found
-
-
-def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
-    """Return the peers, ascending, whose message arrived by `limit` seconds."""
-    return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
-
-
-def witnessed(
-    round: Round,
-    evidence: Evidence,
-    limit: float,
-    sent_others: Mapping[int, Sequence[int]],
-) -> tuple[Attestation, ...]:
-    """Return what the round's witnesses say where all of them are honest.
-
-    Args:
-      round: The round.
-      evidence: Of it; its attestations are not looked at.
-      limit: max_round_train_time, seconds.
-      sent_others: To whom an equivocator sent its other message.
-    """
-    arrived = in_time(evidence.arrivals, limit)
-    refused = tuple(peer for peer in evidence.broken if peer in arrived)
-    heard = [peer for peer in round.peers if peer not in evidence.silent]
-    words = []
-    for witness in round.witnesses:
-        if witness in evidence.silent:
-            continue
-        others = [peer for peer in arrived if witness in sent_others.get(peer, ())]
-        holds = {
-            peer: evidence.others[peer] if peer in others else evidence.commitments[peer]
-            for peer in arrived
-            if peer not in refused
-        }
-        words.append(attest(witness, round.seed, heard, holds, others, refused))
-    return tuple(words)
 
 
 def _check(round: Round, evidence: Evidence) -> None:
@@ -383,34 +226,6 @@ def _check(round: Round, evidence: Evidence) -> None:
             f"round {round.step}: arrivals of peers {sorted(evidence.arrivals)} and commitments of "
             f"peers {sorted(senders)}, expected these all among {sorted(round.assignment)}"
         )
-
-
-def _consensus(
-    round: Round, evidence: Evidence, arrived: Sequence[int], quorum: int
-) -> tuple[set[int], dict[int, str]]:
-    """The peers whose message a quorum holds, and those that were seen to lie."""
-    ejected: dict[int, str] = {}
-    votes: dict[int, list[bytes]] = {}
-    refusals: dict[int, int] = {}
-    for word in evidence.attestations:
-        if not set(word.received) <= set(arrived) - set(evidence.broken):
-            ejected[word.witness] = "false witness"
-            continue
-        found = proven(word, round.seed, evidence.commitments, evidence.others)
-        for peer, commitment in found.items():
-            votes.setdefault(peer, []).append(commitment)
-        for peer in word.refused:
-            refusals[peer] = refusals.get(peer, 0) + 1
-    supported = set()
-    for peer, commitments in votes.items():
-        if len(set(commitments)) > 1:
-            ejected[peer] = "two messages"
-        elif len(commitments) >= quorum and commitments[0] == evidence.commitments[peer]:
-            supported.add(peer)
-    for peer, count in refusals.items():
-        if count >= quorum:
-            ejected[peer] = "no message"
-    return supported, ejected
 
 
 def _unheard(state: State, silent: Iterable[int], quorum: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline import config
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.swarm import committee, exchange, links, rounds, wire
+from pipeline.swarm import committee, consensus, exchange, links, rounds, wire
 from pipeline.swarm.commitment import tree_hash
 from pipeline.swarm.coordinator import ClientState, CoordinatorError
 from pipeline.swarm.dispute import Check, Claim, Ruling
@@ -18,7 +18,8 @@ from pipeline.swarm.entry import Entry, Message
 from pipeline.swarm.exchange import Sent
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers, Work, assigned
-from pipeline.swarm.rounds import Decision, Evidence, Progress, Round
+from pipeline.swarm.round import Decision, Evidence, Round, Span
+from pipeline.swarm.rounds import Progress
 from pipeline.tokens import Sequences
 from pipeline.train_step import Programs
 
@@ -145,7 +146,7 @@ class Swarm:
         )
 
         # What the others make of it
-        words = rounds.witnessed(round, evidence, self._limit, to)
+        words = consensus.witnessed(round, evidence, self._limit, to)
         evidence = replace(evidence, attestations=self.faults.attest(words, round, evidence))
         evidence = self._verify(round, evidence, checked, before, given)
         progress, decision = rounds.finish_round(progress, round, evidence)
@@ -213,7 +214,7 @@ class Swarm:
             return None
         return tree_hash(jax.device_get(next(iter(self.peers.params_at.values()))))
 
-    def _read(self, span: rounds.Span, round: Round) -> Work:
+    def _read(self, span: Span, round: Round) -> Work:
         return assigned(self.data, span, self.run, round.trainers)
 
     def _step(self, given: dict[int, Work], round: Round) -> Mapping[int, object]:
@@ -273,7 +274,7 @@ class Swarm:
         evidence = replace(evidence, checks=tuple(checks))
 
         rulings, took = [], [0.0]
-        for check, said in rounds.disputes(evidence, checks):
+        for check, said in consensus.disputes(evidence, checks):
             there = [peer for peer in round.peers if peer not in evidence.silent]
             judges = committee.tie_breakers(round.seed, there, (check.verifier, check.peer))
             found = again([(judge, check.peer) for judge in judges])

@@ -13,7 +13,7 @@ from pipeline import config, history
 from pipeline.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.keys import PROJECT, RUN_FILE
 from pipeline.swarm.entry import Entry, Header, Message
-from pipeline.swarm.rounds import Decision, Round
+from pipeline.swarm.round import Decision, Round
 from pipeline.swarm.transcript import Writer
 from pipeline.swarm.verdict import Verdict
 

@@ -7,7 +7,7 @@ import numpy as np
 from pipeline import history
 from pipeline.swarm.dispute import Check, Claim, Ruling
 from pipeline.swarm.entry import Entry, Header, Message
-from pipeline.swarm.rounds import Decision, Round
+from pipeline.swarm.round import Decision, Round
 from pipeline.swarm.transcript import Transcript, Writer
 
 

@@ -12,7 +12,7 @@ from pipeline.swarm.attestation import Attestation, attest, proven
 from pipeline.swarm.bloom import BITS
 from pipeline.swarm.coordinator import participant
 from pipeline.swarm.entry import Entry
-from pipeline.swarm.rounds import Decision, Round
+from pipeline.swarm.round import Decision, Round
 from pipeline.swarm.transcript import Transcript, Writer
 
 SEED = 12345

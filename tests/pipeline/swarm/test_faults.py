@@ -10,11 +10,11 @@ from pipeline import config
 from pipeline.errors import LockstepError
 from pipeline.fault_kinds import KINDS
 from pipeline.optim.distro import Coefficients
-from pipeline.swarm import exchange, rounds, wire
+from pipeline.swarm import consensus, exchange, wire
 from pipeline.swarm.dispute import Check, Claim
 from pipeline.swarm.faults import FALSE, Faults
 from pipeline.swarm.peers import Work
-from pipeline.swarm.rounds import Evidence, Round
+from pipeline.swarm.round import Evidence, Round
 from tests.pipeline.swarm.simulated import BY_TIME, entries, run_of
 
 ROUND = Round(
@@ -64,7 +64,7 @@ def outcome(faults: Faults, round: Round = ROUND) -> dict[str, object]:
         arrivals={0: 1.0, 1: 1.0},  # that of 2 was lost
         commitments={p: s.commitment for p, s in honest.items()},
     )
-    words = rounds.witnessed(round, evidence, 30, {})
+    words = consensus.witnessed(round, evidence, 30, {})
     judges = [faults.ruled(j, CHECK, Claim("b", "b"), CHECK.found, step) for j in (0, 2)]
     return {
         "messages": {p: wire.encode(m, FORM) for p, m in messages.items()},

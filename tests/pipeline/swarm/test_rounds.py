@@ -10,11 +10,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.errors import LockstepError
-from pipeline.swarm import committee, merkle, rounds
+from pipeline.swarm import committee, consensus, merkle, rounds
 from pipeline.swarm.attestation import attest
 from pipeline.swarm.coordinator import CoordinatorError, Pause, RunState, tick
 from pipeline.swarm.dispute import Check, Claim, Ruling
-from pipeline.swarm.rounds import Decision, Evidence, Progress, Round
+from pipeline.swarm.round import Decision, Evidence, Round
+from pipeline.swarm.rounds import Progress
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def evidence(
         silent=silent,
         **said,
     )
-    return replace(found, attestations=rounds.witnessed(round, found, 30, to))
+    return replace(found, attestations=consensus.witnessed(round, found, 30, to))
 
 
 def train(progress: Progress, seconds: float = 1.0) -> tuple[list[Round], list[Decision], Progress]:
