@@ -105,6 +105,8 @@ def committees(
     if not 0 <= verification_percent <= 100:
         raise ValueError(f"verification_percent = {verification_percent}, expected 0 to 100")
     verifiers = (count - tie_breakers) * verification_percent // 100
+    if tie_breakers + verifiers == 0:  # nobody to draw
+        return (Committee.Trainer,) * count
 
     def seat(position: int) -> Committee:
         if position < tie_breakers:
@@ -144,7 +146,7 @@ def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]
     Verifiers in ascending order take trainers in the order of the shuffle "verify", and from its
     beginning once more where there are fewer trainers. Without either, nobody verifies anybody.
     """
-    if not trainers:
+    if not trainers or not verifiers:
         return {}
     order = _by_position(random_seed, trainers, "verify")
     return {peer: order[i % len(order)] for i, peer in enumerate(sorted(verifiers))}
