@@ -186,15 +186,16 @@ class Swarm:
         progress = rounds.ask(progress, asked)
         try:
             progress, round = rounds.next_round(progress)
-        except CoordinatorError as error:  # it waits: members that are away hear of it
+        except CoordinatorError:  # it waits: members that are away hear of it
             back = self._allowed(progress, self.faults.return_early(step))
-            if not back:
+            asked = (*asked, *back)
+            try:
+                progress, round = rounds.next_round(rounds.ask(progress, back))
+            except CoordinatorError as error:
                 raise LockstepError(
                     f"[config] init_min_clients = {self.run.config.init_min_clients}: fewer peers "
                     f"are left at round {step}, and the run cannot go on: {error}"
                 ) from error
-            asked = (*asked, *back)
-            progress, round = rounds.next_round(rounds.ask(progress, back))
         return progress, asked, round
 
     def _allowed(self, progress: Progress, peers: tuple[int, ...]) -> tuple[int, ...]:
