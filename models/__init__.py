@@ -5,7 +5,8 @@ Adding one is adding `models/<name>.py` and one line below (docs/adding-a-model.
     Config        frozen dataclass, a `models.config.HfConfig`
     Model         the Flax NNX module; the layers' params are stacked on axis 0
     init          (config, seed) -> params, a nested dict of float32 arrays
-    features      (config, params, tokens_BT, *, scan, dtype, attention, remat) -> x_ND, in dtype
+    features      (config, params, tokens_BT, *, scan, dtype, attention, remat, positions_BT,
+                  sequences_BT) -> x_ND, in dtype
     head          (config, params) -> the kernel [D, V] whose product with features is the logits
     apply         as features -> logits_BTV, float32
     NAMES         Flax path -> (Hugging Face tensor name, whether it is stored transposed); a name

@@ -271,7 +271,14 @@ class Attention(nnx.Module):
         self.kv_up = linear(self.rank, self.heads * (self.plain + self.value_dim))
         self.out = linear(self.heads * self.value_dim, width, bias=bias)
 
-    def __call__(self, x_ND: jax.Array, rope: Table, batch: int, kernel: str) -> jax.Array:
+    def __call__(
+        self,
+        x_ND: jax.Array,
+        rope: Table,
+        batch: int,
+        sequences_BT: jax.Array | None,
+        kernel: str,
+    ) -> jax.Array:
         B, K, T = batch, self.heads, x_ND.shape[0] // batch
         turn = rope.rotate_neighbours if self.neighbours else rope.rotate
         if self.query_rank is None:
@@ -288,12 +295,13 @@ class Attention(nnx.Module):
         turned_BT1r = turn(turned.reshape(B, T, 1, 1, self.turned))[:, :, :, 0]
         turned_BTKr = jnp.broadcast_to(turned_BT1r, (B, T, K, self.turned))
         k_BTKc = jnp.concatenate([plain_BTKp, turned_BTKr], axis=-1)
+        how = {"sequences_BT": sequences_BT, "kernel": kernel}
         if kernel == "matmul":
-            return self.out(attend(q_BTK1c, k_BTKc, v_BTKw, kernel=kernel))
+            return self.out(attend(q_BTK1c, k_BTKc, v_BTKw, **how))
         # The others ask for values as wide as queries and keys. Zeros change no product.
         wide = max(q_BTK1c.shape[-1], self.value_dim)
         q_BTK1c, k_BTKc, v_BTKw = (_widened(x, wide) for x in (q_BTK1c, k_BTKc, v_BTKw))
-        y_NKw = attend(q_BTK1c, k_BTKc, v_BTKw, kernel=kernel).reshape(B * T, K, wide)
+        y_NKw = attend(q_BTK1c, k_BTKc, v_BTKw, **how).reshape(B * T, K, wide)
         return self.out(y_NKw[:, :, : self.value_dim].reshape(B * T, K * self.value_dim))
 
 
@@ -316,8 +324,16 @@ class Layer(nnx.Module):
         else:
             self.mlp = Mixture(config, rngs=rngs)
 
-    def __call__(self, x_ND: jax.Array, rope: Table, batch: int, kernel: str) -> jax.Array:
-        x_ND = x_ND + self.attention(self.attention_norm(x_ND), rope, batch, kernel)
+    def __call__(
+        self,
+        x_ND: jax.Array,
+        rope: Table,
+        batch: int,
+        sequences_BT: jax.Array | None,
+        kernel: str,
+    ) -> jax.Array:
+        normal_ND = self.attention_norm(x_ND)
+        x_ND = x_ND + self.attention(normal_ND, rope, batch, sequences_BT, kernel)
         return x_ND + self.mlp(self.mlp_norm(x_ND))
 
 
@@ -346,12 +362,15 @@ class Model(nnx.Module):
         dtype: jax.typing.DTypeLike,
         attention: str,
         remat: str,
+        positions_BT: jax.Array | None,
+        sequences_BT: jax.Array | None,
     ) -> jax.Array:
         config, (B, T) = self.config, tokens_BT.shape
-        rope = Table(config.rope, config.qk_rope_head_dim, T, config.max_position_embeddings, dtype)
+        most = config.max_position_embeddings
+        rope = Table(config.rope, config.qk_rope_head_dim, T, most, dtype, positions_BT)
 
         def call(layer: Layer, x_ND: jax.Array, _: None) -> jax.Array:
-            return layer(x_ND, rope, B, attention)
+            return layer(x_ND, rope, B, sequences_BT, attention)
 
         x_ND = self.embed(tokens_BT.reshape(B * T), dtype)
         for group in STACKED:

@@ -114,7 +114,13 @@ class Attention(nnx.Module):
             self.key_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
     def __call__(
-        self, x_ND: jax.Array, rope: Table, batch: int, window: Window, kernel: str
+        self,
+        x_ND: jax.Array,
+        rope: Table,
+        batch: int,
+        window: Window,
+        sequences_BT: jax.Array | None,
+        kernel: str,
     ) -> jax.Array:
         B, K, G, h = batch, self.kv_heads, self.groups, self.head_dim
         T = x_ND.shape[0] // B
@@ -125,7 +131,8 @@ class Attention(nnx.Module):
         q_BTKGh = rope.rotate(q_BTKGh) * h**-0.5
         k_BTKh = rope.rotate(k_BTKGh)[:, :, :, 0]
         v_BTKh = self.value(x_ND).reshape(B, T, K, h)
-        return self.out(attend(q_BTKGh, k_BTKh, v_BTKh, window=window, kernel=kernel))
+        seen = {"window": window, "sequences_BT": sequences_BT}
+        return self.out(attend(q_BTKGh, k_BTKh, v_BTKh, **seen, kernel=kernel))
 
 
 class Layer(nnx.Module):
@@ -139,9 +146,16 @@ class Layer(nnx.Module):
         self.mlp = MLP(width, config.intermediate_size, std=std, bias=config.mlp_bias, rngs=rngs)
 
     def __call__(
-        self, x_ND: jax.Array, rope: Table, batch: int, window: Window, kernel: str
+        self,
+        x_ND: jax.Array,
+        rope: Table,
+        batch: int,
+        window: Window,
+        sequences_BT: jax.Array | None,
+        kernel: str,
     ) -> jax.Array:
-        x_ND = x_ND + self.attention(self.attention_norm(x_ND), rope, batch, window, kernel)
+        normal_ND = self.attention_norm(x_ND)
+        x_ND = x_ND + self.attention(normal_ND, rope, batch, window, sequences_BT, kernel)
         return x_ND + self.mlp(self.mlp_norm(x_ND))
 
 
@@ -165,9 +179,12 @@ class Model(nnx.Module):
         dtype: jax.typing.DTypeLike,
         attention: str,
         remat: str,
+        positions_BT: jax.Array | None,
+        sequences_BT: jax.Array | None,
     ) -> jax.Array:
         config, (B, T) = self.config, tokens_BT.shape
-        rope = Table(config.rope, config.head_dim, T, config.max_position_embeddings, dtype)
+        most = config.max_position_embeddings
+        rope = Table(config.rope, config.head_dim, T, most, dtype, positions_BT)
         # One row for each token, not [B, T, D]: XLA's CPU matmuls of three axes, and above all
         # their gradients, took 1.4 times as long for the whole step.
         x_ND = self.embed(tokens_BT.reshape(B * T), dtype)
@@ -179,7 +196,8 @@ class Model(nnx.Module):
             )
 
         def call(layer: Layer, x_ND: jax.Array, window: jax.Array | None) -> jax.Array:
-            return layer(x_ND, rope, B, common if window is None else window, attention)
+            window = common if window is None else window
+            return layer(x_ND, rope, B, window, sequences_BT, attention)
 
         x_ND = through(self.layers, x_ND, call, windows_L, scan=scan, remat=remat)
         return self.norm(x_ND)

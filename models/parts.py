@@ -85,6 +85,7 @@ def attend(
     v_BTKw: jax.Array,
     *,
     window: Window = None,
+    sequences_BT: jax.Array | None = None,
     kernel: str = "matmul",
 ) -> jax.Array:
     """Causal attention with grouped queries: softmax(q k^T) v, the softmax in float32.
@@ -93,6 +94,7 @@ def attend(
       q_BTKGh: queries, scaled already.
       k_BTKh, v_BTKw: keys and values.
       window: a query at i sees the keys j with i - window < j <= i.
+      sequences_BT: a query sees the keys of the same number; None: all are of one sequence.
       kernel: "matmul", plain products; or an implementation of `jax.nn.dot_product_attention`,
         which takes a window that is known when it is traced.
 
@@ -106,6 +108,7 @@ def attend(
             q_BTKGh.reshape(B, T, K * G, h),
             k_BTKh,
             v_BTKw,
+            mask=None if sequences_BT is None else _same(sequences_BT, sequences_BT),
             scale=1.0,
             is_causal=True,
             local_window_size=None if window is None else (window - 1, 0),
@@ -125,13 +128,21 @@ def attend(
         q_BKQh = q_BKGTh[:, :, :, start:end].reshape(B, K, G * (end - start), h)
         places_Q = jnp.tile(jnp.arange(start, end), G)
         places_S = jnp.arange(first, end)
-        sees_QS = places_Q[:, None] >= places_S  # compared here: no table of T x T
+        sees = places_Q[:, None] >= places_S  # [Q, S], compared here: no table of T x T
         if window is not None:
-            sees_QS &= places_Q[:, None] - places_S < window
-        y_BKQw = _softmax_average(q_BKQh, k_BKTh[:, :, first:end], v_BKTw[:, :, first:end], sees_QS)
+            sees &= places_Q[:, None] - places_S < window
+        if sequences_BT is not None:
+            of_queries_BQ = jnp.tile(sequences_BT[:, start:end], G)
+            sees &= _same(of_queries_BQ, sequences_BT[:, first:end])
+        y_BKQw = _softmax_average(q_BKQh, k_BKTh[:, :, first:end], v_BKTw[:, :, first:end], sees)
         blocks.append(y_BKQw.reshape(B, K, G, end - start, w))
     y_BKGTw = jnp.concatenate(blocks, axis=3)
     return y_BKGTw.transpose(0, 3, 1, 2, 4).reshape(B * T, K * G * w)
+
+
+def _same(sequences_BQ: jax.Array, sequences_BS: jax.Array) -> jax.Array:
+    """Which keys are of a query's own sequence, [B, 1, Q, S]: alike for all heads."""
+    return sequences_BQ[:, None, :, None] == sequences_BS[:, None, None, :]
 
 
 def _softmax_average(q: jax.Array, k: jax.Array, v: jax.Array, sees: jax.Array) -> jax.Array:

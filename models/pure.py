@@ -45,6 +45,8 @@ def functions_of(model: type[nnx.Module]) -> Functions:
         dtype: jax.typing.DTypeLike,
         attention: str = "matmul",
         remat: str = "everything_saveable",
+        positions_BT: jax.Array | None = None,
+        sequences_BT: jax.Array | None = None,
     ) -> jax.Array:
         """Returns x_ND, what the head multiplies, in `dtype`.
 
@@ -60,9 +62,20 @@ def functions_of(model: type[nnx.Module]) -> Functions:
             Never another than the one asked for: where it cannot be, JAX raises.
           remat: what a layer keeps for the backward pass, a name of `parts.REMAT`; less of it costs
             time, and saves memory where layers are scanned (on a CPU only there).
+          positions_BT: int32, each token's position, from 0 and below T; None: its place.
+          sequences_BT: int32; of rows that several sequences are packed into, each token's: it
+            attends to tokens of the same number alone. None: a row is one sequence.
         """
         merged = nnx.merge(graph(config), params)
-        return merged.features(tokens_BT, scan=scan, dtype=dtype, attention=attention, remat=remat)
+        return merged.features(
+            tokens_BT,
+            scan=scan,
+            dtype=dtype,
+            attention=attention,
+            remat=remat,
+            positions_BT=positions_BT,
+            sequences_BT=sequences_BT,
+        )
 
     def head(config: Any, params: Params) -> jax.Array:
         """Returns the kernel [D, V], float32, whose product with features is the logits."""

@@ -110,23 +110,36 @@ class Rope:
 
 
 class Table:
-    """Cosines and sines by position, for queries and keys of a length.
+    """Cosines and sines of each place, for queries and keys of a length.
 
     Args:
       rope: the settings.
       dim: size of the vectors that are turned.
       length: T, how many tokens; a dynamic rope depends on it.
+      positions_BT: of each token, from 0 and below T; None: 0, 1, ..., T - 1 of each sequence.
       most: the config's max_position_embeddings, which a dynamic rope stretches.
       dtype: of the cosines and sines.
     """
 
-    def __init__(self, rope: Rope, dim: int, length: int, most: int, dtype: jax.typing.DTypeLike):
+    def __init__(
+        self,
+        rope: Rope,
+        dim: int,
+        length: int,
+        most: int,
+        dtype: jax.typing.DTypeLike,
+        positions_BT: jax.Array | None = None,
+    ):
         frequencies, scale = scaled_frequencies(rope, dim, length, most)
         positions = np.arange(length, dtype=np.float32)
         angles = (positions[:, None] * frequencies).astype(np.float64)[:, None, None, :]
         scale = np.float32(scale)
-        self.cos_T11r = (np.cos(angles).astype(np.float32) * scale).astype(dtype)  # r = dim / 2
-        self.sin_T11r = (np.sin(angles).astype(np.float32) * scale).astype(dtype)
+        # [T, 1, 1, dim / 2], or of each token of each sequence: [B, T, 1, 1, dim / 2]
+        self.cos = (np.cos(angles).astype(np.float32) * scale).astype(dtype)
+        self.sin = (np.sin(angles).astype(np.float32) * scale).astype(dtype)
+        if positions_BT is not None:
+            self.cos = jnp.asarray(self.cos)[positions_BT]
+            self.sin = jnp.asarray(self.sin)[positions_BT]
 
     def rotate(self, x_BTKGh: jax.Array) -> jax.Array:
         """Turns each pair of an element of the first half and one of the second: Llama's layout."""
@@ -138,7 +151,7 @@ class Table:
         return self._turn(x_BTKGh[..., 0::2], x_BTKGh[..., 1::2])
 
     def _turn(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        cos, sin = self.cos_T11r, self.sin_T11r
+        cos, sin = self.cos, self.sin
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 

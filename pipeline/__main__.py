@@ -50,7 +50,7 @@ def _stage(name: str, run: Path, root: Path) -> None:
         logging.basicConfig(
             level=settings.runtime.log_level.upper(), format="%(message)s", stream=sys.stdout
         )
-        for library in ("jax", "matplotlib", "httpx", "httpx2", "filelock"):
+        for library in ("jax", "matplotlib", "httpx", "httpx2", "filelock", "urllib3", "fsspec"):
             logging.getLogger(library).setLevel(logging.WARNING)
         logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns of what is not wrong
         devices.prepare(settings)
@@ -64,7 +64,29 @@ def _add_stage(name: str, description: str) -> None:
 
 
 for _name, _entry in STAGES.items():
-    _add_stage(_name, f"{_entry['desc']}.")
+    if _name != "download":
+        _add_stage(_name, f"{_entry['desc']}.")
+
+
+@app.command(help=f"{STAGES['download']['desc']}.")
+def download(
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")
+    ] = False,
+) -> None:
+    """The one stage that can say what it would do, since it may be gigabytes."""
+    if not dry_run:
+        _stage("download", run, root)
+        return
+    from pipeline import config
+    from pipeline import dry_run as dry
+    from pipeline.artifacts import Paths
+
+    logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
+    for line in dry.lines(config.load(run), Paths("download", run, root)):
+        print(line)
 
 
 @app.command()

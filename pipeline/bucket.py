@@ -19,20 +19,17 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from pipeline import config, hf, lock, manifest, secrets
 from pipeline.artifacts import write_json
 from pipeline.errors import LockstepError
+from pipeline.google_auth import KEY, credentials
 from pipeline.manifest import Entry
 from pipeline.progress import Progress
 from pipeline.tensorfile import Reader
 
 if TYPE_CHECKING:
-    from google.auth.credentials import Credentials
     from google.cloud.storage import Blob, Bucket
 
 log = logging.getLogger(__name__)
 
 SMALL = (hf.CONFIG, hf.INDEX, *hf.COMPANIONS)  # what is read beside weights: no code, no pickle
-SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-KEY = "GOOGLE_APPLICATION_CREDENTIALS"
-EMULATOR = "STORAGE_EMULATOR_HOST"
 RETRY_SECONDS = 60.0  # for which a request is tried again, where that can help
 CHUNK_BYTES = 2**25  # of an upload, a multiple of 256 KiB: what a broken connection can cost
 MANIFEST_BYTES = 2**24  # at most: it is read into memory
@@ -70,7 +67,7 @@ class Place:
         folder = prefix.rstrip("/")
         self.name = f"gs://{bucket}/{folder}".rstrip("/")
         self.prefix = f"{folder}/" if folder else ""
-        self.credentials = _credentials(self.name)
+        self.credentials = credentials(self.name)
         self.retry = DEFAULT_RETRY.with_timeout(RETRY_SECONDS)
         self.bucket: Bucket = storage.Client(credentials=self.credentials).bucket(bucket)
 
@@ -105,26 +102,6 @@ class Place:
         """The files of the folder as they are now, without those of folders in it."""
         blobs = self.bucket.list_blobs(prefix=self.prefix, delimiter="/", retry=self.retry)
         return {blob.name.removeprefix(self.prefix): blob for blob in blobs}
-
-
-def _credentials(name: str) -> "Credentials":
-    """Those of the environment; without any, one is nobody.
-
-    A server that stands in for Google's is shown none but those that were named for it.
-    """
-    import google.auth
-    from google.auth.credentials import AnonymousCredentials
-
-    named = os.environ.get(KEY)
-    if os.environ.get(EMULATOR) and not named:
-        return AnonymousCredentials()
-    try:
-        return google.auth.default(scopes=[SCOPE])[0]
-    except google.auth.exceptions.DefaultCredentialsError as error:
-        if named:
-            said = secrets.said(error)
-            raise LockstepError(f"{name}: {KEY}: {said}, expected a file of credentials") from None
-        return AnonymousCredentials()
 
 
 # ---- Reading ----

@@ -2,7 +2,7 @@
 
     bundle.json            what was found, and the SHA-256 of every other file
     run.json               the run file
-    tokens.safetensors     the sequences that the replayed peers were assigned
+    tokens.safetensors     the sequences that the replayed peers were assigned, by column
     transcript/            the window's part of the transcript, in the transcript's own layout
 
 `lockstep replay BUNDLE` repeats it. That the rounds, snapshots and sequences are the run's own is
@@ -19,6 +19,7 @@ from pydantic import Field
 
 from pipeline.artifacts import link, sha256_file, write_json, write_text
 from pipeline.checkpoint import save_tree
+from pipeline.columns import Columns, split
 from pipeline.swarm.dispute import Hash
 from pipeline.swarm.entry import Entry
 from pipeline.swarm.replay import Replay, Window
@@ -30,6 +31,8 @@ KINDS = ("message", "state", "check", "payload", "commitment")
 """Findings that can be repeated: by taking a peer's steps again, or by decoding what it sent."""
 DECODED = ("payload", "commitment")  # the latter
 SAID, RUN, TOKENS, TRANSCRIPT = "bundle.json", "run.json", "tokens.safetensors", "transcript"
+COLUMNS = ("tokens", *Columns._fields[1:])
+"""The names of a row's columns in TOKENS."""
 
 
 class Said(Table):
@@ -85,8 +88,10 @@ def write(
     write_text(folder / TRANSCRIPT / "rounds.jsonl", _lines(transcript, steps))
     if peers:
         indices_N = np.unique(np.concatenate(list(_assigned(entries, peers))))
-        tokens_NT = replay.data.take(indices_N)
-        save_tree(folder / TOKENS, {"indices": indices_N, "tokens": tokens_NT})
+        rows = split(replay.data.take(indices_N), replay.programs.columns)
+        named = zip(COLUMNS, rows, strict=True)
+        there = {name: np.ascontiguousarray(x_NT) for name, x_NT in named if x_NT is not None}
+        save_tree(folder / TOKENS, {"indices": indices_N} | there)
     said = Said(
         format=1,
         key=transcript.header.key,

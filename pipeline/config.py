@@ -32,10 +32,13 @@ from pipeline.locations import (  # noqa: F401 - a stage finds every variant her
     DataCorpus,
     DataDummy,
     DataHttp,
+    DataHub,
     DataLocal,
     DataPreprocessed,
     DataServer,
+    DataUrl,
     DataWeightedHttp,
+    Download,
     Location,
     LocationGcp,
     LocationNumberedFiles,
@@ -44,6 +47,7 @@ from pipeline.locations import (  # noqa: F401 - a stage finds every variant her
     ShuffleDontShuffle,
     ShuffleSeeded,
 )
+from pipeline.network import Network
 from pipeline.psyche import (  # noqa: F401 - Coordinator for whoever imports config
     LLM,
     MAX_CLIENTS,
@@ -331,6 +335,20 @@ class Runtime(Table):
     """Rounds between checkpoints: what a kill can cost."""
     keep_steps: Count = 2
     """Newest checkpoints kept while training."""
+    connections: Annotated[int, Field(ge=1, le=256)] = Network().connections
+    """Files, or ranges of files, fetched at once."""
+    attempts: Count = Network().attempts
+    """Failures in a row, without a byte in between, after which a fetch gives up."""
+    stall_seconds: Positive = Network().stall_seconds
+    """Seconds without an answer, or without a byte, that count as a failure."""
+    stream_cache_mb: Count = Network().cache_bytes // 10**6
+    """Megabytes of memory for tokens that are read while training, with [download] stream."""
+
+    @property
+    def network(self) -> Network:
+        """How the network is used."""
+        cache_bytes = self.stream_cache_mb * 10**6
+        return Network(self.connections, self.attempts, self.stall_seconds, cache_bytes)
 
 
 class Run(Table):
@@ -343,6 +361,8 @@ class Run(Table):
     """Psyche's coordinator: rounds, epochs, batch, witnesses."""
     model: Model
     """Psyche's model: what is trained, on what, and how."""
+    download: Download = Download()
+    """How much of the data is fetched, and when."""
     peers: Peers = Field(
         default_factory=lambda fields: Peers(count=fields["config"].init_min_clients)
     )
@@ -390,6 +410,21 @@ class Run(Table):
             value = getattr(self.links, key)
             if isinstance(value, tuple) and len(value) != count:
                 raise wrong(("links", key), f"one number, or {count} of them (peers.count)")
+        return self
+
+    @model_validator(mode="after")
+    def _limit_fits(self) -> "Run":
+        limit = self.download.limit
+        if limit is None or limit.steps is None:
+            return self
+        batch, length = self.config.global_batch_size_end, self.llm.max_seq_len
+        if limit.batch != batch:
+            raise wrong(("download", "limit", "batch"), f"{batch}, the largest batch of [config]")
+        if limit.max_seq_len != length:
+            raise wrong(("download", "limit", "max_seq_len"), f"{length}, as model.LLM has it")
+        if limit.steps < self.config.total_steps:
+            steps = self.config.total_steps
+            raise wrong(("download", "limit", "steps"), f"at least config.total_steps ({steps})")
         return self
 
     @model_validator(mode="after")

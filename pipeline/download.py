@@ -1,14 +1,30 @@
-"""Stage download: `model.LLM.data_location` -> data/shards, token files and tokenizer."""
+"""Stage download: `model.LLM.data_location` -> data/shards, token files and tokenizer.
+
+With `[download] stream` the token files stay where they are: data/shards says where that is.
+"""
 
 import logging
 from functools import partial
 
-from pipeline import pins, providers, tokens
+from pipeline import fetch, pins, providers, tokens
 from pipeline.artifacts import Paths
 from pipeline.config import Run
+from pipeline.errors import LockstepError
 from pipeline.progress import Progress
+from pipeline.providers import Wanted
 
 log = logging.getLogger(__name__)
+
+
+def wanted(config: Run, paths: Paths) -> Wanted:
+    """What the run wants of its data location."""
+    return Wanted(
+        store=paths.store,
+        limit=config.download.limit,
+        stream=config.download.stream,
+        network=config.runtime.network,
+        progress=partial(Progress, "download"),
+    )
 
 
 def run(config: Run, paths: Paths) -> None:
@@ -21,17 +37,27 @@ def run(config: Run, paths: Paths) -> None:
     location = config.llm.data_location
     provider = providers.get(location)
     with paths.building() as folder:
-        fetched = provider.fetch(location, folder, partial(Progress, "download"))
-        shards = tokens.write_shards(
-            folder,
-            fetched.token_size_in_bytes,
-            fetched.vocab_size,
-            fetched.shuffle,
-            fetched.source,
+        fetched = provider.fetch(location, folder, wanted(config, paths))
+        shards = tokens.Shards(
+            format=2,
+            token_size_in_bytes=fetched.token_size_in_bytes,
+            vocab_size=fetched.vocab_size,
+            shuffle=fetched.shuffle,
+            parts=fetched.parts,
+            columns=fetched.columns,
+            files=fetched.files,
+            source=fetched.source,
         )
+        tokens.write_shards(folder, shards)
         read, sha256 = shards.source["read"], shards.source["sha256"]
-        pinned = pins.check("data", config.pins.data, sha256, read)
-    for warning in fetched.warnings:
+        try:
+            pinned = pins.check("data", config.pins.data, sha256, read)
+        except LockstepError:
+            # of what no server vouched for, a copy may have been spoilt on its way
+            fetch.forget(paths.store, [file.sha256 for file in shards.files if file.sha256])
+            raise
+    same = [f"{one} and {other} are the same file" for one, other in tokens.duplicates(shards)]
+    for warning in (*fetched.warnings, *same):
         log.warning(f"download: warning: {warning}")
     log.info(f"download: read {read} (sha256 {sha256[:12]}, {pinned})")
     log.info(f"download: {summary(shards)}")
@@ -39,10 +65,14 @@ def run(config: Run, paths: Paths) -> None:
 
 def summary(shards: tokens.Shards) -> str:
     """What came of it, in a line."""
+    columns = len(shards.columns)
     found = [
-        f"{sum(file.tokens for file in shards.split(split)):,} {split} tokens "
+        f"{sum(file.tokens for file in shards.split(split)) // columns:,} {split} tokens "
         f"in {len(shards.split(split))} files"
         for split in ("train", "held_out")
     ]
     vocab = "unknown" if shards.vocab_size is None else f"{shards.vocab_size:,}"
-    return f"{', '.join(found)}; vocabulary {vocab}, {shards.token_size_in_bytes} bytes a token"
+    where = ", read while training" if any(file.origin for file in shards.files) else ""
+    return (
+        f"{', '.join(found)}{where}; vocabulary {vocab}, {shards.token_size_in_bytes} bytes a token"
+    )

@@ -1,7 +1,7 @@
 """Stage evaluate: the exported folder on held-out text, and what it writes -> data/evaluate.
 
 What is measured is what was exported: the weights are read back from the Hugging Face folder.
-Shapes in names: N sequences of T tokens, V vocabulary.
+Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 """
 
 import json
@@ -18,9 +18,11 @@ from tokenizers import Tokenizer
 
 from pipeline import artifacts, config, devices, held_out, hf
 from pipeline.artifacts import METRICS, Paths
+from pipeline.columns import counted, split
 from pipeline.errors import LockstepError
 from pipeline.generate import generate
-from pipeline.loss import cross_entropy
+from pipeline.held_out import HeldOut
+from pipeline.loss import measured
 from pipeline.optim.optimizer import Tree
 from pipeline.placement import places
 
@@ -39,15 +41,16 @@ class Exported(NamedTuple):
     """What an exported folder holds.
 
     hf_config: its config.json; context: the most tokens it is made for; apply(params, tokens_BT)
-    gives logits_BTV, losses(params, tokens_BT) each sequence's loss; tokenizer: None where there is
-    no tokenizer.json.
+    gives logits_BTV, features(params, tokens_BT, ...) and head(params) what `loss.measured` takes;
+    tokenizer: None where there is no tokenizer.json.
     """
 
     hf_config: dict
     context: int
     params: Tree
     apply: Callable[[Tree, jax.Array], jax.Array]
-    losses: Callable[[Tree, jax.Array], jax.Array]
+    features: Callable[..., jax.Array]
+    head: Callable[[Tree], jax.Array]
     tokenizer: Tokenizer | None
 
 
@@ -57,20 +60,20 @@ def run(run: config.Run, paths: Paths) -> None:
     devices.keep_compiled(paths.store / "compiled")
     notes: list[str] = []
     if (export / hf.REFUSED).exists():
-        measured, text = NOTHING, None
+        numbers, text = NOTHING, None
         notes.append("the export was refused, so there is nothing to measure")
     else:
         exported = read(export, run)
-        measured = _measure(run, exported, held_out.read(run, shards), export, notes)
+        numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
         text = _sample(run, exported, notes)
-    result = measured | {"prompt": run.evaluate.prompt, "text": text, "notes": notes}
+    result = numbers | {"prompt": run.evaluate.prompt, "text": text, "notes": notes}
     with paths.building() as folder:
         artifacts.write_json(folder / "evaluate.json", result)
         artifacts.write_text(folder / "sample.txt", text or "")
-        artifacts.write_json(folder / METRICS / "evaluate.json", measured)
+        artifacts.write_json(folder / METRICS / "evaluate.json", numbers)
     for name in ("held_out_loss", "perplexity", "bits_per_byte"):
-        if measured[name] is not None:
-            print(f"evaluate: {name.replace('_', ' ')} {measured[name]:.4f}")
+        if numbers[name] is not None:
+            print(f"evaluate: {name.replace('_', ' ')} {numbers[name]:.4f}")
     for note in notes:
         print(f"evaluate: {note}")
 
@@ -85,14 +88,10 @@ def read(export: Path, run: config.Run) -> Exported:
     model, model_config = hf.model_of(hf_config, export / hf.CONFIG)
     how = {"scan": run.peers.scan_layers, "dtype": jnp.dtype("float32")}
     apply = partial(model.apply, model_config, **how)
-
-    def losses(params: Tree, tokens_BT: jax.Array) -> jax.Array:
-        x_ND = model.features(model_config, params, tokens_BT, **how)
-        return cross_entropy(x_ND, model.head(model_config, params), tokens_BT)
-
+    features, head = partial(model.features, model_config, **how), partial(model.head, model_config)
     context = min(model_config.max_position_embeddings, run.llm.max_seq_len)
     tokenizer = _tokenizer(export / "tokenizer.json")
-    return Exported(hf_config, context, params, apply, losses, tokenizer)
+    return Exported(hf_config, context, params, apply, features, head, tokenizer)
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:
@@ -108,36 +107,47 @@ def _tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _measure(
-    run: config.Run, exported: Exported, tokens_NT: np.ndarray, export: Path, notes: list[str]
+    run: config.Run, exported: Exported, data: HeldOut, export: Path, notes: list[str]
 ) -> dict:
-    """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted."""
-    if not len(tokens_NT):
+    """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted, and
+    where there are labels, those of them that count."""
+    rows_NW, columns = data
+    if not len(rows_NW):
         notes.append("the data has no held-out split, so there is no loss to measure")
         return NOTHING
-    measure = jax.jit(exported.losses)
+
+    def measure(params: Tree, rows_BW: jax.Array) -> jax.Array:
+        rows = split(rows_BW, columns)
+        given = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
+        x_ND = exported.features(params, rows.inputs, **given)
+        return measured(x_ND, exported.head(params), rows)
+
     params_at = {
         place: place.put(exported.params) for place in places(jax.devices(), run.peers.fsdp)
     }
-    loss = held_out.mean_loss(measure, params_at, tokens_NT, run.peers.micro_batch)
+    size = run.peers.micro_batch
+    loss = held_out.mean_loss(jax.jit(measure), params_at, rows_NW, size, columns)
     perplexity = float(np.exp(loss))
     if not math.isfinite(perplexity):
         raise LockstepError(
             f"{export}: held-out loss is {loss}, expected a number; [export] dtype = "
             f"{run.export.dtype} may be too narrow for these weights"
         )
-    labels_NS = tokens_NT[:, 1:]
-    size = bytes_of(labels_NS, exported.tokenizer, notes)
+    rows = split(rows_NW, columns)
+    labels_NT = rows.inputs if rows.labels is None else rows.labels
+    labels_P = labels_NT[:, 1:][counted(rows_NW, columns)]
+    size = bytes_of(labels_P, exported.tokenizer, notes)
     return {
         "held_out_loss": loss,
         "perplexity": perplexity,
-        "bits_per_byte": loss * labels_NS.size / math.log(2) / size if size else None,
-        "sequences": len(tokens_NT),
-        "tokens": labels_NS.size,
+        "bits_per_byte": loss * labels_P.size / math.log(2) / size if size else None,
+        "sequences": len(rows_NW),
+        "tokens": labels_P.size,
         "bytes": size,
     }
 
 
-def bytes_of(tokens_NS: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
+def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
     """The bytes of text that these tokens stand for; None, and a note, where none can say.
 
     In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
@@ -151,19 +161,19 @@ def bytes_of(tokens_NS: np.ndarray, tokenizer: Tokenizer | None, notes: list[str
         notes.append("the tokenizer is not byte-level, so bits per byte are unknown")
         return None
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    bytes_V = np.full(max(*vocabulary.values(), tokens_NS.max()) + 1, UNKNOWN)
+    bytes_V = np.full(max(*vocabulary.values(), tokens_P.max()) + 1, UNKNOWN)
     for token, index in vocabulary.items():
         bytes_V[index] = len(token)
     for index, added in tokenizer.get_added_tokens_decoder().items():
         bytes_V[index] = 0 if added.special else len(added.content.encode())
-    found_NS = bytes_V[tokens_NS]
-    if (found_NS == UNKNOWN).any():
+    found_P = bytes_V[tokens_P]
+    if (found_P == UNKNOWN).any():
         notes.append(
-            f"token {tokens_NS[found_NS == UNKNOWN][0]} of the held-out split is not in the "
+            f"token {tokens_P[found_P == UNKNOWN][0]} of the held-out split is not in the "
             "tokenizer, so bits per byte are unknown"
         )
         return None
-    return int(found_NS.sum())
+    return int(found_P.sum())
 
 
 def _decoders(tokenizer: Tokenizer) -> list[str]:

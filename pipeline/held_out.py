@@ -2,46 +2,64 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from pipeline import config, tokens
+from pipeline.columns import counted
 from pipeline.optim.optimizer import Tree
 from pipeline.placement import Place
+from pipeline.shards import PLAIN, Column
 
 
-def read(run: config.Run, shards: Path) -> np.ndarray:
-    """The held-out sequences that are measured: int32 [N, T]; N is 0 where there are none.
+class HeldOut(NamedTuple):
+    """What is measured: int32 rows_NW, N of them 0 where there are none, and their columns."""
+
+    rows_NW: np.ndarray
+    columns: tuple[Column, ...]
+
+
+def read(run: config.Run, shards: Path) -> HeldOut:
+    """The held-out rows that are measured: those of which anything counts.
 
     Args:
       run: the whole run; at most its `[held_out] sequences` are read.
       shards: what stage download left.
     """
-    sequences = tokens.open_shards(shards, "held_out", run.llm.max_seq_len)
-    return sequences.take(np.arange(min(len(sequences), run.held_out.sequences)))
+    listed = tokens.read_shards(shards)
+    length, network = run.llm.max_seq_len, run.runtime.network
+    sequences = tokens.Sequences(shards, listed, "held_out", length, network)
+    rows_NW = sequences.take(np.arange(min(len(sequences), run.held_out.sequences)))
+    return HeldOut(rows_NW[counted(rows_NW, listed.columns).any(axis=1)], listed.columns)
 
 
 def mean_loss(
     measure: Callable[[Tree, jax.Array], jax.Array],
     params_at: Mapping[Place, Tree],
-    tokens_NT: np.ndarray,
+    rows_NW: np.ndarray,
     size: int,
+    columns: tuple[Column, ...] = PLAIN,
 ) -> float:
-    """Mean cross-entropy in nats per predicted token, over all sequences.
+    """Mean cross-entropy in nats per predicted token that counts, over all rows.
 
     Args:
-      measure: each sequence's cross-entropy, `Programs.measure`.
+      measure: each row's cross-entropy, `Programs.measure`.
       params_at: the params in each place that may help.
-      tokens_NT: int32 held-out sequences.
-      size: sequences measured at once; the last lot is padded, so that one shape is compiled.
+      rows_NW: int32 held-out rows; something counts of each.
+      size: rows measured at once; the last lot is padded, so that one shape is compiled.
+      columns: of the rows.
     """
     places = list(params_at)
-    count = len(tokens_NT)
-    padded = np.pad(tokens_NT, ((0, -count % size), (0, 0)))
-    lots = padded.reshape(-1, size, tokens_NT.shape[1])
+    count = len(rows_NW)
+    padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))
+    lots = padded.reshape(-1, size, rows_NW.shape[1])
     losses = [
         measure(params_at[place], place.put_sequences(lot))
         for lot, place in zip(lots, places * len(lots), strict=False)
     ]
-    return float(np.mean(np.concatenate(jax.device_get(losses))[:count], dtype=np.float64))
+    losses_N = np.concatenate(jax.device_get(losses))[:count]
+    if "labels" not in columns:  # each row has as many
+        return float(np.mean(losses_N, dtype=np.float64))
+    return float(np.average(losses_N, weights=counted(rows_NW, columns).sum(axis=1)))

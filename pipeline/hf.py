@@ -26,24 +26,14 @@ from pipeline import tensorfile
 from pipeline.artifacts import read_json, write_json
 from pipeline.errors import LockstepError
 from pipeline.tensorfile import Form, Reader
+from pipeline.tokenizer_files import TOKENIZER_FILES
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = r"[\w-][\w.-]*\.safetensors"  # a file of weights in the same folder
 REFUSED = "refused.json"  # stands in the place of weights where the audit failed
 # What may stand beside the weights; nothing else is fetched or copied: no code, no pickle.
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-)
+COMPANIONS = ("generation_config.json", *TOKENIZER_FILES)
 FLOATS = ("F32", "BF16", "F16")  # what a tensor may be stored in, as safetensors has it
 EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}  # its bits are all set in infinity and NaN
 

@@ -3,15 +3,12 @@
 $HF_ENDPOINT says which hub, and $HF_TOKEN (or a login of the client's) who asks.
 """
 
-import hashlib
 import logging
-import re
-import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pipeline import artifacts, hf, secrets
+from pipeline import hf, hub_files, secrets
 from pipeline.errors import LockstepError
 
 log = logging.getLogger(__name__)
@@ -34,29 +31,13 @@ def download(repo_id: str, revision: str | None, cache: Path) -> Path:
     Raises:
       LockstepError: there is no such model or revision, it cannot be read, or it came damaged.
     """
-    from huggingface_hub import get_token, snapshot_download
-
-    _quiet()
     name = f"model.LLM.checkpoint.Hub: {repo_id}"
     if revision is not None:
         name += f" at {revision}"
-    try:
-        folder = Path(
-            snapshot_download(
-                repo_id, revision=revision, cache_dir=cache, allow_patterns=list(MODEL)
-            )
-        )
-    except Exception as error:  # the client's, the network's and the file system's: dozens of kinds
-        said = secrets.said(error, get_token())
-        # the library's error may hold what is hidden here, so none is shown behind ours
-        raise LockstepError(f"{name}: {said}, expected a folder or a model on the hub") from None
-    for file in sorted(folder.iterdir()):
-        _check_download(name, file)
+    expected = "a folder or a model on the hub"
+    folder = hub_files.download(name, repo_id, revision, cache, MODEL, expected)
     if revision != folder.name:
-        log.warning(
-            f"convert: warning: {name} is commit {folder.name} today; "
-            "set revision to that, so that the run stays the same"
-        )
+        log.warning(f"convert: warning: {hub_files.moves(name, folder.name, 'revision')}")
     return folder
 
 
@@ -80,7 +61,7 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
-    _quiet()
+    hub_files.quiet()
     api = HfApi()
     names = {file.name for file in files}
     try:
@@ -103,40 +84,3 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
 
 def _is_of_a_model(name: str) -> bool:
     return "/" not in name and any(fnmatch(name, pattern) for pattern in MODEL)
-
-
-def _quiet() -> None:
-    """Keeps the client from what is no good in a log.
-
-    It warns of each retry with the address, which is signed where it uploads, and draws its bars
-    where nobody looks.
-    """
-    from huggingface_hub.utils import disable_progress_bars
-    from huggingface_hub.utils import logging as client
-
-    client.set_verbosity_error()
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-
-
-def _check_download(name: str, file: Path) -> None:
-    """Compares a file with the hash that the hub gave, which its client does not do.
-
-    The cache names a blob after it: the SHA-256 of a large file, the SHA-1 that git gives others.
-    """
-    blob = file.resolve()
-    expected = blob.name
-    if not re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", expected):
-        return  # a file system without symbolic links, or another server's kind of tag
-    if len(expected) == 64:
-        found = artifacts.sha256_file(blob)
-    else:
-        content = blob.read_bytes()
-        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    if found != expected:
-        blob.unlink()
-        file.unlink()
-        raise LockstepError(
-            f"{name}: {file.name} has hash {found}, expected {expected}; "
-            "the damaged copy is removed: run again"
-        )

@@ -4,11 +4,14 @@ Logits are the largest thing that a model of many tokens makes: V for each place
 they would be more than `LARGEST` numbers, they are made for some places at a time, and in training
 turned into the gradients of features and kernel at once, so that no more of them are ever kept.
 
-Shapes in names: B sequences of T tokens, N = B * T, C tokens at a time, D width, V vocabulary.
+Shapes in names: B sequences of T tokens, N = B * T, S = T - 1 predictions of each, C tokens at a
+time, D width, V vocabulary.
 """
 
 import jax
 import jax.numpy as jnp
+
+from pipeline.columns import UNCOUNTED, Columns
 
 LARGEST = 2**25  # logits at a time: 128 MiB of float32
 
@@ -23,47 +26,85 @@ def cross_entropy(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -
       kernel_DV: of the head, cast to that dtype.
       tokens_BT: int32.
     """
+    return jnp.mean(_predicted(x_ND, kernel_DV, tokens_BT), axis=-1)
+
+
+def targets(rows: Columns) -> jax.Array:
+    """What is predicted, [B, T]: the labels, any token where they are UNCOUNTED; or the inputs."""
+    return rows.inputs if rows.labels is None else jnp.maximum(rows.labels, 0)
+
+
+def measured(x_ND: jax.Array, kernel_DV: jax.Array, rows: Columns) -> jax.Array:
+    """Each row's mean cross-entropy over what counts of it: [B]; 0 where nothing does.
+
+    Args:
+      x_ND, kernel_DV: as in `cross_entropy`.
+      rows: its labels say what counts; without labels it is every token but the first.
+    """
+    if rows.labels is None:
+        return cross_entropy(x_ND, kernel_DV, rows.inputs)
+    counted_BS = rows.labels[:, 1:] != UNCOUNTED
+    losses_BS = _predicted(x_ND, kernel_DV, targets(rows))
+    return jnp.sum(losses_BS * counted_BS, axis=-1) / jnp.maximum(counted_BS.sum(axis=-1), 1)
+
+
+def weighted_cross_entropy(
+    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
+) -> jax.Array:
+    """The sum of cross-entropies, each times its weight; for gradients.
+
+    Weights are not differentiated.
+
+    Args:
+      x_ND, kernel_DV, tokens_BT: as in `cross_entropy`.
+      weight: of each sequence's mean, [B]; or of each prediction, [B, S], 0 where it is UNCOUNTED.
+    """
+    if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
+        return _total(x_ND, kernel_DV, tokens_BT, weight)
+    return _in_parts(x_ND, kernel_DV, tokens_BT, weight)
+
+
+def _total(
+    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
+) -> jax.Array:
+    each = cross_entropy if weight.ndim == 1 else _predicted
+    return jnp.sum(weight * each(x_ND, kernel_DV, tokens_BT))
+
+
+def _predicted(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """The cross-entropy of each prediction: [B, S]."""
     B, T = tokens_BT.shape
     if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
         logits_BTV = _logits(x_ND, kernel_DV).reshape(B, T, kernel_DV.shape[1])
         logits_BSV, labels_BS = logits_BTV[:, :-1], tokens_BT[:, 1:]
         label_logits_BS = jnp.take_along_axis(logits_BSV, labels_BS[..., None], axis=-1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(logits_BSV, axis=-1) - label_logits_BS, axis=-1)
+        return jax.nn.logsumexp(logits_BSV, axis=-1) - label_logits_BS
     losses_N = jax.lax.map(
         lambda some: _losses(*some, kernel_DV)[0], _some(x_ND, kernel_DV, tokens_BT)
     )
-    return jnp.mean(losses_N.reshape(-1)[: B * T].reshape(B, T)[:, :-1], axis=-1)
-
-
-def weighted_cross_entropy(
-    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight_B: jax.Array
-) -> jax.Array:
-    """The sum of `cross_entropy` over sequences, each times its weight; for gradients.
-
-    Weights are not differentiated.
-    """
-    if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
-        return jnp.sum(weight_B * cross_entropy(x_ND, kernel_DV, tokens_BT))
-    return _in_parts(x_ND, kernel_DV, tokens_BT, weight_B)
+    return losses_N.reshape(-1)[: B * T].reshape(B, T)[:, :-1]
 
 
 @jax.custom_vjp
 def _in_parts(
-    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight_B: jax.Array
+    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    return jnp.sum(weight_B * cross_entropy(x_ND, kernel_DV, tokens_BT))
+    return _total(x_ND, kernel_DV, tokens_BT, weight)
 
 
 def _forward(
-    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight_B: jax.Array
+    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """The loss and its gradients: of a number, they are known but for what it is multiplied by.
 
     Three products of N x D x V, as many as without parts; the logits are never made twice.
     """
     B, T = tokens_BT.shape
-    # the weight of a token: its sequence's share; the last one predicts nothing
-    weight_BT = jnp.broadcast_to(weight_B[:, None] / (T - 1), (B, T)).at[:, -1].set(0.0)
+    # the weight of what a token predicts; the last one predicts nothing
+    if weight.ndim == 1:  # its share of its sequence's
+        weight_BT = jnp.broadcast_to(weight[:, None] / (T - 1), (B, T)).at[:, -1].set(0.0)
+    else:
+        weight_BT = jnp.pad(weight, ((0, 0), (0, 1)))
     x_MCD, labels_MC = _some(x_ND, kernel_DV, tokens_BT)
     missing = x_MCD.shape[0] * x_MCD.shape[1] - B * T
     weight_MC = jnp.pad(weight_BT.reshape(-1), (0, missing)).reshape(labels_MC.shape)

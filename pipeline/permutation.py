@@ -4,9 +4,15 @@ A Feistel network is a bijection of pairs (left, right) whatever its round funct
 smallest pairs of equal width that can count to n, an index that falls outside 0..n-1 is sent
 through again until it falls inside (cycle walking), and so the whole is a bijection of 0..n-1.
 
+It is the same on every platform: SHA-256 and integers of 64 bits without a sign, and no floating
+point. Nothing is kept but the round keys, so 10**11 sequences take no more memory than ten.
+
 Psyche's `Shuffle::Seeded` is another function of the same 32 bytes: the Fisher-Yates shuffle of
-rand 0.9 over ChaCha8, of a list of all sequences held in memory. The order here is not that one;
-the guarantee is the same: the seed and n fix the order, and each sequence comes exactly once.
+rand 0.9 over ChaCha8, of a list of all sequences held in memory, of which entry i is read for index
+i. The order here is not that one, and no batch of a shuffled Psyche run is repeated here; the
+guarantee is the same: the seed and n fix the order, and each sequence comes exactly once. To draw
+Psyche's order one has to shuffle the whole list, whichever index is asked for; nor would it be the
+same list, since Psyche leaves out the last sequence of some files (`pipeline/tokens.py`).
 """
 
 import hashlib

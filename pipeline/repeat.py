@@ -16,10 +16,22 @@ from pydantic import ValidationError
 
 from pipeline import config, hf, summary
 from pipeline.artifacts import read_json
-from pipeline.bundle import DECODED, RUN, SAID, TOKENS, TRANSCRIPT, Said, listing, replayed
+from pipeline.bundle import (
+    COLUMNS,
+    DECODED,
+    RUN,
+    SAID,
+    TOKENS,
+    TRANSCRIPT,
+    Said,
+    listing,
+    replayed,
+)
 from pipeline.checkpoint import load_nested
+from pipeline.columns import UNCOUNTED, Columns
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.shards import PLAIN, Column
 from pipeline.swarm import wire
 from pipeline.swarm.audit import why_refused
 from pipeline.swarm.commitment import tree_hash
@@ -96,7 +108,10 @@ def read(folder: Path) -> Bundle:
     if (header.key, header.run) != (said.key, run.model_dump(mode="json", include=TABLES)):
         _refuse(transcript.folder / "header.json", f"it is not of run {said.key} as {RUN} has it")
     model, model_config = hf.model_of(header.model, transcript.folder / "header.json")
-    programs = Programs(run, header.model, said.first_step)
+    rows, columns = None, PLAIN
+    if (folder / TOKENS).exists():
+        rows, columns = _read_rows(folder / TOKENS, run, header.model)
+    programs = Programs(run, header.model, said.first_step, columns)
     params = jax.eval_shape(partial(model.init, model_config, 0))
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     like = State(_zeros(params), _zeros(shared), (_zeros(own),) * run.peers.count)
@@ -105,9 +120,10 @@ def read(folder: Path) -> Bundle:
     _check_rounds(folder, said, run, entries, form.kind == wire.DENSE)
     everybody = range(run.peers.count) if form.kind == wire.DENSE else None
     peers = replayed(said.findings, entries, everybody)
+    if peers and rows is None:
+        _refuse(folder / TOKENS, "no such file, expected the sequences to train on")
     why = why_not_bitwise(run, header)
-    data = _read_tokens(folder, run, header.model) if peers else None
-    replay = Replay(run, programs, transcript, data, form, like, bitwise=not why)
+    replay = Replay(run, programs, transcript, rows, form, like, bitwise=not why)
     if peers:
         _check_snapshots(transcript, Window(*said.window), peers, like)
         _check_messages(replay, entries)
@@ -172,8 +188,8 @@ def _print(line: str) -> None:
 class _Kept:
     """Some sequences of a run by their place in its order; stands for `tokens.Sequences`."""
 
-    def __init__(self, indices_N: np.ndarray, tokens_NT: np.ndarray):
-        self.indices_N, self.tokens_NT = indices_N, tokens_NT
+    def __init__(self, indices_N: np.ndarray, rows_NW: np.ndarray):
+        self.indices_N, self.rows_NW = indices_N, rows_NW
 
     def take(self, indices_N: np.ndarray) -> np.ndarray:
         """The sequences at these places.
@@ -186,7 +202,7 @@ class _Kept:
         if (self.indices_N[rows_N] != indices_N).any():
             text = f"without some of sequences {indices_N[0]} to {indices_N[-1]}"
             raise LockstepError(f"{TOKENS}: {text}, expected those that were assigned")
-        return self.tokens_NT[rows_N]
+        return self.rows_NW[rows_N]
 
 
 def _read_said(folder: Path) -> Said:
@@ -281,21 +297,34 @@ def _check_messages(replay: Replay, entries: Iterable[Entry]) -> None:
                 _refuse(replay.transcript.folder / "payloads" / message.payload, text)
 
 
-def _read_tokens(folder: Path, run: config.Run, hf_config: dict[str, Any]) -> _Kept:
-    path, found = folder / TOKENS, load_nested(folder / TOKENS)
-    indices_N, tokens_NT = found.get("indices"), found.get("tokens")
+def _read_rows(
+    path: Path, run: config.Run, hf_config: dict[str, Any]
+) -> tuple[_Kept, tuple[Column, ...]]:
+    """The sequences of a bundle, and the columns that they have."""
+    found, length = load_nested(path), run.llm.max_seq_len
+    arrays = {name: x for name, x in found.items() if isinstance(x, np.ndarray)}
+    indices_N = arrays.get("indices", np.zeros(0, np.int64))
+    rows = {name: arrays[name] for name in COLUMNS if name in arrays}
     if (
-        found.keys() != {"indices", "tokens"}
-        or (indices_N.dtype, tokens_NT.dtype) != (np.int64, np.int32)
-        or tokens_NT.shape != (indices_N.size, run.llm.max_seq_len)
+        found.keys() != {"indices", *rows}
+        or COLUMNS[0] not in rows
+        or indices_N.dtype != np.int64
         or indices_N.shape != (indices_N.size,)
+        or any((x.dtype, x.shape) != (np.int32, (indices_N.size, length)) for x in rows.values())
         or not indices_N.size
         or (np.diff(indices_N) <= 0).any()
     ):
-        _refuse(path, f"expected ascending indices, and as many sequences of {run.llm.max_seq_len}")
-    if tokens_NT.min() < 0 or tokens_NT.max() >= hf_config["vocab_size"]:
-        _refuse(path, f"expected token ids from 0 and below {hf_config['vocab_size']}")
-    return _Kept(indices_N, tokens_NT)
+        _refuse(path, f"expected ascending indices, and as many sequences of {length}")
+    vocabulary = hf_config["vocab_size"]
+    # of what a number can be in a row; sequences are as many as tokens, and padding
+    limits = dict(zip(COLUMNS, (vocabulary, vocabulary, length, length + 1), strict=True))
+    for name, x_NT in rows.items():
+        known = x_NT[x_NT != UNCOUNTED] if name == "labels" else x_NT
+        if known.size and (known.min() < 0 or known.max() >= limits[name]):
+            what = "token ids" if name == COLUMNS[0] else name
+            _refuse(path, f"expected {what} from 0 and below {limits[name]}")
+    columns = tuple(Columns._fields[COLUMNS.index(name)] for name in rows)
+    return _Kept(indices_N, np.concatenate(list(rows.values()), axis=1)), columns
 
 
 def _zeros(shapes: Tree) -> Tree:

@@ -1,214 +1,119 @@
-"""Token shards on disk, and the sequences in them: `take` is a pure function of its indices.
-
-A `.ds` file is Psyche's and datatrove's format: tokens as little-endian unsigned integers of 2 or 4
-bytes, and nothing else. `shards.json` beside them lists the files of each split in their order.
+"""The sequences in token shards: `take` is a pure function of its indices.
 
 A file of T tokens holds floor(T / L) sequences of L tokens. Psyche counts ceil((T - L) / L), which
 is one less where L divides T: nothing is dropped here that Psyche keeps, and a file that divides
 evenly keeps its last sequence. What remains after the last whole sequence of a file is read by
-neither.
+neither. Where data has C columns, a sequence is a row of C * L numbers.
 
-Shapes: N sequences, L tokens of each.
+Shapes: N sequences, L tokens of each, W = C * L numbers of a row, F files, P parts, B positions of
+a block.
 """
 
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field, JsonValue, ValidationError
 
-from pipeline.artifacts import sha256_file, write_json
+from pipeline import mixture
 from pipeline.errors import LockstepError
-from pipeline.locations import AnyShuffle, Shuffle, ShuffleSeeded
+from pipeline.locations import Shuffle, ShuffleSeeded
+from pipeline.network import Network
 from pipeline.permutation import permute
-from pipeline.table import Table
+from pipeline.shards import (  # noqa: F401 - all that is known of tokens is found here
+    PLAIN,
+    SHARDS,
+    ZEROS,
+    Column,
+    Part,
+    ShardFile,
+    Shards,
+    Split,
+    count_tokens,
+    duplicates,
+    measure,
+    read_shards,
+    write_shards,
+)
+from pipeline.token_files import TokenFiles
+from pipeline.token_ids import Ids, check_file_ids, check_ids, limit_of  # noqa: F401 - as above
 
-SHARDS = "shards.json"
-OPEN_FILES = 512  # a mapped file holds a descriptor, and a process has about a thousand
-SCAN_TOKENS = 2**22
-
-Split = Literal["train", "held_out"]
-
-
-class ShardFile(Table):
-    """One token file: its path in the folder, its length in tokens, its SHA-256."""
-
-    path: Annotated[str, Field(pattern=r"^(train|held_out)/[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
-    split: Split
-    tokens: Annotated[int, Field(gt=0)]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Shards(Table):
-    """What `shards.json` says. Files of a split are read in the order in which they stand."""
-
-    format: Literal[1]
-    token_size_in_bytes: Literal[2, 4]
-    vocab_size: Annotated[int, Field(gt=0)] | None
-    shuffle: AnyShuffle
-    files: tuple[ShardFile, ...]
-    source: dict[str, JsonValue]
-
-    def split(self, split: Split) -> tuple[ShardFile, ...]:
-        """The files of one split, in order."""
-        return tuple(file for file in self.files if file.split == split)
+BLOCK = 2048  # positions whose places are found at once
+NEAR = 64  # spans, of the length of one, between two that are asked for in the same round
+CACHES_AHEAD = 4  # what is expected fills at most one in so many parts of the cache
+DEFAULT_NETWORK = Network()
 
 
-def read_shards(folder: Path) -> Shards:
-    """Reads `shards.json`, and checks the length of every file that it lists.
-
-    Raises:
-      LockstepError: it is missing or malformed, or a file is missing or of another length.
-    """
-    path = folder / SHARDS
-    try:
-        shards = Shards.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise LockstepError(f"{path}: not there, expected from the stage download") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise LockstepError(
-            f"{path}: {key}: found {first['input']!r:.80}: {first['msg']}"
-        ) from error
-    for file in shards.files:
-        expected = file.tokens * shards.token_size_in_bytes
-        try:
-            found = (folder / file.path).stat().st_size
-        except FileNotFoundError as error:
-            raise LockstepError(f"{folder / file.path}: not there, listed in {path}") from error
-        if found != expected:
-            raise LockstepError(
-                f"{folder / file.path}: found {found} bytes, expected {expected} as {path} says"
-            )
-    return shards
-
-
-def write_shards(
+def open_shards(
     folder: Path,
-    token_size_in_bytes: int,
-    vocab_size: int | None,
-    shuffle: Shuffle,
-    source: dict,
-) -> Shards:
-    """Writes `shards.json` for the token files that lie in `train/` and `held_out/`, by name.
-
-    Args:
-      folder: the shards folder.
-      token_size_in_bytes: 2 or 4.
-      vocab_size: every id is smaller, as the provider saw to; None where it is not known.
-      shuffle: the order of the train split.
-      source: what the tokens were made of, as JSON.
-
-    Raises:
-      LockstepError: a file is empty or of odd length.
-    """
-    files = []
-    for split in ("train", "held_out"):
-        paths = (folder / split).glob("*.ds")
-        for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
-            tokens = count_tokens(path, token_size_in_bytes)
-            name, sha256 = f"{split}/{path.name}", sha256_file(path)
-            files.append(ShardFile(path=name, split=split, tokens=tokens, sha256=sha256))
-    shards = Shards(
-        format=1,
-        token_size_in_bytes=token_size_in_bytes,
-        vocab_size=vocab_size,
-        shuffle=shuffle,
-        files=tuple(files),
-        source=source,
-    )
-    write_json(folder / SHARDS, shards.model_dump(mode="json"))
-    return shards
-
-
-def count_tokens(path: Path, token_size_in_bytes: int) -> int:
-    """The length of a token file in tokens.
-
-    Raises:
-      LockstepError: it is empty, or its length is no multiple of the token size.
-    """
-    size = path.stat().st_size
-    if size == 0:
-        raise LockstepError(
-            f"{path}: found 0 bytes, expected tokens of {token_size_in_bytes} bytes"
-        )
-    if size % token_size_in_bytes:
-        raise LockstepError(
-            f"{path}: found {size} bytes, expected a multiple of the token size, "
-            f"{token_size_in_bytes} bytes"
-        )
-    return size // token_size_in_bytes
-
-
-def map_tokens(path: Path, token_size_in_bytes: int) -> np.ndarray:
-    """The tokens of a file, mapped into memory and read where they are touched."""
-    return np.memmap(path, dtype=f"<u{token_size_in_bytes}", mode="r").view(np.ndarray)
-
-
-def check_file_ids(path: Path, token_size_in_bytes: int, vocab_size: int | None) -> None:
-    """Reads a whole token file and checks that each id lies below `vocab_size`.
-
-    Raises:
-      LockstepError: the first id that does not, with its offset in tokens.
-    """
-    tokens_T, limit = map_tokens(path, token_size_in_bytes), _limit(vocab_size)
-    for start in range(0, len(tokens_T), SCAN_TOKENS):
-        tokens_t = tokens_T[start : start + SCAN_TOKENS]
-        if int(tokens_t.max()) >= limit:
-            first = int(np.argmax(tokens_t >= limit))
-            raise _id_error(path, tokens_t[first], start + first, limit)
-
-
-def check_ids(folder: Path, vocab_size: int) -> None:
-    """Reads every token of a shards folder once: `check_file_ids` of each file.
-
-    Raises:
-      LockstepError: a token id is `vocab_size` or larger; names the file and the offset.
-    """
-    shards = read_shards(folder)
-    for file in shards.files:
-        check_file_ids(folder / file.path, shards.token_size_in_bytes, vocab_size)
-
-
-def open_shards(folder: Path, split: Split, max_seq_len: int) -> "Sequences":
+    split: Split,
+    max_seq_len: int,
+    network: Network = DEFAULT_NETWORK,
+    vocab_size: int | None = None,
+) -> "Sequences":
     """The sequences of one split; a split without files has none.
 
     Raises:
-      LockstepError: as `read_shards`; or every file of the split is shorter than `max_seq_len`.
+      LockstepError: as `read_shards` and `Sequences`.
     """
-    return Sequences(folder, read_shards(folder), split, max_seq_len)
+    return Sequences(folder, read_shards(folder), split, max_seq_len, network, vocab_size)
 
 
 class Sequences:
-    """The sequences of one split, from files that are mapped when first touched.
+    """The sequences of one split, from files that are opened when first touched.
 
     Args:
       folder: the shards folder.
       shards: what its `shards.json` says.
-      split: "train" is read in the order that `shards.shuffle` names, "held_out" in file order.
+      split: "train" is read in the order that `shards` says, "held_out" in file order.
       max_seq_len: L, the tokens in a sequence.
+      network: how files are read that lie elsewhere.
+      vocab_size: every id is to be below it too; None: only below that of `shards`.
+
+    Raises:
+      LockstepError: every file of the split is shorter than a sequence, a part with a weight has no
+        sequence, or more are mixed than can be.
     """
 
-    def __init__(self, folder: Path, shards: Shards, split: Split, max_seq_len: int):
+    def __init__(
+        self,
+        folder: Path,
+        shards: Shards,
+        split: Split,
+        max_seq_len: int,
+        network: Network = DEFAULT_NETWORK,
+        vocab_size: int | None = None,
+    ):
         self.folder, self.split, self.max_seq_len = folder, split, max_seq_len
+        self._ids = Ids(limit_of(shards.vocab_size, vocab_size), shards.columns)
+        self._number_bytes = shards.token_size_in_bytes
+        self._width = len(shards.columns) * max_seq_len
+        self._row_bytes = self._number_bytes * self._width
+
+        # The files of a part stand one after the other; the first sequence of each file, of each
+        # part, and one past the last of all.
+        parts = shards.parts if split == "train" else ()
         self.files = shards.split(split)
-        self._limit = _limit(shards.vocab_size)
-        shuffled = split == "train" and isinstance(shards.shuffle, ShuffleSeeded)
-        self._seed = bytes(shards.shuffle.seed) if shuffled else None
-        # The first sequence of each file, and one past the last of all.
-        counts_F = [file.tokens // max_seq_len for file in self.files]
+        if parts:
+            self.files = tuple(sorted(self.files, key=lambda file: file.part))
+        counts_F = [file.tokens // self._width for file in self.files]
         self._starts_F = np.cumsum([0, *counts_F], dtype=np.int64)
         if self.files and not len(self):
             longest = max(self.files, key=lambda file: file.tokens)
+            row = "" if shards.columns == PLAIN else f", in {len(shards.columns)} columns"
             raise LockstepError(
-                f"max_seq_len = {max_seq_len}: expected a {split} shard at least as long, found "
-                f"{longest.tokens} tokens in the longest, {folder / longest.path}"
+                f"max_seq_len = {max_seq_len}: expected a {split} shard at least as long{row}, "
+                f"found {longest.tokens} tokens in the longest, {longest.label(folder)}"
             )
-        # No reference to self, so that files close with the last use and not at a collection.
-        paths, size = [folder / file.path for file in self.files], shards.token_size_in_bytes
-        self._map = lru_cache(maxsize=OPEN_FILES)(lambda number: map_tokens(paths[number], size))
+        self._seed = _seed(shards.shuffle) if split == "train" else None
+        self._mixed = self._mix(parts) if parts else None
+        self._in_order = self._seed is None and self._mixed is None
+
+        nowhere = np.empty(0, np.int64)
+        self._block = _Block(0, nowhere, nowhere)
+        self._token_files = TokenFiles(folder, self.files, self._row_bytes, network)
+        self._most_ahead = max(1, network.cache_bytes // CACHES_AHEAD // self._row_bytes)
+        # The stretch of positions that were asked for, and where those end that are expected next.
+        self._first, self._next, self._expected = 0, 0, 0
 
     def __len__(self) -> int:
         return int(self._starts_F[-1])
@@ -216,60 +121,139 @@ class Sequences:
     def take(self, indices_N: np.ndarray) -> np.ndarray:
         """The sequences at these positions of the split's order.
 
-        Position p is sequence `permute(seed, p, len(self))` of the files where the train split is
-        shuffled, and sequence p where it is not.
+        Where the train split is shuffled, position p stands for `permute(seed, p, len(self))`.
+        Where it has parts, `mixture.place` says which part stands there, and how many of it come
+        before: so many, counted from 0 again after its last, is the sequence of the part, in the
+        part's own shuffled order where it has one. Without parts it is that of the files, one file
+        after the other.
 
         Args:
           indices_N: integers in 0..len(self)-1, repeated or not, in any order.
 
         Returns:
-          int32 [N, L].
+          int32 [N, W], the columns of a row one after the other.
 
         Raises:
-          LockstepError: an index lies outside, or a token read lies outside the vocabulary.
+          LockstepError: an index lies outside, a token read lies outside the vocabulary, or a file
+            cannot be read.
         """
         indices_N = np.asarray(indices_N, dtype=np.int64)
-        self._check_range(indices_N)
+        if not len(indices_N):
+            return np.empty((0, self._width), np.int32)
+        file_N, start_N = self._places(indices_N)
+        rows_NW = np.empty((len(indices_N), self._width), f"<u{self._number_bytes}")
+        self._token_files.read(file_N, start_N, rows_NW, self._in_order)
+        if self._token_files.has_streams and self.split == "train":
+            self._expect(int(indices_N.min()), int(indices_N.max()), len(indices_N))
+        if beyond := self._ids.beyond(rows_NW):
+            where = self.files[file_N[beyond.row]].label(self.folder)
+            offset = int(start_N[beyond.row]) // self._number_bytes + beyond.place
+            raise beyond.error(where, rows_NW[beyond.row, beyond.place], offset)
+        if self._number_bytes == 2:
+            return rows_NW.astype(np.int32)
+        # The same bits, also those of labels of -100, which are stored as 2**32 - 100.
+        return rows_NW.view("<i4").astype(np.int32, copy=False)
+
+    # ---- Where a position is ----
+
+    def _places(self, indices_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `_find`, of a whole block at once: the positions beside these are asked for soon."""
+        block = self._block
+        within_N = indices_N - block.first
+        # Seen without signs, what lies before the block lies far beyond it.
+        if np.maximum.reduce(within_N.view(np.uint64)) >= len(block.file_B):
+            low, high = int(indices_N.min()), int(indices_N.max())
+            if low < 0 or high >= len(self):
+                raise self._no_such(low if low < 0 else high)
+            first = low // BLOCK * BLOCK
+            if high >= first + BLOCK:
+                return self._find(indices_N)
+            places = self._find(np.arange(first, min(first + BLOCK, len(self))))
+            block = self._block = _Block(first, *places)
+            within_N = indices_N - first
+        return block.file_B[within_N], block.start_B[within_N]
+
+    def _no_such(self, index: int) -> LockstepError:
+        return LockstepError(
+            f"{self.folder}: sequence {index} asked for, expected one of the {len(self)} "
+            f"{self.split} sequences of {self.max_seq_len} tokens, from 0"
+        )
+
+    def _find(self, indices_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The file in which each position's row stands, and the byte there at which it begins."""
         if self._seed is not None:
             indices_N = permute(self._seed, indices_N, len(self))
+        if self._mixed is not None:
+            indices_N = self._mixed.sequences(indices_N)
         file_N = np.searchsorted(self._starts_F, indices_N, side="right") - 1
-        out_NL = np.empty((len(indices_N), self.max_seq_len), np.int32)
+        return file_N, (indices_N - self._starts_F[file_N]) * self._row_bytes
 
-        # One gather for each file touched: positions in file order, cut where the file changes.
-        order_N = np.argsort(file_N, kind="stable")
-        cuts = np.flatnonzero(np.diff(file_N[order_N])) + 1
-        for rows in np.split(order_N, cuts) if len(order_N) else ():
-            out_NL[rows] = self._read(int(file_N[rows[0]]), indices_N[rows])
-        return out_NL
-
-    def _check_range(self, indices_N: np.ndarray) -> None:
-        outside = indices_N[(indices_N < 0) | (indices_N >= len(self))]
-        if outside.size:
+    def _mix(self, parts: tuple[Part, ...]) -> "_Mixed":
+        of_F = [file.part for file in self.files]
+        starts_P = self._starts_F[np.searchsorted(of_F, np.arange(len(parts)))]
+        sizes_P = np.diff(starts_P, append=len(self))
+        for number, part in enumerate(parts):
+            if part.weight is not None and not sizes_P[number]:
+                raise LockstepError(
+                    f"{self.folder / SHARDS}: parts.{number}: found no sequence of "
+                    f"{self.max_seq_len} tokens, expected some for its weight, {part.weight}"
+                )
+        if len(self) > mixture.LARGEST:
             raise LockstepError(
-                f"{self.folder}: sequence {outside[0]} asked for, expected one of the "
-                f"{len(self)} {self.split} sequences of {self.max_seq_len} tokens, from 0"
+                f"{self.folder / SHARDS}: found {len(self)} sequences in {len(parts)} parts, "
+                f"expected at most {mixture.LARGEST}, as many as can be mixed"
             )
+        counts_P = mixture.counts([part.weight for part in parts], sizes_P.tolist())
+        return _Mixed(counts_P, starts_P, sizes_P, [_seed(part.shuffle) for part in parts])
 
-    def _read(self, number: int, sequences_n: np.ndarray) -> np.ndarray:
-        L = self.max_seq_len
-        tokens_T = self._map(number)
-        within_n = sequences_n - self._starts_F[number]
-        found_nL = tokens_T[: len(tokens_T) // L * L].reshape(-1, L)[within_n]
-        beyond_nL = found_nL >= self._limit
-        if beyond_nL.any():
-            row, column = np.argwhere(beyond_nL)[0]
-            offset = int(within_n[row]) * L + int(column)
-            path = self.folder / self.files[number].path
-            raise _id_error(path, found_nL[row, column], offset, self._limit)
-        return found_nL
+    # ---- What is asked next ----
+
+    def _expect(self, low: int, high: int, count: int) -> None:
+        """Has the positions fetched that are likely asked next: those that follow.
+
+        In each round peers ask for spans of its positions, one peer after the other but the spans
+        in any order, and the next round's follow. So what is asked near a stretch of positions
+        belongs to it, and after it as many are expected as it has, or twice as many as were just
+        asked: soon a whole round, and never much more in all than was read.
+        """
+        near = NEAR * count
+        if high < self._first - near or low > self._expected + near:
+            self._first, self._next, self._expected = low, high + 1, high + 1
+        self._first, self._next = min(self._first, low), max(self._next, high + 1)
+        ahead = min(max(2 * count, self._next - self._first), self._most_ahead)
+        start = max(self._next, self._expected)
+        stop = min(self._next + ahead, len(self))
+        if start < stop:
+            self._expected = stop
+            self._token_files.expect(*self._find(np.arange(start, stop)))
 
 
-def _limit(vocab_size: int | None) -> int:
-    # Without a vocabulary, still no id that int32 cannot hold: it would come out negative.
-    return 2**31 if vocab_size is None else vocab_size
+class _Block(NamedTuple):
+    """Where the rows of positions in a row are, from `first` on."""
+
+    first: int
+    file_B: np.ndarray
+    start_B: np.ndarray
 
 
-def _id_error(path: Path, token: np.integer, offset: int, limit: int) -> LockstepError:
-    return LockstepError(
-        f"{path}: found token id {token} at token {offset}, expected ids below {limit}"
-    )
+class _Mixed(NamedTuple):
+    """Parts of which each has its place in the files, mixed as `mixture` says."""
+
+    counts_P: np.ndarray
+    starts_P: np.ndarray
+    sizes_P: np.ndarray
+    seeds_P: list[bytes | None]
+
+    def sequences(self, indices_N: np.ndarray) -> np.ndarray:
+        """The sequence that stands at each place, counted over all files."""
+        part_N, drawn_N = mixture.place(self.counts_P, indices_N)
+        found_N = drawn_N % self.sizes_P[part_N]
+        for part, seed in enumerate(self.seeds_P):
+            of_part = np.flatnonzero(part_N == part) if seed is not None else ()
+            if len(of_part):
+                found_N[of_part] = permute(seed, found_N[of_part], int(self.sizes_P[part]))
+        return self.starts_P[part_N] + found_N
+
+
+def _seed(shuffle: Shuffle) -> bytes | None:
+    return bytes(shuffle.seed) if isinstance(shuffle, ShuffleSeeded) else None

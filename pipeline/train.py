@@ -50,15 +50,18 @@ def run(run: config.Run, paths: Paths) -> None:
     devices.keep_compiled(paths.store / "compiled")
     hf_config = artifacts.read_json(init / "hf" / "config.json")
     fused.check(run, hf_config)
-    programs = Programs(run, hf_config, earlier.trained_steps(init))
+    listed = tokens.read_shards(shards)
+    _check_kind(run, shards, listed)
+    programs = Programs(run, hf_config, earlier.trained_steps(init), listed.columns)
     begin = start.read(init, run, programs)
-    data = tokens.open_shards(shards, "train", run.llm.max_seq_len)
-    _check(run, shards, data, hf_config, begin)
-    held_out_NT = held_out.read(run, shards)
-    if not len(held_out_NT):
+    sources = run.runtime.network, hf_config["vocab_size"]
+    data = tokens.Sequences(shards, listed, "train", run.llm.max_seq_len, *sources)
+    _check_tokens(run, shards, data, hf_config, begin)
+    held_out_NW, _ = held_out.read(run, shards)
+    if not len(held_out_NW):
         log.warning("train: the data has no held-out split, so no held-out loss is measured")
 
-    training = _Training(run, paths, programs, begin, data, held_out_NT, hf_config)
+    training = _Training(run, paths, programs, begin, data, held_out_NW, hf_config)
     training.prepare()
     training.take_rounds()
 
@@ -85,11 +88,11 @@ class _Training:
         programs: Programs,
         begin: start.Start,
         data: tokens.Sequences,
-        held_out_NT: np.ndarray,
+        held_out_NW: np.ndarray,
         hf_config: dict,
     ):
         self.run, self.paths, self.programs, self.begin = run, paths, programs, begin
-        self.data, self.held_out_NT, self.hf_config = data, held_out_NT, hf_config
+        self.data, self.held_out_NW, self.hf_config = data, held_out_NW, hf_config
         self.form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
         self.faults = Faults(run.faults.schedule, run.peers.seed, self.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
@@ -205,13 +208,15 @@ class _Training:
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         peers = self.run.peers.model_copy(update={"precision": other})
         run = self.run.model_copy(update={"peers": peers})
-        return Programs(run, self.hf_config, self.begin.step)
+        return Programs(run, self.hf_config, self.begin.step, self.programs.columns)
 
     def _measure(self) -> float | None:
-        if not len(self.held_out_NT):
+        if not len(self.held_out_NW):
             return None
-        measure, size = self.programs.measure, self.run.peers.micro_batch
-        return held_out.mean_loss(measure, self.peers.params_at, self.held_out_NT, size)
+        programs, size = self.programs, self.run.peers.micro_batch
+        return held_out.mean_loss(
+            programs.measure, self.peers.params_at, self.held_out_NW, size, programs.columns
+        )
 
     def _check_divergence(self, loss: float | None) -> None:
         before, factor = self.header.held_out_loss, self.run.held_out.stop_above
@@ -263,18 +268,33 @@ def _mean_size(sizes: dict[int, int]) -> str:
     return f"{np.mean(list(sizes.values())) / 1e3:.1f} kB" if sizes else "-"
 
 
-def _check(
+def _check_kind(run: config.Run, shards: Path, listed: tokens.Shards) -> None:
+    if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
+        raise LockstepError(
+            f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
+            "Pretraining, or Preprocessed data with labels"
+        )
+    length = listed.source.get("row_tokens", run.llm.max_seq_len)  # only Preprocessed has rows
+    if length != run.llm.max_seq_len:
+        raise LockstepError(
+            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the tokens of a "
+            f"row of {listed.source['read']}"
+        )
+
+
+def _check_tokens(
     run: config.Run, shards: Path, data: tokens.Sequences, hf_config: dict, begin: start.Start
 ) -> None:
-    if run.llm.data_type != "Pretraining":
-        raise LockstepError(
-            f"model.LLM.data_type: {run.llm.data_type}: this release has no labels to train on, "
-            "expected Pretraining"
-        )
     needed = start.sequences_needed(run, begin)
     if needed > len(data):
         raise LockstepError(
             f"{shards}: {len(data)} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
             f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
         )
-    tokens.check_ids(shards, hf_config["vocab_size"])
+    known, vocab_size = tokens.read_shards(shards).vocab_size, hf_config["vocab_size"]
+    if known is not None and known > vocab_size:
+        log.warning(
+            f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
+            f"{vocab_size}: an id that the model has not is refused where it occurs"
+        )
+    tokens.check_ids(shards, vocab_size, run.llm.max_seq_len)

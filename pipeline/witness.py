@@ -32,10 +32,12 @@ def run(run: config.Run, paths: Paths) -> None:
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
     hf_config = artifacts.read_json(init / "hf" / "config.json")
-    programs = Programs(run, hf_config, earlier.trained_steps(init))
+    listed = tokens.read_shards(shards)
+    programs = Programs(run, hf_config, earlier.trained_steps(init), listed.columns)
     begin = start.read(init, run, programs)
     form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
-    data = tokens.open_shards(shards, "train", run.llm.max_seq_len)
+    sources = run.runtime.network, hf_config["vocab_size"]
+    data = tokens.Sequences(shards, listed, "train", run.llm.max_seq_len, *sources)
     transcript = Transcript(trained / "transcript")
 
     # Everything cheap, of every round

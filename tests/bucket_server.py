@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import google_crc32c
 
@@ -24,49 +25,51 @@ class Object:
     content: bytes
     encoding: str | None = None
 
+    @cached_property
+    def hashes(self) -> tuple[str, str]:
+        """Its CRC32C and its MD5."""
+        digests = google_crc32c.Checksum(self.content).digest(), hashlib.md5(self.content).digest()
+        return tuple(base64.b64encode(digest).decode() for digest in digests)
+
     def resource(self) -> dict:
-        crc32c = google_crc32c.Checksum(self.content).digest()
+        crc32c, md5 = self.hashes
         said = {
             "kind": "storage#object",
             "name": self.name,
             "generation": str(self.generation),
             "size": str(len(self.content)),
-            "crc32c": base64.b64encode(crc32c).decode(),
-            "md5Hash": base64.b64encode(hashlib.md5(self.content).digest()).decode(),
+            "crc32c": crc32c,
+            "md5Hash": md5,
         }
         return said | ({"contentEncoding": self.encoding} if self.encoding else {})
 
 
 @dataclass
-class Bucket:
+class Bucket(web.Served):
     """One bucket.
 
     Attributes:
       name: its name.
       versioned: whether it keeps what is overwritten.
+      private: whether who reads must say the token.
       objects: each file's versions, oldest first.
-      seen: what was asked: method, path and query, Authorization.
-      sent: bytes of the bodies of downloads, by name.
       claims: entries of the metadata that the server gets wrong, by name.
       spoil: what is done to the body of a download, by name.
       refuse: answers requests whose method and path match: (pattern, status); with the request's
         own Authorization in its words.
       before_upload: called with the name of each file that is about to be stored.
       token: what a service account gets.
-      address: of the server.
     """
 
     name: str = "ours"
     versioned: bool = True
+    private: bool = False
     objects: dict[str, list[Object]] = field(default_factory=dict)
-    seen: list[tuple[str, str, str | None]] = field(default_factory=list)
-    sent: dict[str, int] = field(default_factory=dict)
     claims: dict[str, dict] = field(default_factory=dict)
     spoil: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
     refuse: tuple[str, int] | None = None
     before_upload: Callable[[str], None] = lambda name: None
     token: str = "ya29.sentinel"
-    address: str = ""
     generation: int = 1_700_000_000_000_000
     uploads: dict[str, dict] = field(default_factory=dict)
 
@@ -90,8 +93,7 @@ class Bucket:
 
     @contextmanager
     def serving(self) -> Iterator["Bucket"]:
-        handler = type("Bound", (_Handler,), {"bucket": self})
-        with web.serving(handler) as self.address:
+        with web.serving(_Handler, self, bucket=self) as self.address:
             yield self
 
 
@@ -109,7 +111,7 @@ class _Handler(web.Handler):
             stored = bucket.find(found[2], query.get("generation"))
             if stored is None:
                 self.answer(404, {"error": {"code": 404, "message": f"No such object: {found[2]}"}})
-            elif found[1]:
+            elif found[1] or query.get("alt") == "media":
                 self.send_content(stored)
             else:
                 self.answer(200, stored.resource() | bucket.claims.get(stored.name, {}))
@@ -117,33 +119,41 @@ class _Handler(web.Handler):
             self.answer(404, {"error": {"code": 404, "message": "The bucket does not exist."}})
 
     def list(self) -> None:
-        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
+        query = self.query
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
         names = [name for name in sorted(self.bucket.objects) if name.startswith(prefix)]
         if delimiter:
             names = [name for name in names if delimiter not in name.removeprefix(prefix)]
-        start = int(self.query.get("pageToken", 0))
-        page = names[start : start + PAGE]
+        start = int(query.get("pageToken", 0))
+        end = start + min(PAGE, int(query.get("maxResults", PAGE)))
         items = [
             self.bucket.find(name, None).resource() | self.bucket.claims.get(name, {})
-            for name in page
+            for name in names[start:end]
         ]
-        more = {"nextPageToken": str(start + PAGE)} if start + PAGE < len(names) else {}
-        self.answer(200, {"kind": "storage#objects", "items": items} | more)
+        more = {"nextPageToken": str(end)} if end < len(names) else {}
+        page = {"kind": "storage#objects", "items": items} | more
+        self.answer(200, _only(page, query.get("fields")))
 
     def send_content(self, stored: Object) -> None:
-        content, headers, status = stored.content, {}, 200
-        if found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
-            start = int(found[1])
-            status = 206
-            headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            content = content[start:]
-        whole = len(content)
-        content = self.bucket.spoil.get(stored.name, bytes)(content)
-        self.bucket.sent[stored.name] = self.bucket.sent.get(stored.name, 0) + len(content)
-        headers["X_Goog_Generation"] = str(stored.generation)
-        if len(content) < whole:
-            headers["Content_Length"] = str(whole)
-        self.answer(status, content, **headers)
+        said = self.bucket.claims.get(stored.name, {})
+        crc32c, md5 = said.get("crc32c", stored.hashes[0]), said.get("md5Hash", stored.hashes[1])
+        hashes = {"crc32c": crc32c, "md5": md5}
+        headers = {
+            "ETag": base64.b64encode(str(stored.generation).encode()).decode(),  # no quotes here
+            "X_Goog_Generation": str(stored.generation),
+            "X_Goog_Hash": ",".join(f"{kind}={value}" for kind, value in hashes.items() if value),
+        }
+        if stored.encoding:
+            headers["Content_Encoding"] = stored.encoding
+        self.send_file(stored.name, stored.content, **headers)
+
+    def send(self, answer: web.Answer) -> None:
+        if answer.name in self.bucket.spoil:
+            answer.headers["Content-Length"] = str(len(answer.body))
+            answer.body = self.bucket.spoil[answer.name](bytes(answer.body))
+            if len(answer.body) > int(answer.headers["Content-Length"]):
+                answer.headers["Content-Length"] = str(len(answer.body))
+        super().send(answer)
 
     def do_POST(self) -> None:
         body = self.body()
@@ -191,12 +201,29 @@ class _Handler(web.Handler):
     def refused(self) -> bool:
         said = self.headers.get("Authorization")
         self.bucket.seen.append((self.command, self.path, said))
+        if self.bucket.private and self.command == "GET" and said != f"Bearer {self.bucket.token}":
+            words = "Anonymous caller does not have storage.objects.list access"
+            self.answer(401, {"error": {"code": 401, "message": words}})
+            return True
         refuse = self.bucket.refuse
         if refuse is None or not re.search(refuse[0], f"{self.command} {self.path}"):
             return False
         words = f"we do not like {said}, that is {(said or 'x').split()[-1]}"
         self.answer(refuse[1], {"error": {"code": refuse[1], "message": words}})
         return True
+
+
+def _only(page: dict, fields: str | None) -> dict:
+    """What `fields=nextPageToken,items(name,size)` leaves of a page."""
+    if fields is None:
+        return page
+    wanted = re.search(r"items(?:\(([^)]*)\)|/(\w+))", fields)
+    keys = set(re.sub(r"items(\([^)]*\)|/\w+)", "items", fields).split(","))
+    if wanted:
+        each = set((wanted[1] or wanted[2]).split(","))
+        items = [{k: v for k, v in item.items() if k in each} for item in page["items"]]
+        page = page | {"items": items}
+    return {key: value for key, value in page.items() if key in keys}
 
 
 def _parts(body: bytes, kind: str) -> tuple[dict, bytes]:

@@ -1,4 +1,4 @@
-"""A hub that speaks as much as huggingface_hub asks of one: models by revision, and commits."""
+"""A hub that speaks as much as huggingface_hub asks of one: a model, datasets, and commits."""
 
 import base64
 import hashlib
@@ -7,13 +7,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
 from tests import web
 
 REPO = "ours/tiny"
+LARGE = (".safetensors", ".ds", ".parquet")
+SIGNATURE = "hf_sentinel"  # what an address is signed with, which nobody is to see
+PAGE = 3  # entries of a listing; the real one has a thousand
 
 
 def git_hash(content: bytes) -> str:
@@ -22,38 +27,35 @@ def git_hash(content: bytes) -> str:
 
 def tag_of(name: str, content: bytes) -> str:
     """The hub's hash of a file: SHA-256 of a large one, git's SHA-1 of another."""
-    return hashlib.sha256(content).hexdigest() if is_large(name) else git_hash(content)
+    return _sha256(content) if is_large(name) else git_hash(content)
 
 
 def is_large(name: str) -> bool:
-    return name.endswith(".safetensors")
+    return name.endswith(LARGE)
+
+
+def pointer(content: bytes) -> bytes:
+    """What git keeps of a large file."""
+    lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{_sha256(content)}")
+    return "".join(f"{line}\n" for line in (*lines, f"size {len(content)}")).encode()
+
+
+@lru_cache(maxsize=64)
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass
-class Hub:
-    """One model on a hub.
+class Repo:
+    """A repository on a hub.
 
     Attributes:
       commits: its files by commit, oldest first; without any there is no repository.
       refs: branches and tags -> commit.
-      messages: of the commits that were pushed.
-      private: what was asked for when the repository was made.
-      seen: what was asked: method, path and Authorization.
-      damaged: the file that is sent with one bit flipped.
-      refuse: answers requests whose path matches: (pattern, status); with the request's own
-        Authorization in its words.
-      address: of the server.
     """
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
-    private: bool | None = None
-    seen: list[tuple[str, str, str | None]] = field(default_factory=list)
-    damaged: str | None = None
-    refuse: tuple[str, int] | None = None
-    large: dict[str, bytes] = field(default_factory=dict)
-    address: str = ""
 
     def commit(self, files: dict[str, bytes]) -> str:
         """Puts a commit on the main branch."""
@@ -74,10 +76,41 @@ class Hub:
     def files(self) -> dict[str, bytes]:
         return self.commits[self.refs["main"]]
 
+
+@dataclass
+class Hub(Repo, web.Served):
+    """A hub with one model, whose repository this is, and datasets.
+
+    Large files are sent from another server, at an address that is signed: there, nobody's token
+    is needed or wanted.
+
+    Attributes:
+      datasets: repositories, by name.
+      messages: of the commits that were pushed.
+      private: what was asked for when the repository was made.
+      damaged: the file that is sent with one bit flipped.
+      refuse: answers requests whose path matches: (pattern, status); with the request's own
+        Authorization in its words.
+      token: who reads must say it; None: anybody may.
+      elsewhere: as `seen`, of the other server.
+    """
+
+    datasets: dict[str, Repo] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    private: bool | None = None
+    damaged: str | None = None
+    refuse: tuple[str, int] | None = None
+    token: str | None = None
+    elsewhere: list[tuple[str, str, str | None]] = field(default_factory=list)
+    large: dict[str, bytes] = field(default_factory=dict)
+    other_address: str = ""
+
     @contextmanager
     def serving(self) -> Iterator["Hub"]:
-        handler = type("Bound", (_Handler,), {"hub": self})
-        with web.serving(handler) as self.address:
+        with (
+            web.serving(_Handler, self, hub=self) as self.address,
+            web.serving(_Large, self, hub=self) as self.other_address,
+        ):
             yield self
 
 
@@ -109,30 +142,88 @@ class _Handler(web.Handler):
         hub, path = self.hub, self.place
         if self.refused():
             return
-        if not hub.commits or not path.startswith((f"/api/models/{REPO}", f"/{REPO}/")):
+        if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
+            self.answer(
+                401, {"error": "Invalid credentials"}, X_Error_Message="Invalid credentials"
+            )
+            return
+        kind, name, repo, rest = self.find_repo(path)
+        if repo is None or not repo.commits:
             self.answer(404, {}, X_Error_Code="RepoNotFound")
-        elif found := re.fullmatch(f"/api/models/{REPO}(?:/revision/(.+))?", path):
-            commit = hub.resolve(found[1] or "main")
-            if commit is None:
-                self.answer(404, {}, X_Error_Code="RevisionNotFound")
-                return
-            siblings = [{"rfilename": name} for name in hub.commits[commit]]
-            self.answer(200, {"id": REPO, "sha": commit, "siblings": siblings})
-        elif found := re.fullmatch(f"/api/models/{REPO}/tree/(.+)", path):
-            files = hub.commits[hub.resolve(found[1])].items()
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": tag_of(name, content)}
-                for name, content in files
-            ]
-            self.answer(200, tree)
-        elif found := re.fullmatch(f"/{REPO}/resolve/([0-9a-f]+)/(.+)", path):
-            content = hub.commits[found[1]][found[2]]
-            tag = tag_of(found[2], content)
-            if found[2] == hub.damaged:
-                content = content[:-1] + bytes([content[-1] ^ 1])
-            self.answer(200, content, ETag=f'"{tag}"', X_Repo_Commit=found[1])
+            return
+        found = re.fullmatch("(/revision|/tree|/resolve|)(?:/([^/]+)(?:/(.+))?)?", rest, re.DOTALL)
+        commit = repo.resolve((found and found[2]) or "main")
+        if found is None:
+            self.answer(404, {}, X_Error_Code="EntryNotFound")
+        elif commit is None:
+            self.answer(404, {}, X_Error_Code="RevisionNotFound")
+        elif kind == "api" and found[1] in ("", "/revision"):
+            siblings = [{"rfilename": file} for file in repo.commits[commit]]
+            self.answer(200, {"id": name, "sha": commit, "siblings": siblings})
+        elif kind == "api" and found[1] == "/tree":
+            self.send_tree(repo.commits[commit], found[3])
+        elif kind == "files" and found[1] == "/resolve" and found[3] in repo.commits[commit]:
+            self.send_or_redirect(repo.commits[commit][found[3]], commit, found[3])
         else:
             self.answer(404, {}, X_Error_Code="EntryNotFound")
+
+    def find_repo(self, path: str) -> tuple[str, str, Repo | None, str]:
+        """What is asked for, "api" or "files", of which repository, and what follows its name."""
+        for kind, prefix, repos in (
+            ("api", "/api/models/", {REPO: self.hub}),
+            ("api", "/api/datasets/", self.hub.datasets),
+            ("files", "/datasets/", self.hub.datasets),
+            ("files", "/", {REPO: self.hub}),
+        ):
+            for name, repo in repos.items():
+                rest = path.removeprefix(prefix + name)
+                if rest != path and rest[:1] in ("", "/"):
+                    return kind, name, repo, rest
+        return "", "", None, ""
+
+    def send_tree(self, files: dict[str, bytes], folder: str | None) -> None:
+        """A page of what lies in a folder and, where that is asked for, below it."""
+        below = f"{folder}/" if folder else ""
+        inside = {name: files[name] for name in sorted(files) if name.startswith(below)}
+        folders = {
+            name[:end]
+            for name in inside
+            for end in range(len(below), len(name))
+            if name[end] == "/"
+        }
+        entries = [_entry(name, content) for name, content in inside.items()]
+        entries += [
+            {"type": "directory", "path": name, "size": 0, "oid": git_hash(name.encode())}
+            for name in sorted(folders)
+        ]
+        if self.query.get("recursive", "false").lower() != "true":
+            entries = [entry for entry in entries if "/" not in entry["path"][len(below) :]]
+        if folder and not entries:
+            self.answer(404, {}, X_Error_Code="EntryNotFound")
+            return
+        start = int(self.query.get("cursor", 0))
+        end = start + min(PAGE, int(self.query.get("limit", PAGE)))
+        more = {}
+        if end < len(entries):
+            query = urlencode(self.query | {"cursor": str(end)})
+            more = {"Link": f'<{self.hub.address}{urlsplit(self.path).path}?{query}>; rel="next"'}
+        self.answer(200, entries[start:end], **more)
+
+    def send_or_redirect(self, content: bytes, commit: str, name: str) -> None:
+        tag = tag_of(name, content)
+        said = {"X_Repo_Commit": commit}
+        if not is_large(name):
+            self.send_file(name, self.spoiled(name, content), ETag=f'"{tag}"', **said)
+            return
+        self.hub.large[tag] = content
+        said |= {"X_Linked_Etag": f'"{tag}"', "X_Linked_Size": str(len(content))}
+        query = f"X-Amz-Signature={SIGNATURE}&name={quote(name, safe='')}"
+        self.answer(302, Location=f"{self.hub.other_address}/large/{tag}?{query}", **said)
+
+    def spoiled(self, name: str, content: bytes) -> bytes:
+        if name == self.hub.damaged:
+            return content[:-1] + bytes([content[-1] ^ 1])
+        return content
 
     do_HEAD = do_GET
 
@@ -168,7 +259,7 @@ class _Handler(web.Handler):
         elif path == f"/{REPO}.git/info/lfs/objects/batch":
             objects = []
             for entry in json.loads(body)["objects"]:
-                where = {"href": f"{hub.address}/large/{entry['oid']}?X-Amz-Signature=hf_sentinel"}
+                where = {"href": f"{hub.address}/large/{entry['oid']}?X-Amz-Signature={SIGNATURE}"}
                 objects.append(entry | {"actions": {"upload": where}})
             self.answer(200, {"transfer": "basic", "objects": objects})
         elif path == f"/api/models/{REPO}/commit/main":
@@ -216,3 +307,30 @@ class _Handler(web.Handler):
         words = f"we do not like {said}, that is {(said or 'x').split()[-1]}"
         self.answer(self.hub.refuse[1], {"error": words}, X_Error_Message=words)
         return True
+
+
+class _Large(_Handler):
+    """The server from which large files come."""
+
+    def do_GET(self) -> None:
+        hub = self.hub
+        hub.elsewhere.append((self.command, self.path, self.headers.get("Authorization")))
+        content = hub.large.get(self.place.removeprefix("/large/"))
+        if content is None or self.query.get("X-Amz-Signature") != SIGNATURE:
+            self.answer(403, b"no such file, or not for you\n")
+            return
+        name = self.query["name"]
+        tag = hashlib.md5(name.encode()).hexdigest()  # its own, which says nothing of the bytes
+        self.send_file(name, self.spoiled(name, content), ETag=f'"{tag}"')
+
+    do_HEAD = do_GET
+
+
+def _entry(name: str, content: bytes) -> dict:
+    """A file, as a listing has it."""
+    entry = {"type": "file", "path": name, "size": len(content), "oid": git_hash(content)}
+    if is_large(name):
+        kept = pointer(content)
+        lfs = {"oid": _sha256(content), "size": len(content), "pointerSize": len(kept)}
+        entry |= {"oid": git_hash(kept), "lfs": lfs}
+    return entry

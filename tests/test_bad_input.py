@@ -121,7 +121,7 @@ def test_an_optimizer_without_an_engine(place):
 
 def test_a_location_without_a_provider(place):
     place.set(model__LLM__data_location={"Server": "host:1234"})
-    place.refused("download", "model.LLM.data_location.Server", "expected Corpus or Local")
+    place.refused("download", "model.LLM.data_location.Server", "would need a Psyche data server")
 
 
 def test_a_checkpoint_without_a_reader(place):

@@ -1,201 +1,278 @@
-"""`data_location.Corpus`: text that every machine has, and a tokenizer trained on it.
+"""`data_location.Corpus`: text, tokenized here, with a tokenizer of its own or one that is given.
 
-The text is the Python standard library's own source, without its tests. A byte-level BPE is trained
-on the train files alone. A document is one file, and `<|endoftext|>` ends each.
+Without a `path` the text is the Python standard library's own source, without its tests, which
+every machine has; text_folder.py says what a path is. A document is a text file or a JSON line. An
+end token stands behind each document, and nothing before it, as datatrove writes shards.
+
+Whole files are held out, where some come near to `held_out_percent` of the bytes. Where none do, as
+with one file or a few large ones, it is a part of each file: documents of JSON lines, chosen by
+their number, and the end of a text.
+
+A limit of files is on the train files. A limit of tokens or steps takes the first of the tokens
+that there are without it; then at most HELD_OUT_TOKENS are held out.
 """
 
-import hashlib
-import os
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import tokenizers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
-from pipeline.artifacts import listing_sha256, write_bytes, write_json, write_text
+from pipeline.artifacts import listing_sha256, sha256_file
 from pipeline.errors import LockstepError
-from pipeline.locations import DataCorpus
+from pipeline.locations import DataCorpus, Limit
 from pipeline.progress import Progress
 from pipeline.providers import (
     HELD_OUT,
+    HELD_OUT_TOKENS,
     TOKENIZER,
     TRAIN,
     Fetched,
-    MakeBar,
-    shard_path,
+    Survey,
+    SurveyedFile,
+    Wanted,
+    refuse_stream,
 )
+from pipeline.shards import ShardFile
+from pipeline.text import given_tokenizer, splitting, standard_library, text_folder, tokenizing
+from pipeline.text.documents import Piece, Source, check_unchanged
 
-END, PAD = "<|endoftext|>", "<|pad|>"
-ALPHABET = pre_tokenizers.ByteLevel.alphabet()
-SHARD_TOKENS = 2**20
-FILES_AT_ONCE = 64
-
-SKIP_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-# Written when a Python is built or packaged: they differ between machines with the same Python.
-SKIP_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize")
+TRAINED_CHARACTERS = 2**28  # at most, of the train text, that a tokenizer is trained on
 
 
-def fetch(location: DataCorpus, folder: Path, progress: MakeBar) -> Fetched:
-    """Tokenizes the standard library of the running Python.
+class Found(NamedTuple):
+    """The text that there is.
+
+    Attributes:
+      read: what it is, in words.
+      root: where it is.
+      files: of it, in order.
+      whole: whether nothing but whole files may be held out.
+      warnings: one line each, for the user.
+    """
+
+    read: str
+    root: Path
+    files: list[Source]
+    whole: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+class Words(NamedTuple):
+    """What makes tokens of text.
+
+    Attributes:
+      tokenizer: its files are in the shards folder.
+      end: the id of the token behind each document.
+      vocab_size: every id is smaller.
+      source: what was read of it, as JSON; nothing where it was trained here.
+      warnings: one line each, for the user.
+    """
+
+    tokenizer: Tokenizer
+    end: int
+    vocab_size: int
+    source: dict
+    warnings: tuple[str, ...] = ()
+
+
+def survey(location: DataCorpus, wanted: Wanted) -> Survey:
+    """The files that would be read; how many tokens they are only tokenizing tells.
+
+    Where a part of each is held out, its bytes are about those.
 
     Raises:
-      LockstepError: as `fetch_from`.
+      LockstepError: there is no text, or too little to hold out whole files of it.
     """
+    refuse_stream(location, wanted)
+    found, percent = find(location), location.held_out_percent
+    plan = _plan(found, percent, wanted.limit)
+    all_of_it = _plan(found, percent, None)
+    held_out = {
+        file.name: int(file.size * percent / 100) if plan.within else file.size
+        for file in plan.held_out
+    }
+    train = {file.name: file.size - held_out.get(file.name, 0) for file in plan.train}
+    return Survey(
+        read=found.read,
+        files=tuple(
+            SurveyedFile(name, split, size, None)
+            for split, sizes in ((TRAIN, train), (HELD_OUT, held_out))
+            for name, size in sizes.items()
+        ),
+        train_files=len(all_of_it.train),
+        warnings=found.warnings,
+    )
+
+
+def fetch(location: DataCorpus, folder: Path, wanted: Wanted) -> Fetched:
+    """Tokenizes the text that a run file names.
+
+    Raises:
+      LockstepError: as `find` and `fetch_from`; or text is to stay where it is.
+    """
+    refuse_stream(location, wanted)
+    return fetch_from(find(location), location, folder, wanted)
+
+
+def find(location: DataCorpus) -> Found:
+    """The text that a run file names.
+
+    Raises:
+      LockstepError: there is none.
+    """
+    if location.path is not None:
+        root = Path(location.path).expanduser()
+        files, warnings = text_folder.find(root, location.text_key)
+        return Found(location.path, root, files, warnings=warnings)
     python = f"{platform.python_implementation()} {platform.python_version()}"
     # Not under sys.prefix: a virtual environment has no copy of the sources.
     root = Path(sysconfig.get_path("stdlib"))
-    return fetch_from(root, f"the standard library of {python}", location, folder, progress)
+    files = standard_library.find(root)
+    return Found(f"the standard library of {python}", root, files, whole=True)
 
 
-def fetch_from(
-    root: Path, what: str, location: DataCorpus, folder: Path, progress: MakeBar
-) -> Fetched:
-    """Tokenizes the `.py` files under a folder, with a tokenizer trained on them.
+def fetch_from(found: Found, location: DataCorpus, folder: Path, wanted: Wanted) -> Fetched:
+    """Tokenizes text.
 
     Args:
-      root: the folder of the sources.
-      what: what these are, in words.
-      location: vocab_size, held_out_percent (of bytes) and shuffle.
+      found: the text.
+      location: the tokenizer, held_out_percent and shuffle.
       folder: where shards and tokenizer go.
-      progress: makes a bar for each part of the work.
+      wanted: the limit; the store, for a tokenizer from the hub; and what makes bars.
 
     Raises:
-      LockstepError: there are no sources, none that fits into the held-out split, or vocab_size is
-        too small for the bytes or too large for the corpus.
+      LockstepError: a file cannot be read, or changes meanwhile; nothing fits into the held-out
+        split, or a split is empty; vocab_size is too large for the text, or there is no such
+        tokenizer.
     """
-    sizes = source_files(root)
-    if not sizes:
-        raise LockstepError(f"{root}: found no Python sources, expected {what}")
-    train, held_out = split_by_file(sizes, location.held_out_percent)
-    if not held_out:
-        raise LockstepError(
-            f"model.LLM.data_location.Corpus.held_out_percent: found {location.held_out_percent}, "
-            f"expected enough to hold out one of the {len(sizes)} files in {root}"
-        )
+    plan = _plan(found, location.held_out_percent, wanted.limit)
+    with _bar(wanted, plan.held_out) as bar:
+        train, held_out = splitting.split(plan, location.held_out_percent, bar)
 
-    tokenizer = train_tokenizer(root, train, location.vocab_size, progress)
-    save_tokenizer(tokenizer, folder / TOKENIZER)
-    token_size_in_bytes = 2 if location.vocab_size <= 2**16 else 4
-    with progress(total=len(sizes), unit="files tokenized") as bar:
-        for split, names in ((TRAIN, train), (HELD_OUT, held_out)):
-            documents = _encode(tokenizer, root, names, bar)
-            write_split(documents, folder, split, token_size_in_bytes)
+    read: dict[str, Source] = {}
+    if location.tokenizer is None:
+        words = _train(found, train, location, folder / TOKENIZER, wanted, read)
+    else:
+        words = _given(location, folder / TOKENIZER, wanted)
 
-    contents = ((name, hashlib.sha256((root / name).read_bytes()).hexdigest()) for name in sizes)
+    token_size_in_bytes = 2 if words.vocab_size <= 2**16 else 4
+    shards: list[ShardFile] = []
+    with _bar(wanted, [*train, *held_out]) as bar:
+        for split, files in ((TRAIN, train), (HELD_OUT, held_out)):
+            encoded = tokenizing.encode(words.tokenizer, words.end, _pieces(files, bar, read))
+            most = most_tokens(wanted.limit, split)
+            written = tokenizing.write_split(encoded, folder, split, token_size_in_bytes, most)
+            if not written:
+                raise LockstepError(f"{found.root}: found no text in what is the {split} split")
+            shards += written
+
+    for source in read.values():
+        check_unchanged(source)
+    contents = [(source.name, sha256_file(source.path)) for source in read.values()]
+    if words.source:
+        contents.append((TOKENIZER, words.source["tokenizer"]["sha256"]))
     return Fetched(
+        files=tuple(shards),
         token_size_in_bytes=token_size_in_bytes,
-        vocab_size=location.vocab_size,
+        vocab_size=words.vocab_size,
         shuffle=location.shuffle,
         source={
-            "read": what,
-            "files": len(sizes),
-            "bytes": sum(sizes.values()),
-            "held_out_files": held_out,
+            "read": found.read,
+            "files": len(read),
+            "bytes": sum(source.version.size for source in read.values()),
+            "held_out_within" if plan.within else "held_out_files": [
+                source.name for source in held_out
+            ],
             "sha256": listing_sha256(contents),
             "tokenizers": tokenizers.__version__,
+            **words.source,
         },
+        warnings=(*found.warnings, *words.warnings),
     )
 
 
-def source_files(root: Path) -> dict[str, int]:
-    """The `.py` files under a folder that hold anything, tests apart: name -> bytes, by name."""
-    sizes = {}
-    for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if _wanted(name) and name not in SKIP_FOLDERS]
-        for name in names:
-            path = Path(parent, name)
-            if name.endswith(".py") and _wanted(name) and (size := path.stat().st_size):
-                sizes[path.relative_to(root).as_posix()] = size
-    return dict(sorted(sizes.items()))
+def _plan(found: Found, percent: float, limit: Limit | None) -> splitting.Plan:
+    where = str(found.root)
+    return splitting.plan(found.files, percent, limit, where, whole=found.whole)
 
 
-def _wanted(name: str) -> bool:
-    return not name.startswith(SKIP_PREFIXES)
+def most_tokens(limit: Limit | None, split: str) -> int | None:
+    """How many tokens of a split a limit leaves; None: all of them.
 
-
-def split_by_file(sizes: dict[str, int], held_out_percent: float) -> tuple[list[str], list[str]]:
-    """Train and held-out names: in the order of the SHA-256 of their names, files are held out as
-    long as they fit in `held_out_percent` of all bytes.
-
-    The order does not depend on what else there is, so another version of the corpus holds out
-    nearly the same files. One large file does not make the held-out part a multiple of what was
-    asked for, as a hash against a threshold would (5 % of files were 10 % of bytes).
+    Steps want whole sequences, and the end of a shard holds none.
     """
-    room = sum(sizes.values()) * held_out_percent / 100
-    held_out = set()
-    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        if sizes[name] <= room:
-            held_out.add(name)
-            room -= sizes[name]
-    return [name for name in sizes if name not in held_out], sorted(held_out)
+    if limit is None or limit.files is not None:
+        return None
+    if split == HELD_OUT:
+        return HELD_OUT_TOKENS
+    if limit.tokens is not None:
+        return limit.tokens
+    of_a_shard = tokenizing.SHARD_TOKENS // limit.max_seq_len
+    if not of_a_shard:  # no limit gives a sequence that a shard cannot hold
+        return None
+    shards, more = divmod(limit.sequences, of_a_shard)
+    return shards * tokenizing.SHARD_TOKENS + more * limit.max_seq_len
 
 
-def train_tokenizer(root: Path, names: list[str], vocab_size: int, progress: MakeBar) -> Tokenizer:
-    """A byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; the same files give the same.
+# ---- The tokenizer ----
 
-    Raises:
-      LockstepError: the text has too few pairs to merge.
-    """
-    key = "model.LLM.data_location.Corpus.vocab_size"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END, PAD],
-        initial_alphabet=ALPHABET,
-        show_progress=False,
+
+def _train(
+    found: Found,
+    train: list[Source],
+    location: DataCorpus,
+    into: Path,
+    wanted: Wanted,
+    read: dict[str, Source],
+) -> Words:
+    """One that is trained on the train text."""
+    warnings = []
+    with _bar(wanted, train) as bar:
+        texts = _first(_pieces(train, bar, read), str(found.root), warnings)
+        tokenizer = tokenizing.train_tokenizer(texts, location.vocab_size, str(found.root))
+    tokenizing.save_tokenizer(tokenizer, into)
+    end = tokenizer.token_to_id(tokenizing.END)
+    return Words(tokenizer, end, location.vocab_size, {}, tuple(warnings))
+
+
+def _first(pieces: Iterable[Piece], where: str, warnings: list[str]) -> Iterator[str]:
+    """The first TRAINED_CHARACTERS, about; with a warning where there are more."""
+    characters = 0
+    for piece in pieces:
+        if characters >= TRAINED_CHARACTERS:
+            warnings.append(f"{where}: the first {characters:,} characters trained the tokenizer")
+            return
+        characters += len(piece.text)
+        yield piece.text
+
+
+def _given(location: DataCorpus, into: Path, wanted: Wanted) -> Words:
+    """One from a folder or the hub."""
+    given = given_tokenizer.find(location, wanted.store / "hub")
+    tokenizer = given_tokenizer.load(given.folder)
+    given_tokenizer.copy(given.folder, into)
+    return Words(
+        tokenizer,
+        given_tokenizer.end_token(given.folder, tokenizer),
+        given_tokenizer.count_vocab(tokenizer),
+        {"tokenizer": given.source},
+        given.warnings,
     )
-    with progress(total=len(names), unit="files read for the tokenizer") as bar:
-        tokenizer.train_from_iterator(_texts(root, names, bar), trainer)
-    if tokenizer.get_vocab_size() != vocab_size:
-        raise LockstepError(
-            f"{key}: found {vocab_size}, expected at most {tokenizer.get_vocab_size()}: the "
-            f"{len(names)} train files in {root} have no more pairs to merge"
-        )
-    return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes a tokenizer as transformers 4 and 5 read it; what 5 itself writes, 4 cannot read."""
-    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
-    special = {"bos_token": END, "eos_token": END, "pad_token": PAD}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name, said in (("tokenizer_config", config | special), ("special_tokens_map", special)):
-        write_json(folder / f"{name}.json", said)
+# ---- Both ----
 
 
-def write_split(
-    documents: Iterable[np.ndarray], folder: Path, split: str, token_size_in_bytes: int
-) -> None:
-    """Joins token arrays and cuts them into shards of SHARD_TOKENS, the last one shorter."""
-    (folder / split).mkdir()
-    rest, number = np.empty(0, f"<u{token_size_in_bytes}"), 0
-    for tokens_T in documents:
-        rest = np.concatenate([rest, tokens_T.astype(rest.dtype)])
-        while len(rest) >= SHARD_TOKENS:
-            write_bytes(shard_path(folder, split, number), rest[:SHARD_TOKENS].tobytes())
-            rest, number = rest[SHARD_TOKENS:], number + 1
-    if len(rest):
-        write_bytes(shard_path(folder, split, number), rest.tobytes())
+def _pieces(files: Iterable[Source], bar: Progress, read: dict[str, Source]) -> Iterator[Piece]:
+    """The documents of these files, one file after the other; notes which were opened."""
+    for file in files:
+        read[file.name] = file
+        yield from file.pieces(bar)
 
 
-def _encode(
-    tokenizer: Tokenizer, root: Path, names: list[str], bar: Progress
-) -> Iterator[np.ndarray]:
-    end = tokenizer.token_to_id(END)
-    # A source that spells a special token is text like any other.
-    tokenizer.encode_special_tokens = True
-    for start in range(0, len(names), FILES_AT_ONCE):
-        texts = list(_texts(root, names[start : start + FILES_AT_ONCE], bar))
-        for encoding in tokenizer.encode_batch_fast(texts):
-            yield np.array([*encoding.ids, end])
-
-
-def _texts(root: Path, names: list[str], bar: Progress) -> Iterator[str]:
-    for name in names:
-        yield (root / name).read_bytes().decode("utf-8", errors="replace")
-        bar.advance()
+def _bar(wanted: Wanted, files: list[Source]) -> Progress:
+    return wanted.progress(total=sum(file.size for file in files), unit="byte")

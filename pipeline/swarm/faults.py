@@ -107,10 +107,10 @@ class Faults:
         for _, fault, peer in self._now(round.step, "lazy", "wrong_data"):
             if peer not in done:
                 continue
-            tokens_MBT, count = done[peer]
+            rows_MBW, count = done[peer]
             if fault.kind == "lazy":
                 less = max(1, int(count * fault.strength))
-                done[peer] = Work(tokens_MBT, less)
+                done[peer] = Work(rows_MBW, less)
                 self.fired[fault.kind] += less < count
             else:  # the sequences before its own, or after them at the start of the data
                 first, last = round.assignment[peer]

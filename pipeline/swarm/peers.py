@@ -19,9 +19,9 @@ from pipeline.train_step import PeerResult, Programs, micro_batches
 
 
 class Work(NamedTuple):
-    """What a peer is to do in a round: int32 tokens_MBT, of which `count` sequences are real."""
+    """What a peer is to do in a round: int32 rows_MBW, of which `count` are real."""
 
-    tokens_MBT: np.ndarray
+    rows_MBW: np.ndarray
     count: int
 
 
@@ -98,7 +98,7 @@ class Peers:
                     self._params[place],
                     place.put(own),
                     self._shared[place],
-                    place.put_sequences(work.tokens_MBT),
+                    place.put_sequences(work.rows_MBW),
                     *place.put_whole((np.int32(work.count), np.int32(step))),
                 )
             )
@@ -144,7 +144,7 @@ class Peers:
     ) -> dict[int, Done]:
         results: dict[int, PeerResult] = {}
         latest: dict[Place, PeerResult] = {}
-        for peer, (tokens_MBT, count) in work.items():
+        for peer, (rows_MBW, count) in work.items():
             place = self.place_of(peer)
             if place in latest and jax.default_backend() == "cpu":
                 # a step that waits for its turn on a CPU holds its memory already
@@ -153,7 +153,7 @@ class Peers:
                 self._params[place],
                 self._own[peer],
                 self._shared[place],
-                place.put_sequences(tokens_MBT),
+                place.put_sequences(rows_MBW),
                 *place.put_whole((np.int32(count), step)),
             )
             self._own[peer], latest[place] = results[peer].own, results[peer]
@@ -167,9 +167,9 @@ class Peers:
         def step_or_stay(
             params: Tree, shared: Tree, step: jax.Array, peer: tuple[Tree, jax.Array, jax.Array]
         ) -> PeerResult:
-            own, tokens_MBT, count = peer
+            own, rows_MBW, count = peer
             result = self.programs.step_of_a_peer(
-                params, own, shared, tokens_MBT, jnp.maximum(count, 1), step
+                params, own, shared, rows_MBW, jnp.maximum(count, 1), step
             )
             stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, own)
             return result._replace(own=stayed)
@@ -218,17 +218,17 @@ class Peers:
     ) -> dict[int, Done]:
         if programs:
             raise ValueError(f"programs of peers {sorted(programs)}, expected none: they are one")
-        idle = np.zeros_like(next(iter(work.values())).tokens_MBT)
+        idle = np.zeros_like(next(iter(work.values())).rows_MBW)
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
-        tokens = np.stack([w.tokens_MBT for w in filled])
+        rows = np.stack([w.rows_MBW for w in filled])
         counts = np.array([w.count for w in filled], np.int32)
         first = self.places[0]
         params, shared, step = self._put(
             (self._params[first], self._shared[first], step), lambda x: cut(x.shape, self.parts)
         )
-        tokens = self._put(tokens, lambda rows: Spec("peer", *cut_sequences(rows.ndim - 1)))
+        rows = self._put(rows, lambda rows: Spec("peer", *cut_sequences(rows.ndim - 1)))
         counts = self._put(counts, lambda _: Spec("peer"))
-        result = self._fused(params, shared, step, (self._own, tokens, counts))
+        result = self._fused(params, shared, step, (self._own, rows, counts))
         self._own = result.own
         messages = _unstack(jax.device_get(result.message), self._rows)
         losses = jax.device_get(result.loss)
@@ -262,9 +262,9 @@ def assigned(data: Sequences, span: tuple[int, int], run: config.Run, trainers: 
       run: the run.
       trainers: how many peers train in the round, which decides the shape.
     """
-    tokens_NT = data.take(np.arange(span[0], span[1] + 1))
+    rows_NW = data.take(np.arange(span[0], span[1] + 1))
     most = capacity(run, trainers)
-    return Work(micro_batches(tokens_NT, most, run.peers.micro_batch), len(tokens_NT))
+    return Work(micro_batches(rows_NW, most, run.peers.micro_batch), len(rows_NW))
 
 
 def capacity(run: config.Run, trainers: int) -> int:

@@ -45,7 +45,7 @@ def repeats_bit_for_bit(programs: Programs, state: State, work: Work, step: int)
         return tree_hash(
             programs.peer_step(
                 *place.put((state.params, state.own[0], state.shared)),
-                place.put_sequences(work.tokens_MBT),
+                place.put_sequences(work.rows_MBW),
                 *place.put_whole((np.int32(work.count), np.int32(step + 1))),
             )
         )
@@ -169,8 +169,8 @@ class _WindowReplay:
                 continue
             work = assigned(replay.data, round.assignment[peer], replay.run, round.trainers)
             count, step = self.place.put_whole((np.int32(work.count), np.int32(round.step)))
-            tokens = self.place.put_sequences(work.tokens_MBT)
-            arguments = (self.params, self.own[peer], self.shared, tokens, count, step)
+            rows = self.place.put_sequences(work.rows_MBW)
+            arguments = (self.params, self.own[peer], self.shared, rows, count, step)
             sent = None if replay.bitwise or replay.dense else self._sent(entry, peer)
             if sent is None:
                 result = replay.programs.peer_step(*arguments)

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from pipeline import artifacts, bucket, hf
+from pipeline import artifacts, bucket, google_auth, hf
 from pipeline.checkpoint import load_nested
 from pipeline.errors import LockstepError
 from tests import tiny
@@ -26,12 +26,12 @@ JUNK = ("modeling.py", "pytorch_model.bin", "notes.json")
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """An empty bucket, and nobody's credentials."""
-    monkeypatch.delenv(bucket.KEY, raising=False)
+    monkeypatch.delenv(google_auth.KEY, raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.01)
     with Bucket().serving() as server:
-        monkeypatch.setenv(bucket.EMULATOR, server.address)
+        monkeypatch.setenv(google_auth.EMULATOR, server.address)
         yield server
 
 
@@ -457,7 +457,7 @@ def test_a_place_that_would_lead_out_of_the_cache_is_refused(tmp_path, served, f
 def test_a_server_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.01)
     with Bucket().serving() as server:
-        monkeypatch.setenv(bucket.EMULATOR, server.address)
+        monkeypatch.setenv(google_auth.EMULATOR, server.address)
     said = refusal(tmp_path)
     assert said.startswith(f"{WHERE}: ")
     assert said.endswith("expected a model in a bucket that may be read")
@@ -496,7 +496,7 @@ def account(tmp_path_factory, served, private_key, monkeypatch) -> None:
             }
         )
     )
-    monkeypatch.setenv(bucket.KEY, str(file))
+    monkeypatch.setenv(google_auth.KEY, str(file))
 
 
 def test_without_credentials_nobody_asks(tmp_path, served, model):
@@ -542,9 +542,9 @@ def test_the_token_reaches_the_server_and_nothing_else(
 
 
 def test_credentials_that_are_none_are_one_line(tmp_path, served, model, monkeypatch):
-    monkeypatch.setenv(bucket.KEY, str(tmp_path / "none.json"))
+    monkeypatch.setenv(google_auth.KEY, str(tmp_path / "none.json"))
     said = refusal(tmp_path)
-    assert said.startswith(f"{WHERE}: {bucket.KEY}: ")
+    assert said.startswith(f"{WHERE}: {google_auth.KEY}: ")
     assert said.endswith("expected a file of credentials")
 
 

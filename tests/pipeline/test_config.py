@@ -795,6 +795,8 @@ ADA_DISTRO = {
         "removed": 0.2,
     }
 }
+TWO_BYTES = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
 VARIANTS = [
     ("optimizer", "Dummy", config.OptimizerDummy),
     ("optimizer", {"AdamW": ADAMW}, config.OptimizerAdamW),
@@ -823,9 +825,18 @@ VARIANTS = [
     ("data_location", {"Preprocessed": "folder"}, config.DataPreprocessed),
     (
         "data_location",
-        {"Corpus": {"vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}},
+        {
+            "Corpus": {
+                "text_key": "text",
+                "vocab_size": 4096,
+                "held_out_percent": 5.0,
+                "shuffle": "DontShuffle",
+            }
+        },
         config.DataCorpus,
     ),
+    ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, config.DataHub),
+    ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, config.DataUrl),
     (
         "lr_schedule",
         {"Constant": {"base_lr": 0.0, "warmup_init_lr": 0.0, "warmup_steps": 0}},

@@ -1,174 +1,252 @@
 """The stage, with each provider: what is true of the shards whichever of them made these."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline import config, download, providers, tokens
+from pipeline import config, download, dry_run, providers, tokens
 from pipeline.artifacts import Paths, verify
 from pipeline.errors import LockstepError
-from pipeline.providers import corpus
+from pipeline.locations import DataLocal
+from tests import tiny
+from tests.pipeline.places import LENGTH, PLACES, TRUTH, Place
 
 RUN = Path(__file__).parents[2] / "params" / "run.toml"
-SEEDED = {"Seeded": list(range(32))}
+LISTED = [name for name in PLACES if name not in ("corpus", "text", "preprocessed", "dummy")]
 
 
-@pytest.fixture
-def sources(tmp_path, monkeypatch) -> Path:
-    """What stands for the standard library."""
-    folder = tmp_path / "stdlib"
+@contextlib.contextmanager
+def opened(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     folder.mkdir()
-    for n in range(20):
-        (folder / f"m{n}.py").write_text("".join(f"x{i} = {i + n}\n" for i in range(60)))
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(folder))
-    return folder
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(folder / "gcloud"))
+    with PLACES[name](folder, monkeypatch) as place:
+        yield place
 
 
-@pytest.fixture
-def local(tmp_path) -> Path:
-    """A folder of token files."""
-    folder = tmp_path / "local"
-    folder.mkdir()
-    for n, name in enumerate(["b.ds", "a.ds", "c.ds"]):
-        (np.arange(700, dtype="<u2") + n).tofile(folder / name)
-    return folder
+@pytest.fixture(params=PLACES)
+def place(request, tmp_path, monkeypatch) -> Iterator[Place]:
+    """Each location that has a provider."""
+    with opened(request.param, tmp_path / "source", monkeypatch) as found:
+        yield found
 
 
-@pytest.fixture(params=["corpus", "local"])
-def location(request, sources, local) -> dict:
-    """Each location that has a provider, as it stands in a run file."""
-    return {
-        "corpus": {"Corpus": {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": SEEDED}},
-        "local": {
-            "Local": {"path": str(local), "token_size_in_bytes": "TwoBytes", "shuffle": SEEDED}
-        },
-    }[request.param]
+@pytest.fixture(params=LISTED)
+def listed(request, tmp_path, monkeypatch) -> Iterator[Place]:
+    """Each location that is token files as they stand."""
+    with opened(request.param, tmp_path / "source", monkeypatch) as found:
+        yield found
 
 
-def settings(location) -> config.Run:
+def settings(location: dict | str, **table: object) -> config.Run:
     document = config.read_toml(RUN)
     document["model"]["LLM"]["data_location"] = location
+    document["download"] |= table
     return config.parse(document, "a test")
 
 
-def run(location, root: Path) -> Path:
+def run(location: dict | str, root: Path, **table: object) -> Path:
     paths = Paths("download", RUN, root)
-    download.run(settings(location), paths)
+    download.run(settings(location, **table), paths)
     return paths.out("download")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def taken(folder: Path, split: str = "train", count: int | None = None) -> np.ndarray:
+    sequences = tokens.open_shards(folder, split, LENGTH)
+    return sequences.take(np.arange(len(sequences) if count is None else count))
 
 
-def test_two_runs_give_identical_bytes(location, tmp_path):
-    assert content(run(location, tmp_path / "a")) == content(run(location, tmp_path / "b"))
+# ---- What holds for all ----
 
 
-def test_shards_json_tells_each_file_and_the_made_file_verifies(location, tmp_path):
-    folder = run(location, tmp_path)
+def test_two_runs_give_identical_bytes(place, tmp_path):
+    one, other = run(place.location, tmp_path / "a"), run(place.location, tmp_path / "b")
+    assert tiny.contents(one) == tiny.contents(other)
+
+
+def test_shards_json_tells_each_file_and_the_made_file_verifies(place, tmp_path):
+    folder = run(place.location, tmp_path / "run")
     (made,) = folder.glob("made-*.json")
     verify(made)
     said = json.loads((folder / "shards.json").read_text())
-    assert said["format"] == 1
-    assert said["shuffle"] == SEEDED
+    assert said["format"] == 2
     assert len(said["source"]["sha256"]) == 64
-    assert {file["split"] for file in said["files"]} == {"train", "held_out"}
+    here = [file for file in said["files"] if file["origin"] is None]
     on_disk = {path.relative_to(folder).as_posix() for path in folder.rglob("*.ds")}
-    assert {file["path"] for file in said["files"]} == on_disk
-    for file in said["files"]:
+    assert {file["path"] for file in here} == on_disk
+    for file in here:
         data = (folder / file["path"]).read_bytes()
         assert len(data) == file["tokens"] * said["token_size_in_bytes"] > 0
         assert hashlib.sha256(data).hexdigest() == file["sha256"]
 
 
-def test_every_sequence_comes_once_and_lies_in_the_vocabulary(location, tmp_path):
-    folder = run(location, tmp_path)
-    for split in ("train", "held_out"):
-        sequences = tokens.open_shards(folder, split, 32)
-        assert len(sequences) > 3
-        taken = sequences.take(np.arange(len(sequences)))
-        files = tokens.read_shards(folder).split(split)
-        whole = [
-            tokens.map_tokens(folder / file.path, 2)[: file.tokens // 32 * 32].reshape(-1, 32)
-            for file in files
-        ]
-        in_file_order = np.concatenate(whole)
-        assert sorted(map(tuple, taken)) == sorted(map(tuple, in_file_order))
-        assert np.array_equal(taken, in_file_order) == (split == "held_out")
-    vocab_size = tokens.read_shards(folder).vocab_size
-    if vocab_size is not None:
-        tokens.check_ids(folder, vocab_size)
+def test_every_sequence_comes_once_and_lies_in_the_vocabulary(place, tmp_path):
+    folder = run(place.location, tmp_path / "run")
+    shards = tokens.read_shards(folder)
+    if shards.vocab_size is not None:
+        tokens.check_ids(folder, shards.vocab_size)
         assert (folder / "tokenizer" / "tokenizer.json").is_file()
+    if not place.sure:
+        return
+    for split in ("train", "held_out"):
+        files = [(folder / file.path).read_bytes() for file in shards.split(split)]
+        whole = [np.frombuffer(data, f"<u{shards.token_size_in_bytes}") for data in files]
+        rows = [tokens_T[: len(tokens_T) // LENGTH * LENGTH] for tokens_T in whole]
+        in_file_order = [tuple(row) for some in rows for row in some.reshape(-1, LENGTH)]
+        found = list(map(tuple, taken(folder, split)))
+        assert sorted(found) == sorted(in_file_order)
+        if split == "held_out":
+            assert found == in_file_order
+        else:
+            assert len(found) > 3
 
 
-def test_what_was_read_is_said_in_two_lines_and_a_warning(location, tmp_path, caplog):
+def test_what_was_read_is_said_in_two_lines(place, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    run(location, tmp_path)
-    *warnings, read, found = caplog.messages
+    run(place.location, tmp_path / "run")
+    *warnings, read, found = [m for m in caplog.messages if m.startswith("download: ")]
     assert read.startswith("download: read ") and read.endswith("not pinned)")
     assert " train tokens in " in found and " held_out tokens in " in found
-    # The folder has no held_out/, so its last file is held out.
-    assert len(warnings) == ("Local" in location)
+    assert all(line.startswith("download: warning: ") for line in warnings)
 
 
-def test_an_earlier_result_is_whole_after_a_refused_run(local, tmp_path):
-    location = {"Local": str(local)}
-    before = content(run(location, tmp_path))
-    (local / "b.ds").write_bytes(b"odd")
-    with pytest.raises(LockstepError, match=r"b\.ds"):
-        run(location, tmp_path)
-    assert content(tmp_path / "data" / "shards") == before
+def test_a_dry_run_says_what_there_is_and_fetches_none_of_it(place, tmp_path):
+    paths = Paths("download", RUN, tmp_path / "dry")
+    lines = list(dry_run.lines(settings(place.location), paths))
+    before = place.sent()
+    assert not list((tmp_path / "dry").rglob("*.ds"))
+    folder = run(place.location, tmp_path / "run")
+    shards = tokens.read_shards(folder)
+    train = shards.split("train")
+    said = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
+    if place.listed:
+        assert place.sent() - before >= sum(f.stat().st_size for f in folder.rglob("*.ds")) * bool(
+            place.servers
+        )
+        assert said["files"].startswith(f"{len(train)} to train on, ")
+        assert said["tokens"] == f"{sum(file.tokens for file in train):,} to train on"
+    assert any("3,200 sequences" in line for line in lines)  # what the run needs
+
+
+def test_an_earlier_result_is_whole_after_a_refused_run(tmp_path, monkeypatch):
+    with opened("local", tmp_path / "source", monkeypatch) as place:
+        before = tiny.contents(run(place.location, tmp_path / "run"))
+        (tmp_path / "source" / "1.ds").write_bytes(b"odd")
+        with pytest.raises(LockstepError, match=r"1\.ds"):
+            run(place.location, tmp_path / "run")
+    assert tiny.contents(tmp_path / "run" / "data" / "shards") == before
+
+
+# ---- What holds for token files as they stand ----
+
+
+def test_what_was_fetched_once_is_not_fetched_again(listed, tmp_path):
+    run(listed.location, tmp_path / "run")
+    sent = listed.sent()
+    mix = len(listed.servers[0].files["mix.json"]) if "WeightedHttp" in listed.location else 0
+    run(listed.location, tmp_path / "run")
+    assert listed.sent() - sent <= mix
+
+
+def test_offline_what_was_fetched_is_there_and_nobody_is_asked(listed, tmp_path, monkeypatch):
+    folder = run(listed.location, tmp_path / "run")
+    before, asked = tiny.contents(folder), [len(server.seen) for server in listed.servers]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if "Url" in listed.location:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert tiny.contents(run(listed.location, tmp_path / "run")) == before
+    assert [len(server.seen) for server in listed.servers] == asked
+    if listed.servers:
+        with pytest.raises(LockstepError, match="HF_HUB_OFFLINE is set, expected"):
+            run(listed.location, tmp_path / "other")
+
+
+def test_read_while_training_the_sequences_are_the_same(listed, tmp_path):
+    fetched = run(listed.location, tmp_path / "a")
+    streamed = run(listed.location, tmp_path / "b", stream=True)
+    assert not list(streamed.rglob("*.ds"))
+    for split in ("train", "held_out"):
+        assert np.array_equal(taken(fetched, split), taken(streamed, split))
+
+
+@pytest.mark.parametrize("source", ["corpus", "text", "preprocessed"])
+def test_what_is_made_here_cannot_be_read_while_training(source, tmp_path, monkeypatch):
+    with (
+        opened(source, tmp_path / "source", monkeypatch) as place,
+        pytest.raises(LockstepError, match="download.stream is true, expected false with"),
+    ):
+        run(place.location, tmp_path / "run", stream=True)
 
 
 @pytest.mark.parametrize(
-    ("location", "name"),
+    ("limit", "count"),
     [
-        ("Dummy", "Dummy"),
-        ({"Server": "localhost:1234"}, "Server"),
-        ({"WeightedHttp": "https://example.org/data.json"}, "WeightedHttp"),
-        ({"Preprocessed": "owner/name"}, "Preprocessed"),
-        (
-            {
-                "Http": {
-                    "token_size_in_bytes": "TwoBytes",
-                    "shuffle": "DontShuffle",
-                    "location": {"SingleUrl": "https://example.org/a.ds"},
-                }
-            },
-            "Http",
-        ),
+        ({"files": 1}, 700),
+        ({"tokens": 1000}, 1000),
+        ({"tokens": 10**9}, 700 + 710 + 720),
+        ({"steps": 200, "batch": 16, "max_seq_len": 256}, None),  # more than there is
     ],
 )
-def test_location_without_a_provider_is_refused_by_name_before_any_work(location, name, tmp_path):
+@pytest.mark.parametrize("source", ["local", "numbered", "gcp", "hub", "url"])
+def test_a_limit_takes_the_first_of_the_train_split(source, limit, count, tmp_path, monkeypatch):
+    with opened(source, tmp_path / "source", monkeypatch) as place:
+        folder = run(place.location, tmp_path / "run", limit=limit)
+        shards = tokens.read_shards(folder)
+        train = b"".join((folder / file.path).read_bytes() for file in shards.split("train"))
+        whole = b"".join(list(TRUTH.values())[:3])
+        assert train == whole[: None if count is None else 2 * count]
+        if place.servers:
+            sent = sum(n for s in place.servers for name, n in s.sent.items() if ".ds" in name)
+            assert sent <= len(train) + len(TRUTH["3.ds"])
+
+
+def test_a_limit_by_weight_gives_each_location_its_share(tmp_path, monkeypatch):
+    with opened("weighted", tmp_path / "source", monkeypatch) as place:
+        folder = run(place.location, tmp_path / "run", limit={"tokens": 600})
+        counts = [0, 0]
+        for file in tokens.read_shards(folder).split("train"):
+            counts[file.part] += file.tokens
+    assert 420 <= counts[0] <= 422
+    assert 180 <= counts[1] <= 182
+
+
+def test_a_file_that_is_there_twice_is_warned_of_with_both_names(tmp_path, monkeypatch, caplog):
+    with opened("local", tmp_path / "source", monkeypatch) as place:
+        (tmp_path / "source" / "2.ds").write_bytes(TRUTH["0.ds"])
+        run(place.location, tmp_path / "run")
+    assert "download: warning: 0.ds and 2.ds are the same file" in caplog.messages
+
+
+# ---- The table of providers ----
+
+
+def test_a_data_server_is_refused_before_any_work(tmp_path):
     with pytest.raises(LockstepError) as caught:
-        run(location, tmp_path)
-    assert f"model.LLM.data_location.{name}" in str(caught.value)
-    assert "expected Corpus or Local" in str(caught.value)
+        run({"Server": "localhost:1234"}, tmp_path)
+    assert "model.LLM.data_location.Server: would need" in str(caught.value)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_provider_is_found_by_its_file_name():
+def test_every_location_but_a_data_server_has_a_provider_of_its_name():
     for location, name in providers.PROVIDERS.items():
-        assert location.tag().lower() == name
+        assert location.tag().lower() == name.replace("_", "")
         folder = Path(providers.__file__).parent
         assert (folder / f"{name}.py").is_file()
+    known = {location.tag() for location in providers.PROVIDERS} | {"Server"}
+    assert known == {kind.__name__.removeprefix("Data") for kind in config.Data.__subclasses__()}
 
 
 def test_one_provider_does_not_import_another(monkeypatch):
     for name in providers.PROVIDERS.values():
         monkeypatch.delitem(sys.modules, f"pipeline.providers.{name}", raising=False)
-    local = next(kind for kind, name in providers.PROVIDERS.items() if name == "local")
-    found = providers.get(local(path="x"))
+    found = providers.get(DataLocal(path="x"))
     assert isinstance(found, types.ModuleType)
     assert "pipeline.providers.corpus" not in sys.modules

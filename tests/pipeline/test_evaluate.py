@@ -12,10 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from models import llama
 from pipeline import config, evaluate, hf, tokens
 from pipeline.artifacts import Paths, read_json, write_json
+from pipeline.columns import UNCOUNTED
 from pipeline.errors import LockstepError
 from pipeline.generate import generate
 from pipeline.held_out import mean_loss
 from pipeline.placement import Place
+from pipeline.shards import PLAIN
 from pipeline.train_step import Programs
 from tests.pipeline.finished_run import write_run_file
 
@@ -64,16 +66,26 @@ def make_tokenizer() -> Tokenizer:
 def made(tmp_path):
     """Makes what evaluate reads, and runs it: made(...) -> (paths, metrics, evaluate.json)."""
 
-    def make(*, tokenizer=None, held_out=(), refused=False, **edits):
+    def make(*, tokenizer=None, held_out=(), columns=PLAIN, refused=False, **edits):
         edits = {"max_seq_len": str(LENGTH), "max_new_tokens": "16", "temperature": "0.0"} | edits
         run_file = write_run_file(tmp_path, **edits)
         run = config.load(run_file)
         with Paths("download", run_file, tmp_path).building() as folder:
-            for split, content in (("train", [END] * 2 * LENGTH), ("held_out", held_out)):
+            train = [END] * 2 * LENGTH * len(columns)
+            for split, content in (("train", train), ("held_out", held_out)):
                 if len(content):
                     (folder / split).mkdir()
-                    np.asarray(content, "<u2").tofile(folder / split / "00000.ds")
-            tokens.write_shards(folder, 2, None, "DontShuffle", {})
+                    np.asarray(content).astype("<u4").tofile(folder / split / "00000.ds")
+            shards = tokens.Shards(
+                format=2,
+                token_size_in_bytes=4,
+                vocab_size=None,
+                shuffle="DontShuffle",
+                columns=columns,
+                files=tokens.measure(folder, 4),
+                source={},
+            )
+            tokens.write_shards(folder, shards)
         with Paths("export", run_file, tmp_path).building() as folder:
             if refused:
                 write_json(folder / "refused.json", {"findings": []})
@@ -116,6 +128,35 @@ def test_bits_per_byte_divides_by_the_bytes_of_the_text_that_is_predicted(made):
     assert metrics["bytes"] == size
     bits = metrics["held_out_loss"] * len(labels) / math.log(2)
     assert metrics["bits_per_byte"] == pytest.approx(bits / size)
+
+
+def test_of_labels_only_those_that_count_are_measured(made):
+    tokenizer = make_tokenizer()
+    columns = ("inputs", "labels", "position_ids", "sequence_ids")
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(1, 260, (4, LENGTH))
+    labels = np.full((4, LENGTH), UNCOUNTED)
+    labels[0, 5:9], labels[1, 3] = inputs[0, 5:9], inputs[1, 3]
+    labels[2, 0] = 7  # which nothing predicts
+    positions = np.tile(np.arange(LENGTH // 2), (4, 2))
+    sequences = np.repeat([[0, 1]] * 4, LENGTH // 2, axis=1)
+    rows = np.concatenate([inputs, labels, positions, sequences], axis=1)
+    paths, metrics, _ = made(
+        tokenizer=tokenizer, held_out=rows.ravel(), columns=columns, micro_batch="3"
+    )
+    # each sequence alone, in float64
+    exported = evaluate.read(paths.out("export"), config.load(paths.run))
+    logits = np.asarray(exported.apply(exported.params, inputs[:2, : LENGTH // 2]), np.float64)
+    losses = [
+        np.log(np.exp(logits[row, place - 1]).sum()) - logits[row, place - 1, labels[row, place]]
+        for row, place in np.argwhere(labels[:2] != UNCOUNTED)
+    ]
+    assert (metrics["sequences"], metrics["tokens"]) == (2, len(losses)) == (2, 5)
+    assert metrics["held_out_loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    spelled = [tokenizer.id_to_token(token) for token in (*inputs[0, 5:9], inputs[1, 3])]
+    assert metrics["bytes"] == sum(map(len, spelled))
+    bits = sum(losses) / math.log(2)
+    assert metrics["bits_per_byte"] == pytest.approx(bits / metrics["bytes"], rel=1e-5)
 
 
 def test_text_of_temperature_zero_is_what_transformers_generates(made):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline import loss
+from pipeline.columns import UNCOUNTED, Columns
 
 B, T, D, V = 3, 7, 8, 50
 WEIGHTS = np.array([0.5, 0.3, 0.0], np.float32)  # the last sequence is padding
@@ -18,15 +19,29 @@ def drawn(dtype=np.float32):
     return jnp.asarray(x_ND, dtype), jnp.asarray(kernel_DV, jnp.float32), tokens_BT
 
 
-def reference(x_ND, kernel_DV, tokens_BT):
-    """Float64, a token at a time."""
+def labels():
+    """Labels that differ from the tokens, of which some count: none of the last row."""
+    rng = np.random.default_rng(1)
+    labels_BT = rng.integers(0, V, (B, T)).astype(np.int32)
+    labels_BT[rng.random((B, T)) < 0.4] = UNCOUNTED
+    labels_BT[2] = UNCOUNTED
+    labels_BT[2, 0] = 3  # which nothing predicts
+    return labels_BT
+
+
+def each(x_ND, kernel_DV, tokens_BT):
+    """Each prediction's cross-entropy in float64, a token at a time: [B, T - 1]."""
     x_BTD = np.asarray(x_ND, np.float64).reshape(B, T, D)
     found = np.zeros((B, T - 1))
     for b, t in np.ndindex(B, T - 1):
         logits_V = x_BTD[b, t] @ np.asarray(kernel_DV, np.float64)
         share_V = np.exp(logits_V) / np.exp(logits_V).sum()
-        found[b, t] = -np.log(share_V[tokens_BT[b, t + 1]])
-    return found.mean(axis=1)
+        found[b, t] = -np.log(share_V[max(tokens_BT[b, t + 1], 0)])
+    return found
+
+
+def reference(x_ND, kernel_DV, tokens_BT):
+    return each(x_ND, kernel_DV, tokens_BT).mean(axis=1)
 
 
 @pytest.fixture(params=["whole", 5 * V, V, 1], ids=["whole", "5 at a time", "1 at a time", "fewer"])
@@ -39,6 +54,42 @@ def parts(request, monkeypatch):
 def test_each_sequence_has_the_mean_of_its_predictions(parts):
     found = jax.jit(loss.cross_entropy)(*drawn())
     np.testing.assert_allclose(found, reference(*drawn()), rtol=1e-5)
+
+
+def test_of_labels_the_mean_is_over_those_that_count(parts):
+    x_ND, kernel_DV, tokens_BT = drawn()
+    rows = Columns(jnp.asarray(tokens_BT), jnp.asarray(labels()))
+    found = jax.jit(loss.measured)(x_ND, kernel_DV, rows)
+    counted_BS = labels()[:, 1:] != UNCOUNTED
+    losses_BS = np.where(counted_BS, each(x_ND, kernel_DV, labels()), 0)
+    expected = losses_BS.sum(axis=1) / np.maximum(counted_BS.sum(axis=1), 1)
+    assert expected[2] == 0 and 0 < counted_BS[0].sum() < T - 1
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_weights_of_predictions_take_the_place_of_those_of_sequences(parts):
+    """The gradient, against float64: x of each place is moved by what it predicts."""
+    x_ND, kernel_DV, _ = drawn()
+    rows = Columns(None, jnp.asarray(labels()))
+    counted_BS = labels()[:, 1:] != UNCOUNTED
+    weight_BS = (counted_BS / counted_BS.sum()).astype(np.float32)
+
+    def mine(x_ND, kernel_DV):
+        return loss.weighted_cross_entropy(x_ND, kernel_DV, loss.targets(rows), weight_BS)
+
+    value, (by_x, by_kernel) = jax.jit(jax.value_and_grad(mine, argnums=(0, 1)))(x_ND, kernel_DV)
+    expected = (weight_BS * each(x_ND, kernel_DV, labels())).sum()
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    wide, kernel = np.asarray(x_ND, np.float64), np.asarray(kernel_DV, np.float64)
+    share_NV = np.exp(wide @ kernel)
+    share_NV /= share_NV.sum(axis=1, keepdims=True)
+    slope_BTV = share_NV.reshape(B, T, V).copy()
+    for b, t in np.ndindex(B, T - 1):
+        slope_BTV[b, t, max(labels()[b, t + 1], 0)] -= 1
+    slope_BTV *= np.pad(weight_BS, ((0, 0), (0, 1)))[..., None]
+    slope_NV = slope_BTV.reshape(B * T, V)
+    np.testing.assert_allclose(by_x, slope_NV @ kernel.T, atol=1e-6)
+    np.testing.assert_allclose(by_kernel, wide.T @ slope_NV, atol=1e-6)
 
 
 def test_gradients_are_those_of_the_whole(parts):

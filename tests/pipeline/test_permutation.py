@@ -1,4 +1,5 @@
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -54,6 +55,18 @@ def test_golden_orders():
     assert permute(bytes(32), np.arange(10), 10).tolist() == [1, 7, 9, 0, 6, 8, 5, 4, 2, 3]
     far = [36_280_754_575, 82_167_152_510, 6_485_250_202]
     assert permute(SEED, np.array([0, 1, 10**11 - 1]), 10**11).tolist() == far
+    widest = [3_867_050_405_854_974_734, 3_728_017_636_319_315_320, 1_750_711_465_677_819_305]
+    assert permute(bytes(32), np.array([0, 1, LARGEST - 1]), LARGEST).tolist() == widest
+
+
+def test_memory_is_that_of_the_indices_asked_for_however_many_there_are():
+    index_N = np.arange(1000)
+    permute(SEED, index_N, 10**11)
+    tracemalloc.start()
+    permute(SEED, index_N, 10**11)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100 * index_N.nbytes
 
 
 def test_an_index_alone_goes_where_it_goes_among_others():

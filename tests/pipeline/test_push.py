@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import __main__, artifacts, bucket, config, push
+from pipeline import __main__, artifacts, bucket, config, google_auth, push
 from pipeline.artifacts import Paths
 from pipeline.errors import LockstepError
 from pipeline.keys import PROJECT
@@ -59,9 +59,9 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gcs(monkeypatch):
-    monkeypatch.delenv(bucket.KEY, raising=False)
+    monkeypatch.delenv(google_auth.KEY, raising=False)
     with Bucket().serving() as server:
-        monkeypatch.setenv(bucket.EMULATOR, server.address)
+        monkeypatch.setenv(google_auth.EMULATOR, server.address)
         yield server
 
 

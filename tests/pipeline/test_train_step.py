@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from pipeline import config
+from pipeline.columns import UNCOUNTED, split
 from pipeline.errors import LockstepError
+from pipeline.shards import PLAIN
 from pipeline.swarm import wire
 from pipeline.swarm.peers import Peers, Work
 from pipeline.swarm.state import State
@@ -29,8 +31,10 @@ def a_run(optimizer: str = "Distro", **changes: object) -> config.Run:
     return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
-def begin(run: config.Run, model: dict = tiny.MODEL) -> tuple[Programs, State]:
-    programs = Programs(run, model)
+def begin(
+    run: config.Run, model: dict = tiny.MODEL, columns: tuple[str, ...] = PLAIN
+) -> tuple[Programs, State]:
+    programs = Programs(run, model, columns=columns)
     params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
     own, shared = programs.init(params)
     return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
@@ -84,10 +88,10 @@ def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
     found = {}
     for size in (1, 2, 5, 8):
         programs, state = begin(a_run("AdamW", peers__micro_batch=size))
-        tokens_MBT = micro_batches(tokens, capacity=7, size=size)
+        rows_MBW = micro_batches(tokens, capacity=7, size=size)
         own = jax.tree.map(np.array, state.own[0])
         found[size] = programs.peer_step(
-            state.params, own, state.shared, tokens_MBT, np.int32(5), np.int32(1)
+            state.params, own, state.shared, rows_MBW, np.int32(5), np.int32(1)
         )
     for size in (1, 2, 8):
         jax.tree.map(
@@ -101,10 +105,10 @@ def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
 def test_nothing_is_compiled_anew_when_the_work_changes():
     programs, state = begin(a_run())
     for step, count in enumerate((7, 1, 4, 2), start=1):
-        tokens_MBT = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2)
+        rows_MBW = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2)
         own = jax.tree.map(np.array, state.own[0])
         programs.peer_step(
-            state.params, own, state.shared, tokens_MBT, np.int32(count), np.int32(step)
+            state.params, own, state.shared, rows_MBW, np.int32(count), np.int32(step)
         )
     assert programs.peer_step._cache_size() == 1
 
@@ -157,3 +161,100 @@ def test_a_run_that_extends_another_warms_up_again():
         ]
     ratio = np.array(moved[10]) / np.array(moved[0])
     np.testing.assert_allclose(ratio, [0, 0.5, 1, 1], atol=1e-3)
+
+
+# ---- Rows of several columns ----
+
+LABELLED = ("inputs", "labels")
+ALL = (*LABELLED, "position_ids", "sequence_ids")
+
+
+def packed(count: int) -> np.ndarray:
+    """Rows of 16 tokens, of 9 and 5 of two sequences and padding; half of the labels count."""
+    rng = np.random.default_rng(7)
+    inputs = rng.integers(tiny.VOCABULARY, size=(count, 16))
+    labels = np.where(rng.random((count, 16)) < 0.5, inputs, UNCOUNTED)
+    labels[0, 3:] = UNCOUNTED  # so that rows differ in how much counts
+    sequences = np.repeat([0, 1, 2], [9, 5, 2])
+    positions = np.concatenate([np.arange(9), np.arange(5), np.arange(2)])
+    rows = [inputs, labels, np.tile(positions, (count, 1)), np.tile(sequences, (count, 1))]
+    return np.concatenate(rows, axis=1).astype(np.int32)
+
+
+def gradient(programs: Programs, state: State, rows: np.ndarray, size: int) -> tuple:
+    rows_MBW = micro_batches(rows, capacity=7, size=size)
+    return jax.device_get(programs.gradient(state.params, rows_MBW, np.int32(len(rows))))
+
+
+@pytest.mark.parametrize("model", [tiny.MODEL, tiny.DEEPSEEK], ids=["llama", "deepseek"])
+def test_the_loss_is_the_mean_over_labels_that_count_however_a_batch_is_cut(model):
+    rows = packed(5)
+    found = {}
+    for size in (1, 2, 7):
+        programs, state = begin(a_run("AdamW", peers__micro_batch=size), model, ALL)
+        found[size] = gradient(programs, state, rows, size)
+    # in float64, of the logits
+    given = split(rows, ALL)
+    how = {"positions_BT": given.position_ids, "sequences_BT": given.sequence_ids}
+    config = programs.model.Config.from_hf(model)
+    apply = jax.jit(
+        lambda p: programs.model.apply(config, p, given.inputs, scan=True, dtype=np.float32, **how)
+    )
+    logits = np.asarray(apply(state.params), np.float64)[:, :-1]
+    labels = given.labels[:, 1:]
+    chosen = np.take_along_axis(logits, np.maximum(labels, 0)[..., None], -1)[..., 0]
+    losses = np.log(np.exp(logits).sum(-1)) - chosen
+    expected = losses[labels != UNCOUNTED].mean()
+    assert abs(expected - losses.mean()) > 1e-3
+    for loss, grads in found.values():
+        assert float(loss) == pytest.approx(expected, abs=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6),
+            grads,
+            found[7][1],
+        )
+
+
+def test_labels_that_are_the_inputs_train_as_no_labels_do():
+    tokens = np.concatenate([batch(0, step) for step in range(3)])[:5]
+    others = [np.tile(np.arange(16), (5, 1)), np.zeros((5, 16), int)]
+    rows = np.concatenate([tokens, tokens, *others], axis=1).astype(np.int32)
+    loss, grads = gradient(*begin(a_run("AdamW")), tokens, 2)
+    for columns, width in ((LABELLED, 32), (ALL, 64)):
+        found = gradient(*begin(a_run("AdamW"), columns=columns), rows[:, :width], 2)
+        assert float(found[0]) == pytest.approx(float(loss), abs=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), found[1], grads
+        )
+
+
+@pytest.mark.parametrize("optimizer", ["Distro", "AdamW"])
+def test_a_batch_of_which_nothing_counts_has_no_gradient_and_no_nan(optimizer):
+    rows = packed(3)
+    rows[:, 17:32] = UNCOUNTED  # the first label is predicted by nothing
+    programs, state = begin(a_run(optimizer), columns=ALL)
+    loss, grads = gradient(programs, state, rows, 2)
+    assert float(loss) == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(grads))
+    own = jax.tree.map(np.array, state.own[0])
+    rows_MBW = micro_batches(rows, capacity=3, size=2)
+    result = programs.peer_step(state.params, own, state.shared, rows_MBW, np.int32(3), np.int32(1))
+    for leaf in jax.tree.leaves((result.own, result.message)):
+        assert np.isfinite(leaf).all()
+
+
+def test_fused_layouts_train_alike_on_labels():
+    found = {}
+    for name in ("each", "shard_map"):
+        programs, state = begin(a_run(), columns=ALL)
+        peers = Peers(programs, name, state, jax.devices()[:2])
+        work = {peer: Work(micro_batches(packed(4)[peer:], 4, 2), 4 - peer) for peer in range(2)}
+        found[name] = [peers.step(work, 1)[peer].loss for peer in range(2)]
+    assert found["shard_map"] == pytest.approx(found["each"], abs=1e-5)
+
+
+def test_packed_rows_are_not_left_to_a_fused_kernel():
+    run = a_run(peers__attention="cudnn", peers__precision="bfloat16")
+    Programs(run, tiny.MODEL, columns=LABELLED)
+    with pytest.raises(LockstepError, match='attention = "cudnn", expected "matmul": several seq'):
+        Programs(run, tiny.MODEL, columns=ALL)

@@ -135,7 +135,15 @@ def _shards(folder: Path, read: str, count: int, held_out: bool) -> None:
         for number in range(files):
             np.full(100 + number, END, "<u2").tofile(folder / split / f"{number:05}.ds")
     source = {"read": read, "sha256": "cd" * 32}
-    tokens.write_shards(folder, 2, VOCABULARY, "DontShuffle", source)
+    shards = tokens.Shards(
+        format=2,
+        token_size_in_bytes=2,
+        vocab_size=VOCABULARY,
+        shuffle="DontShuffle",
+        files=tokens.measure(folder, 2),
+        source=source,
+    )
+    tokens.write_shards(folder, shards)
 
 
 def _train(folder: Path, header: Header, held_out: bool) -> None:

@@ -166,7 +166,7 @@ def loads(speed: float, steps: int = 40) -> np.ndarray:
         tokens = rng.integers(tiny.VOCABULARY, size=(2, 4, 16), dtype=np.int32)
         work = {peer: Work(micro_batches(tokens[peer], 4, 2), 4) for peer in range(2)}
         where = peers.params_at[peers.places[0]]
-        _, grads = programs.gradient(where, work[0].tokens_MBT, np.int32(4))
+        _, grads = programs.gradient(where, work[0].rows_MBW, np.int32(4))
         load = np.asarray(grads["layers"]["mlp"]["router"]["correction"])[0]
         found.append(load.max() / load.sum())
         sent = {p: wire.encode(d.message, form) for p, d in peers.step(work, step).items()}

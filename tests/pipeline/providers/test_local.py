@@ -1,5 +1,4 @@
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +7,8 @@ from tokenizers import Tokenizer, models
 
 from pipeline.errors import LockstepError
 from pipeline.locations import DataLocal
-from pipeline.progress import Progress
 from pipeline.providers import local
-
-PROGRESS = partial(Progress, "download")
+from tests.pipeline.providers.wanted import wanted
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ def put_tokenizer(path: Path, vocab_size: int) -> None:
 def fetch(root: Path | str, folder: Path, token_size="TwoBytes"):
     folder.mkdir()
     where = DataLocal(path=str(root), token_size_in_bytes=token_size)
-    return local.fetch(where, folder, PROGRESS)
+    return local.fetch(where, folder, wanted(folder.parent / "store"))
 
 
 def read(folder: Path) -> dict[str, list[int]]:

@@ -1,0 +1,90 @@
+"""A bucket of Google Cloud Storage, listed: for the `Gcp` location of `data_location.Http`.
+
+A bucket that everybody may read is read without credentials; others with those of the environment,
+for which the extra gcs is needed. Each file is held to the generation that the listing names.
+"""
+
+from base64 import b64decode
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from pipeline import addresses, google_auth, web
+from pipeline.errors import LockstepError
+from pipeline.network import Network
+from pipeline.providers import listed
+from pipeline.remote import Origin
+
+FIELDS = "nextPageToken,items(name,size,generation,md5Hash,crc32c,contentEncoding)"
+
+
+def _number(text: str) -> str:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError("expected a number")
+    return text
+
+
+Number = Annotated[str, AfterValidator(_number)]  # JSON of Google's: 64 bits, as text
+
+
+class Item(BaseModel):
+    """What is used of Google's description of a file."""
+
+    name: str
+    size: Number
+    generation: Number
+    md5Hash: str | None = None
+    crc32c: str | None = None
+    contentEncoding: str | None = None
+
+
+class Page(BaseModel):
+    """A page of a listing."""
+
+    items: list[Item] = Field(default_factory=list)
+    nextPageToken: str | None = None
+
+
+def list_bucket(bucket: str, folder: str, network: Network) -> tuple[listed.Listed, ...]:
+    """All files whose names begin with a folder's, by name.
+
+    Raises:
+      LockstepError: the bucket cannot be read, or lists what cannot be.
+    """
+    where = f"gs://{bucket}/{folder}".rstrip("/")
+    # a folder, and not another whose name begins alike
+    prefix = f"{folder.rstrip('/')}/" if folder else ""
+    found: list[Item] = []
+    more: str | None = None
+    while more != "":
+        query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": more} if more else {})
+        url = f"{google_auth.endpoint()}/storage/v1/b/{quote(bucket, safe='')}/o?{urlencode(query)}"
+        request = web.Request(url, addresses.google_headers(where), where)
+        page = listed.read_answer(Page, web.get_json(request, network), where)
+        found += page.items
+        more = page.nextPageToken or ""
+    if not found:
+        raise LockstepError(f"{where}: found no files, expected some in this folder of the bucket")
+    files = [
+        listed.Listed(
+            name=listed.check_name(item.name.removeprefix(prefix), where),
+            origin=_origin(bucket, item, where),
+        )
+        for item in found
+        if not item.name.endswith("/")  # a folder, as some tools leave them
+    ]
+    return tuple(sorted(files, key=lambda file: file.name))
+
+
+def _origin(bucket: str, item: Item, where: str) -> Origin:
+    if item.contentEncoding:
+        raise LockstepError(
+            f"{where}/{item.name}: stored as {item.contentEncoding}, expected plain bytes"
+        )
+    checksum = None
+    for kind, said in (("md5", item.md5Hash), ("crc32c", item.crc32c)):
+        if said and checksum is None:
+            checksum = f"{kind}:{b64decode(said).hex()}"
+    url = addresses.google_file(bucket, item.name, item.generation)
+    return Origin(url=url, size=int(item.size), tag=item.generation, checksum=checksum)

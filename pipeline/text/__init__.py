@@ -1,0 +1,1 @@
+"""Text: found, split into documents, tokenized; for `data_location.Corpus`."""

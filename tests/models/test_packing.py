@@ -1,0 +1,121 @@
+"""Rows that several sequences are packed into: each is as it would be on its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.parts import attend
+
+BASE = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.2,  # large enough that attention matters
+}
+EXPERTS = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
+WINDOW = {"use_sliding_window": True, "sliding_window": 3}
+MODELS = {
+    "llama": BASE,
+    "mistral": BASE | {"sliding_window": 3},
+    "qwen2": BASE | WINDOW | {"max_window_layers": 1},
+    "deepseek_v3": BASE | EXPERTS | {"n_group": 2, "topk_group": 1},
+}
+LENGTHS = (5, 1, 9, 4)  # of the sequences in a row; 2 of 21 are left, which is padding
+ROW = 21
+SEQUENCES = np.repeat(np.arange(5), [*LENGTHS, 2]).astype(np.int32)
+POSITIONS = np.concatenate([np.arange(n) for n in (*LENGTHS, 2)]).astype(np.int32)
+TOKENS = np.random.default_rng(0).integers(0, 40, (2, ROW)).astype(np.int32)
+
+
+def made(name):
+    model = models.get(name)
+    config = model.Config.from_hf(MODELS[name] | {"model_type": name})
+    return model, config, model.init(config, 0)
+
+
+def rows(values):
+    """The same of both rows."""
+    return jnp.asarray(np.stack([values, values]))
+
+
+@pytest.mark.parametrize("kernel", ["matmul", "xla"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_query_sees_the_keys_of_its_own_sequence_and_no_others(kernel, window):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.normal(size=(2, ROW, 1, *m)).astype(np.float32) for m in ((2, 4), (4,), (4,)))
+    other = np.roll(SEQUENCES, 4)  # rows are packed differently; a number may come again
+    of_rows = np.stack([SEQUENCES, other])
+    how = {"window": window, "sequences_BT": jnp.asarray(of_rows), "kernel": kernel}
+    found = attend(q, k, v, **how).reshape(2, ROW, 2, 4)
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    for row, place, head in np.ndindex(2, ROW, 2):
+        first = 0 if window is None else max(0, place - window + 1)
+        seen = [s for s in range(first, place + 1) if of_rows[row, s] == of_rows[row, place]]
+        weights = np.exp(k[row, seen, 0] @ q[row, place, 0, head])
+        expected = weights @ v[row, seen, 0] / weights.sum()
+        np.testing.assert_allclose(found[row, place, head], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_packed_row_gives_what_its_sequences_give_alone(name):
+    model, config, params = made(name)
+    weight_TV = np.random.default_rng(2).normal(size=(ROW, 40)).astype(np.float32)
+    # each sequence at the beginning of a row of its own, and after it what it cannot see
+    alone = np.zeros((2, 5, ROW), np.int32)
+    alone[:, SEQUENCES, POSITIONS] = TOKENS
+
+    def logits(params, tokens_BT, **how):
+        return model.apply(config, params, tokens_BT, dtype=jnp.float32, **how)
+
+    def of_packed(params):
+        # scanned and computed again, so that what the layers close over has to come along
+        how = {"scan": True, "remat": "nothing_saveable"}
+        given = {"positions_BT": rows(POSITIONS), "sequences_BT": rows(SEQUENCES)}
+        logits_BTV = logits(params, TOKENS, **how, **given)
+        return (logits_BTV * weight_TV).sum(), logits_BTV
+
+    def of_alone(params):
+        logits_BTV = logits(params, alone.reshape(10, ROW), scan=False)
+        logits_BTV = logits_BTV.reshape(2, 5, ROW, 40)[:, SEQUENCES, POSITIONS]
+        return (logits_BTV * weight_TV).sum(), logits_BTV
+
+    (_, found), grads = jax.jit(jax.value_and_grad(of_packed, has_aux=True))(params)
+    (_, expected), expected_grads = jax.jit(jax.value_and_grad(of_alone, has_aux=True))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    for (path, grad), other in zip(
+        jax.tree.leaves_with_path(grads), jax.tree.leaves(expected_grads), strict=True
+    ):
+        if "correction" not in str(path):  # counts of tokens, not a gradient
+            scale = np.abs(other).max()
+            np.testing.assert_allclose(grad, other, atol=1e-4 * scale, err_msg=str(path))
+
+
+def test_positions_that_are_given_are_those_that_tokens_are_turned_by():
+    model, config, params = made("llama")
+    how = {"scan": True, "dtype": jnp.float32}
+
+    @jax.jit
+    def logits(positions_BT):
+        return model.apply(config, params, TOKENS, **how, positions_BT=positions_BT)
+
+    plain = jax.jit(lambda: model.apply(config, params, TOKENS, **how))()
+    np.testing.assert_allclose(logits(rows(np.arange(ROW))), plain, atol=1e-5)
+    assert np.abs(logits(rows(POSITIONS)) - plain).max() > 0.01

@@ -1,0 +1,71 @@
+"""Tokens of a hub, fetched or read while training, train to the bits of those of a folder."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import read_json
+from tests import hub_server, tiny
+
+DATASET = "ours/tokens"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The same run three times: its root by where its tokens come from."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    data = tiny.write_data(folder / "tokens")
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        hub_server.found(monkeypatch, folder / "home") as hub,
+    ):
+        hub.datasets[DATASET] = repo = hub_server.Repo()
+        repo.commit(tiny.contents(data))
+        locations = {
+            "folder": ({"Local": str(data)}, False),
+            "hub": ({"Hub": {"repo_id": DATASET}}, False),
+            "stream": ({"Hub": {"repo_id": DATASET}}, True),
+        }
+        for name, (location, stream) in locations.items():
+            train(folder / name, location, stream)
+        yield folder, hub
+
+
+def train(folder: Path, location: dict, stream: bool) -> None:
+    folder.mkdir()
+    changes = {"model__LLM__data_location": location, "download__stream": stream}
+    tiny.write_run(folder / "run.toml", tiny.run_document(folder, **changes))
+    tiny.by_hand(folder / "run.toml", folder, "download", "convert", "train")
+
+
+def results(root: Path) -> dict[str, bytes]:
+    """All that a run leaves but what repeats the run file, or names a key."""
+    return {
+        name: content
+        for name, content in tiny.contents(root / "data" / "trained").items()
+        if name != "transcript/header.json" and not name.startswith("made-")
+    }
+
+
+@pytest.mark.parametrize("name", ["hub", "stream"])
+def test_a_run_over_the_hub_trains_to_the_bits_of_one_over_the_same_folder(trained, name):
+    folder, _ = trained
+    expected, found = results(folder / "folder"), results(folder / name)
+    assert any(name.endswith("params.safetensors") for name in expected)
+    assert [one for one in expected if expected[one] != found.get(one)] == []
+    assert found.keys() == expected.keys()
+
+
+def test_what_is_read_while_training_is_a_part_of_what_there_is(trained):
+    folder, hub = trained
+    assert not list((folder / "stream" / "data").rglob("*.ds"))
+    assert len(list((folder / "hub" / "data" / "shards").rglob("*.ds"))) == 2
+
+
+def test_a_witness_reads_the_same_ranges_again_and_accepts(trained):
+    folder, hub = trained
+    asked = len(hub.elsewhere)
+    said = tiny.by_hand(folder / "stream" / "run.toml", folder / "stream", "witness")
+    verdict = read_json(folder / "stream" / "data/verdict/verdict.json")
+    assert (verdict["accepted"], verdict["method"]) == (True, "bitwise"), said
+    assert len(hub.elsewhere) > asked
