@@ -53,8 +53,7 @@ def run(config: Run, paths: Paths) -> None:
         try:
             pinned = pins.check("data", config.pins.data, sha256, read)
         except LockstepError:
-            # of what no server vouched for, a copy may have been spoilt on its way
-            fetch.forget(paths.store, [file.sha256 for file in shards.files if file.sha256])
+            fetch.forget(paths.store, fetched.unproven)  # it may have been spoilt on its way
             raise
     same = [f"{one} and {other} are the same file" for one, other in tokens.duplicates(shards)]
     for warning in (*fetched.warnings, *same):

@@ -123,6 +123,7 @@ class Fetched:
         over names, sizes and what the server calls their versions.
       parts: what is mixed, where it is several locations.
       columns: what is known of each token.
+      unproven: the SHA-256 of files in the store of which no server gave a checksum.
       warnings: one line each, for the user.
     """
 
@@ -133,6 +134,7 @@ class Fetched:
     source: dict
     parts: tuple[Part, ...] = ()
     columns: tuple[Column, ...] = ("inputs",)
+    unproven: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

@@ -57,13 +57,16 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[listed.List
     prefix = f"{folder.rstrip('/')}/" if folder else ""
     found: list[Item] = []
     more: str | None = None
+    seen: set[str] = set()
     while more != "":
         query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": more} if more else {})
         url = f"{google_auth.endpoint()}/storage/v1/b/{quote(bucket, safe='')}/o?{urlencode(query)}"
         request = web.Request(url, addresses.google_headers(where), where)
         page = listed.read_answer(Page, web.get_json(request, network), where)
         found += page.items
-        more = page.nextPageToken or ""
+        if page.nextPageToken in seen:
+            raise LockstepError(f"{where}: a listing that goes on with itself, expected an end")
+        seen.add(more := page.nextPageToken or "")
     if not found:
         raise LockstepError(f"{where}: found no files, expected some in this folder of the bucket")
     files = [

@@ -336,8 +336,19 @@ def fetch_listed(listing: Listing, folder: Path, wanted: Wanted) -> Fetched:
             "sha256": listing_sha256(versions),
         },
         parts=listing.parts,
+        unproven=tuple(
+            file.sha256
+            for file, one in zip(files, chosen, strict=True)
+            if file.is_here and _is_unproven(one, listing.size)
+        ),
         warnings=warnings,
     )
+
+
+def _is_unproven(one: Chosen, size: int) -> bool:
+    """Whether nothing says that the bytes are right: no checksum, or but a part of the file."""
+    origin = one.listed.origin
+    return origin.checksum is None or one.tokens * size < origin.size
 
 
 def _check_addresses(listing: Listing) -> None:
