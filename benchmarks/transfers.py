@@ -62,13 +62,20 @@ def large(folder: Path, size: int) -> dict:
     }
 
 
-def small(folder: Path, count: int, size: int) -> dict:
-    """Many files of `size` bytes, as many at a time as a run does, by our fetch and by curl."""
+def small(folder: Path, count: int, size: int, latency: float) -> dict:
+    """Many files of `size` bytes, as many at a time as a run does, by our fetch and by curl.
+
+    Args:
+      folder: for what is served and fetched.
+      count: files.
+      size: bytes of each.
+      latency: seconds that the server waits before each answer, as a network would.
+    """
     source = folder / "served"
     source.mkdir(exist_ok=True)
     for number in range(count):
         (source / f"{number:05}.ds").write_bytes(number.to_bytes(8, "little") * (size // 8))
-    with served(source) as address:
+    with served(source, latency) as address:
         urls = [f"{address}/{number:05}.ds" for number in range(count)]
         ours, curls = beside(
             lambda: fetched([Origin(url=url, size=size) for url in urls], folder / "store"),
@@ -78,6 +85,7 @@ def small(folder: Path, count: int, size: int) -> dict:
     shutil.rmtree(source)
     return {
         "files": count,
+        "latency_milliseconds": 1e3 * latency,
         "bytes": count * size,
         "files_per_second": round(count / ours),
         "curl_files_per_second": round(count / curls),
@@ -108,11 +116,11 @@ def curl(urls: list[str], folder: Path) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, latency: float = 0.0) -> Iterator[str]:
     """A web server over a folder, in another process; yields its address."""
     fork = multiprocessing.get_context("spawn")
     ours, theirs = fork.Pipe()
-    process = fork.Process(target=_serve, args=(folder, theirs), daemon=True)
+    process = fork.Process(target=_serve, args=(folder, latency, theirs), daemon=True)
     process.start()
     try:
         yield ours.recv()
@@ -121,10 +129,15 @@ def served(folder: Path) -> Iterator[str]:
         process.join()
 
 
-def _serve(folder: Path, pipe: multiprocessing.connection.Connection) -> None:
+def _serve(folder: Path, latency: float, pipe: multiprocessing.connection.Connection) -> None:
     from tests.files_server import Files
+    from tests.web import Answer
 
-    files = Files()
+    def late(asked: str, answer: Answer) -> Answer:
+        time.sleep(latency)
+        return answer
+
+    files = Files(faults=[late] if latency else [])
     files.add(folder)
     with files.serving():
         pipe.send(files.address)
