@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from pipeline import artifacts, bucket, google_auth, hf
 from pipeline.checkpoint import load_nested
 from pipeline.errors import LockstepError
-from tests import tiny
+from tests import service_account, tiny
 from tests.bucket_server import Bucket
 from tests.pipeline.conversion import convert_in, refused, write_model
 
@@ -466,37 +464,10 @@ def test_a_server_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
 # ---- Credentials ----
 
 
-@pytest.fixture(scope="module")
-def private_key() -> str:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, *form).decode()
-
-
 @pytest.fixture
-def account(tmp_path_factory, served, private_key, monkeypatch) -> None:
+def account(tmp_path_factory, served, monkeypatch) -> None:
     """A service account, whose tokens the server gives out itself."""
-    # the library asks another server of Google's where the account may be used
-    monkeypatch.setattr(
-        "google.auth._regional_access_boundary_utils._RegionalAccessBoundaryManager"
-        ".maybe_start_refresh",
-        lambda *_: None,
-    )
-    file = tmp_path_factory.mktemp("secret") / "key.json"
-    file.write_text(
-        json.dumps(
-            {
-                "type": "service_account",
-                "project_id": "p",
-                "private_key_id": "1",
-                "private_key": private_key,
-                "client_email": "us@example.org",
-                "client_id": "1",
-                "token_uri": f"{served.address}/token",
-            }
-        )
-    )
-    monkeypatch.setenv(google_auth.KEY, str(file))
+    service_account.use(tmp_path_factory.mktemp("secret") / "key.json", served.address, monkeypatch)
 
 
 def test_without_credentials_nobody_asks(tmp_path, served, model):

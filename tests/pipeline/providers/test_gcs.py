@@ -1,10 +1,13 @@
 import pytest
 
-from pipeline import google_auth
+from pipeline import config, google_auth
 from pipeline.errors import LockstepError
 from pipeline.network import Network
+from pipeline.providers import http
 from pipeline.providers.gcs import list_bucket
+from tests import service_account
 from tests.bucket_server import Bucket
+from tests.pipeline.providers.wanted import wanted
 
 NETWORK = Network(connections=2, attempts=1, stall_seconds=5)
 
@@ -76,6 +79,24 @@ def test_a_private_bucket_says_what_is_missing(bucket):
     bucket.private = True
     bucket.put("a/0.ds", b"12")
     assert "answered 401" in refusal("a") and "or credentials for it" in refusal("a")
+
+
+def test_a_private_bucket_is_read_with_the_environments_credentials(bucket, tmp_path, monkeypatch):
+    bucket.private = True
+    for name in ("0.ds", "1.ds"):
+        bucket.put(f"a/{name}", name.encode())
+    (secret := tmp_path / "secret").mkdir()
+    service_account.use(secret / "key.json", bucket.address, monkeypatch)
+    how = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+    where = {"Gcp": {"bucket_name": "ours", "filter_directory": "a"}}
+    location = config.DataHttp.model_validate(how | {"location": where})
+    (out := tmp_path / "out").mkdir()
+    http.fetch(location, out, wanted(tmp_path / "store"))
+    assert (out / "train" / "00000.ds").read_bytes() == b"0.ds"
+    asked = {said for method, _, said in bucket.seen if method == "GET"}
+    assert asked == {f"Bearer {bucket.token}"}
+    for path in (*out.rglob("*"), *(tmp_path / "store").rglob("*")):
+        assert path.is_dir() or bucket.token.encode() not in path.read_bytes()
 
 
 @pytest.mark.parametrize(
