@@ -69,3 +69,11 @@ def test_a_witness_reads_the_same_ranges_again_and_accepts(trained):
     verdict = read_json(folder / "stream" / "data/verdict/verdict.json")
     assert (verdict["accepted"], verdict["method"]) == (True, "bitwise"), said
     assert len(hub.elsewhere) > asked
+
+
+def test_the_export_is_measured_on_held_out_tokens_that_lie_elsewhere(trained):
+    folder, _ = trained
+    run_file, root = folder / "stream" / "run.toml", folder / "stream"
+    tiny.by_hand(run_file, root, "witness", "export", "evaluate")
+    measured = read_json(root / "metrics" / "evaluate.json")
+    assert 0 < measured["held_out_loss"] < 10
