@@ -90,19 +90,26 @@ def _hub(url: str) -> Request:
     return Request(place, build_hf_headers(library_name="lockstep"), f"{repo_id}: {name}")
 
 
-@lru_cache(maxsize=8)
 def of_fsspec(url: str) -> "tuple[AbstractFileSystem, str]":
     """The file system of an address, and its path there.
 
     Raises:
       LockstepError: no such kind of address, or what it needs is not installed.
     """
+    scheme, _, place = url.partition("://")
+    files = file_system(f"{scheme}://{place.partition('/')[0]}")
+    return files, files._strip_protocol(url)
+
+
+@lru_cache(maxsize=8)
+def file_system(url: str) -> "AbstractFileSystem":
+    """One for all files of a bucket or a host: to make one takes longer than to ask it."""
     import fsspec
 
     scheme = url.partition("://")[0]
     try:
         # of its own, and not what fsspec keeps for every user of this process
-        return fsspec.core.url_to_fs(url, skip_instance_cache=True)
+        return fsspec.core.url_to_fs(url, skip_instance_cache=True)[0]
     except ImportError as error:
         extra = EXTRAS.get(scheme)
         install = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else str(error)

@@ -42,7 +42,7 @@ class S3(web.Served):
 @contextmanager
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """An empty bucket that clients take for S3, here and in processes."""
-    addresses.of_fsspec.cache_clear()  # of another server's address
+    addresses.file_system.cache_clear()  # of another server's address
     with S3().serving() as bucket:
         monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.address)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", bucket.key)

@@ -52,7 +52,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(bucket, tmp_path):
 def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypatch):
     assert refusal("s3://theirs/a", tmp_path).startswith("s3://theirs/a: ")
     bucket.objects |= {"a/0.ds": b"1234"}
-    addresses.of_fsspec.cache_clear()
+    addresses.file_system.cache_clear()
     bucket.key = "AKIAOTHER"
     said = refusal("s3://ours/a", tmp_path)
     assert said.startswith("s3://ours/a: ") and "expected a folder or a file to read" in said
@@ -71,12 +71,12 @@ def test_an_unknown_kind_of_address_is_one_line(tmp_path):
 
 
 def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkeypatch):
-    addresses.of_fsspec.cache_clear()
+    addresses.file_system.cache_clear()
 
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
     assert refusal("s3://ours/a", tmp_path) == (
-        "s3://ours/a: not installed, expected it: pip install -c constraints.txt -e '.[s3]'"
+        "s3://ours: not installed, expected it: pip install -c constraints.txt -e '.[s3]'"
     )
