@@ -25,7 +25,8 @@ from fractions import Fraction
 
 import numpy as np
 
-LARGEST = 2**31 - 1  # places: so that heights are exact in 61 bits
+LARGEST = 2**62  # places: as many as a permutation may have
+FAST = 2**31 - 1  # of these heights are exact in 61 bits; of more, in Python's own integers
 
 
 def counts(weights: Sequence[float | None], sizes: Sequence[int]) -> np.ndarray:
@@ -57,7 +58,7 @@ def place(counts_K: np.ndarray, index_N: np.ndarray) -> tuple[np.ndarray, np.nda
     """What stands at each place of the mixture.
 
     Args:
-      counts_K: how many places each part gets, n_p; their sum is at most 2**31 - 1.
+      counts_K: how many places each part gets, n_p; their sum is at most 2**62.
       index_N: places, from 0 to the sum less one, in any order.
 
     Returns:
@@ -74,7 +75,8 @@ def place(counts_K: np.ndarray, index_N: np.ndarray) -> tuple[np.ndarray, np.nda
     if index_N.size and (index_N.min() < 0 or index_N.max() >= total):
         raise ValueError(f"an index outside 0..{total - 1}")
     giving = np.flatnonzero(counts_K)
-    n_K = counts_K[giving]
+    exact = np.int64 if total <= FAST else object
+    n_K, index_N = counts_K[giving].astype(exact), index_N.astype(exact)
 
     # All items below the height (index - behind) / N are at most `index` many for behind = K/2, and
     # hardly fewer: from there the mixture is followed, item after item, until the place is reached.
@@ -94,20 +96,22 @@ def place(counts_K: np.ndarray, index_N: np.ndarray) -> tuple[np.ndarray, np.nda
         next_N[rows] = height_NK[rows].argmin(axis=1)
         left_N[rows] -= 1
         rows = rows[left_N[rows] > 0]
-    return giving[next_N], drawn_NK[np.arange(len(index_N)), next_N]
+    return giving[next_N], drawn_NK[np.arange(len(index_N)), next_N].astype(np.int64)
 
 
 def _below(n_K: np.ndarray, index_N: np.ndarray, behind: int) -> np.ndarray:
-    """int64 [N, K]: items of each part that lie not above the height (index - behind / 2) / N."""
+    """[N, K]: items of each part that lie not above the height (index - behind / 2) / N."""
     total = n_K.sum()
     return (np.maximum(2 * index_N - behind, 0)[:, None] * n_K + total) // (2 * total)
 
 
 def _heights(drawn: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """(2 drawn + 1) / (2 n) in units of 2**-61, rounded down.
+    """(2 drawn + 1) / (2 n) in units of 2**-61, or of 2**-124 where there are many; rounded down.
 
-    Two heights that differ do so by at least 1 / (2 n_p n_q) >= 2 / N**2 > 2**-61, and so they
-    differ here as well: no comparison comes out otherwise than that of the fractions.
+    Two heights that differ do so by at least 1 / (2 n_p n_q) >= 2 / N**2 > 2**-61, or 2**-124, and
+    so they differ here as well: no comparison comes out otherwise than that of the fractions.
     """
+    if n.dtype == object:
+        return ((2 * drawn + 1) << 124) // (2 * n)
     high, rest = np.divmod((2 * drawn + 1) << 30, 2 * n)
     return (high << 31) + (rest << 31) // (2 * n)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.mixture import LARGEST, counts, place
+from pipeline import mixture
+from pipeline.mixture import FAST, LARGEST, counts, place
 
 SHARES = st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any)
 SIZES = st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 50)), min_size=1, max_size=6)
@@ -104,15 +105,24 @@ def exact(counts_K: list[int], index: int) -> tuple[int, int]:
 
 
 @settings(max_examples=30)
-@given(st.data())
-def test_places_are_exact_up_to_the_largest_mixture(data):
+@given(st.data(), st.sampled_from([FAST, FAST + 1, LARGEST]))
+def test_places_are_exact_up_to_the_largest_mixture(data, total):
     parts = data.draw(st.integers(1, 12))
-    cuts = sorted(data.draw(st.lists(st.integers(0, LARGEST), min_size=parts, max_size=parts)))
-    counts_K = np.diff([0, *cuts[:-1], LARGEST]).tolist()
-    indices = [*data.draw(st.lists(st.integers(0, LARGEST - 1), max_size=20)), 0, LARGEST - 1]
+    cuts = sorted(data.draw(st.lists(st.integers(0, total), min_size=parts, max_size=parts)))
+    counts_K = np.diff([0, *cuts[:-1], total]).tolist()
+    indices = [*data.draw(st.lists(st.integers(0, total - 1), max_size=20)), 0, total - 1]
     part_N, drawn_N = place(np.array(counts_K), np.array(indices))
     found = list(zip(part_N.tolist(), drawn_N.tolist(), strict=True))
     assert found == [exact(counts_K, index) for index in indices]
+
+
+def test_pythons_own_integers_give_the_same_places(monkeypatch):
+    counts_K, index_N = np.array([5, 900, 0, 41, 54]), np.arange(1000)
+    fast = np.stack(place(counts_K, index_N))
+    monkeypatch.setattr(mixture, "FAST", 0)
+    exact = np.stack(place(counts_K, index_N))
+    np.testing.assert_array_equal(exact, fast)
+    assert exact.dtype == np.int64
 
 
 def test_an_index_alone_stands_where_it_stands_among_others():

@@ -464,13 +464,22 @@ def zeros(count: int, part: int = 0) -> ShardFile:
     return elsewhere(file, tokens.ZEROS, 2 * count)
 
 
-def test_more_sequences_than_can_be_mixed_are_refused(tmp_path):
+def test_more_sequences_than_can_be_mixed_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.mixture.LARGEST", 100)
     parts = (Part(shuffle=IN_ORDER, weight=None),) * 2
-    write(tmp_path, [zeros(4 * (2**31 - 1)), zeros(4, part=1)], parts=parts)
+    write(tmp_path, [zeros(4 * 100), zeros(4, part=1)], parts=parts)
     message = refusal(tokens.open_shards, tmp_path, "train", 4)
-    assert f"found {2**31} sequences in 2 parts, expected at most {2**31 - 1}" in message
-    write(tmp_path, [zeros(4 * (2**31 - 2)), zeros(4, part=1)], parts=parts)
-    assert len(tokens.open_shards(tmp_path, "train", 4)) == 2**31 - 1
+    assert "found 101 sequences in 2 parts, expected at most 100" in message
+    write(tmp_path, [zeros(4 * 99), zeros(4, part=1)], parts=parts)
+    assert len(tokens.open_shards(tmp_path, "train", 4)) == 100
+
+
+def test_ten_billion_sequences_are_mixed_as_few_are(tmp_path):
+    parts = (Part(shuffle=IN_ORDER, weight=0.7), Part(shuffle=IN_ORDER, weight=0.3))
+    write(tmp_path, [zeros(4 * 7 * 10**9), zeros(4 * 3 * 10**9, part=1)], parts=parts)
+    sequences = tokens.open_shards(tmp_path, "train", 4)
+    assert len(sequences) == 10**10
+    assert not sequences.take(np.array([0, 10**10 - 1])).any()
 
 
 def test_zeros_without_end_are_read_from_nowhere(tmp_path, monkeypatch):
