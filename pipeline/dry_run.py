@@ -41,18 +41,10 @@ def missing(run: Run) -> str | None:
     return None
 
 
-def needed(run: Run) -> int:
-    """Sequences that a new run's rounds use, with the batch ramp."""
-    index = 0
-    for _ in range(run.config.total_steps):
-        index += run.config.batch_size(index * run.llm.max_seq_len)
-    return index
-
-
 def _table(run: Run, survey: Survey) -> Iterator[str]:
     train = [file for file in survey.files if file.split == TRAIN]
     held_out = [file for file in survey.files if file.split == HELD_OUT]
-    length, need = run.llm.max_seq_len, needed(run)
+    length, need = run.llm.max_seq_len, run.config.last_index(run.llm.max_seq_len)
     made = any(file.tokens is None for file in train)  # of text
     how = "read while training" if run.download.stream else "to read" if made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""

@@ -75,6 +75,18 @@ class Coordinator(Table):
         fraction, whole = math.modf(start + (end - start) * (tokens / warmup))
         return int(whole) + (fraction >= 0.5)
 
+    def last_index(self, max_seq_len: int, first_step: int = 0, index: int = 0) -> int:
+        """Where the data index stands after the run's last round, with the batch ramp.
+
+        Args:
+          max_seq_len: tokens of a sequence.
+          first_step: rounds that are behind the run already.
+          index: where it stands after these.
+        """
+        for _ in range(first_step, self.total_steps):
+            index += self.batch_size(index * max_seq_len)
+        return index
+
 
 class CurrentConfig(Coordinator):
     """`[config]` as Psyche spells it now: epochs in seconds, and a batch that may grow."""

@@ -69,8 +69,5 @@ def read(init: Path, run: config.Run, programs: Programs) -> Start:
 
 
 def sequences_needed(run: config.Run, start: Start) -> int:
-    """Where the data index stands after the run's last round, with the batch ramp."""
-    index = start.data_index
-    for _ in range(start.step, run.config.total_steps):
-        index += run.config.batch_size(index * run.llm.max_seq_len)
-    return index
+    """Where the data index stands after the run's last round."""
+    return run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
