@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models
 
 from pipeline.keys import PROJECT
 from tests import tiny
@@ -122,6 +123,15 @@ def test_an_optimizer_without_an_engine(place):
 def test_a_location_without_a_provider(place):
     place.set(model__LLM__data_location={"Server": "host:1234"})
     place.refused("download", "model.LLM.data_location.Server", "would need a Psyche data server")
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
+    vocabulary = {f"t{number}": number for number in range(tiny.VOCABULARY + 6)}
+    (folder := place.data / "tokenizer").mkdir()
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    said = tiny.by_hand(place.run_file, place.root, "download", "convert", "train")
+    assert f"has {tiny.VOCABULARY + 6} tokens, and the model {tiny.VOCABULARY}: " in said
 
 
 def test_a_checkpoint_without_a_reader(place):
