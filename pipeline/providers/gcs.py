@@ -25,7 +25,15 @@ def _number(text: str) -> str:
     return text
 
 
+def _hash(text: str) -> str:
+    digest = b64decode(text, validate=True)  # what is none is a ValueError
+    if not digest:
+        raise ValueError("expected a hash")
+    return digest.hex()
+
+
 Number = Annotated[str, AfterValidator(_number)]  # JSON of Google's: 64 bits, as text
+Hash = Annotated[str, AfterValidator(_hash)]  # there in base64, here in hexadecimal
 
 
 class Item(BaseModel):
@@ -34,8 +42,8 @@ class Item(BaseModel):
     name: str
     size: Number
     generation: Number
-    md5Hash: str | None = None
-    crc32c: str | None = None
+    md5Hash: Hash | None = None
+    crc32c: Hash | None = None
     contentEncoding: str | None = None
 
 
@@ -86,8 +94,8 @@ def _origin(bucket: str, item: Item, where: str) -> Origin:
             f"{where}/{item.name}: stored as {item.contentEncoding}, expected plain bytes"
         )
     checksum = None
-    for kind, said in (("md5", item.md5Hash), ("crc32c", item.crc32c)):
-        if said and checksum is None:
-            checksum = f"{kind}:{b64decode(said).hex()}"
+    for kind, said in (("crc32c", item.crc32c), ("md5", item.md5Hash)):
+        if said:
+            checksum = f"{kind}:{said}"
     url = addresses.google_file(bucket, item.name, item.generation)
     return Origin(url=url, size=int(item.size), tag=item.generation, checksum=checksum)

@@ -100,7 +100,15 @@ def test_a_private_bucket_is_read_with_the_environments_credentials(bucket, tmp_
 
 
 @pytest.mark.parametrize(
-    "claim", [{"size": "many"}, {"size": None}, {"generation": "-1"}, {"name": 7}]
+    "claim",
+    [
+        {"size": "many"},
+        {"size": None},
+        {"generation": "-1"},
+        {"name": 7},
+        {"md5Hash": "no base64!"},
+        {"crc32c": ""},
+    ],
 )
 def test_a_listing_that_is_none_is_one_line(bucket, claim):
     bucket.put("a/0.ds", b"12")
