@@ -23,6 +23,7 @@ soak: .venv/installed-test
 lint: .venv/installed-test
 	ruff format --check .
 	ruff check .
+	lint-imports
 
 clean:
 	rm -rf .venv

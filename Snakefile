@@ -1,8 +1,8 @@
 """`snakemake train --cores all`: one rule for each stage of dvc.yaml. A bare `snakemake` runs them all."""
 from pathlib import Path
 
-from pipeline.artifacts import Paths
-from pipeline.keys import RUN_FILE, STAGES, Keys, needs
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.keys import RUN_FILE, STAGES, Keys, needs
 
 KEYS = Keys(Path(RUN_FILE))
 

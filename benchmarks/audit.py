@@ -12,7 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline import allocator, config, devices
+from pipeline.runfile import run as config
+from pipeline.stage import allocator, devices
 
 AUDITS = 5  # without replay, of each transcript: they are quick
 
@@ -39,7 +40,7 @@ def measure(run: config.Run, windows: int, repeats: int) -> dict:
     import numpy as np
 
     from benchmarks.simulated import Lab
-    from pipeline.swarm.transcript import Transcript
+    from pipeline.transcript.transcript import Transcript
 
     lab = Lab(run, run.llm.checkpoint.config)
     pairs = [(window, peer) for window in range(windows) for peer in range(run.peers.count)]

@@ -26,8 +26,8 @@ import tomlkit
 
 from benchmarks import curves, sizes
 from benchmarks.cases import CASES, MAIN, VARIANTS, Case
-from pipeline.artifacts import read_json, write_bytes, write_json
-from pipeline.keys import Keys
+from pipeline.stage.artifacts import read_json, write_bytes, write_json
+from pipeline.stage.keys import Keys
 
 STAGES = ("download", "convert", "train")
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import resident
-from pipeline import allocator
+from pipeline.stage import allocator
 
 ALLOWANCE = 200 * 2**20  # bytes beside twice the largest tensor
 SOURCE, PARAMS, EXPORT = "source", "params", "export"
@@ -102,7 +102,7 @@ def write_model(folder: Path, nbytes: int, dtype: str, *, hidden: int, vocabular
     import jax
 
     from models import llama
-    from pipeline import hf, tensorfile
+    from pipeline.weights import hf, tensorfile
 
     intermediate = 11 * hidden // 4
     values = nbytes // np.dtype(dtype).itemsize
@@ -170,14 +170,14 @@ def _convert(folder: Path) -> dict:
 
 
 def _convert_unhashed(folder: Path) -> dict:
-    from pipeline import hf
+    from pipeline.weights import hf
 
     out = _empty(folder / PARAMS)
     return _measured(lambda: hf.Folder(folder / SOURCE).save(out / "params.safetensors"))
 
 
 def _export(folder: Path) -> dict:
-    from pipeline import hf, tensorfile
+    from pipeline.weights import hf, tensorfile
 
     out = _empty(folder / EXPORT)
 

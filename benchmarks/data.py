@@ -24,10 +24,11 @@ import numpy as np
 
 from benchmarks import transfers
 from benchmarks.resident import peak
-from pipeline import allocator, tokens
-from pipeline.locations import Shuffle, ShuffleDontShuffle, ShuffleSeeded
-from pipeline.permutation import permute
-from pipeline.tokens import Sequences, ShardFile, Shards
+from pipeline.runfile.data import Shuffle, ShuffleDontShuffle, ShuffleSeeded
+from pipeline.stage import allocator
+from pipeline.tokens import sequences as tokens
+from pipeline.tokens.permutation import permute
+from pipeline.tokens.sequences import Sequences, ShardFile, Shards
 
 LENGTH, VOCABULARY, TOKEN_BYTES = 2048, 2**15, 2
 BATCHES = 8, 256

@@ -24,12 +24,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import config, devices
-from pipeline.fault_kinds import KINDS
+from pipeline.runfile import run as config
+from pipeline.runfile.fault_kinds import KINDS
+from pipeline.stage import devices
 
 if TYPE_CHECKING:
     from benchmarks.simulated import Lab, Trained
-    from pipeline.train_step import Programs
+    from pipeline.programs.train_step import Programs
 
 PEERS, ROUNDS, EVERY, PERCENT = 10, 12, 3, 20
 LIES = (4, 9)  # first and last round
@@ -167,7 +168,7 @@ def lab_for(needs: str) -> "Lab":
 @cache
 def elsewhere_for(needs: str) -> "Programs":
     """Programs of the same runs that give other bits, as another machine does: scanned layers."""
-    from pipeline.train_step import Programs
+    from pipeline.programs.train_step import Programs
 
     lab = lab_for(needs)
     peers = lab.run.peers.model_copy(update={"scan_layers": True})

@@ -31,7 +31,8 @@ from pathlib import Path
 from benchmarks import sizes
 from benchmarks.peak import matrix_flops
 from benchmarks.sizes import SIZES
-from pipeline import allocator, config, devices
+from pipeline.runfile import run as config
+from pipeline.stage import allocator, devices
 
 MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
 

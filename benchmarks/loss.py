@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from benchmarks import sizes
-from pipeline import allocator, devices
+from pipeline.stage import allocator, devices
 
 TOKENS = 8192  # of the figures of memory
 
@@ -33,7 +33,7 @@ def measure(chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    from pipeline import loss
+    from pipeline.programs import loss
 
     def drawn(tokens: int) -> tuple:
         rng = np.random.default_rng(0)

@@ -31,7 +31,8 @@ from statistics import median
 from benchmarks import sizes
 from benchmarks.peak import matrix_flops
 from benchmarks.sizes import SIZES
-from pipeline import allocator, config, devices
+from pipeline.runfile import run as config
+from pipeline.stage import allocator, devices
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 DEPTHS = (4, 32)
@@ -179,7 +180,7 @@ def compiled_once(size: str, chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    from pipeline.train_step import Programs
+    from pipeline.programs.train_step import Programs
 
     jax.config.update("jax_enable_compilation_cache", False)
     run = make_run(size, 1, chosen)

@@ -12,7 +12,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from pipeline import allocator, config, devices
+from pipeline.runfile import run as config
+from pipeline.stage import allocator, devices
 
 
 def main() -> None:

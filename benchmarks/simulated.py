@@ -13,20 +13,21 @@ import jax
 import numpy as np
 
 from models import llama
-from pipeline import config, devices
-from pipeline.placement import Place, side_by_side
-from pipeline.start import Start
-from pipeline.swarm import wire
-from pipeline.swarm.audit import audit
-from pipeline.swarm.entry import TABLES, Header
+from pipeline.audit.audit import audit
+from pipeline.audit.replay import Replay, Window
+from pipeline.audit.verdict import Finding, merged
+from pipeline.programs.placement import Place, side_by_side
+from pipeline.programs.train_step import Programs
+from pipeline.runfile import run as config
+from pipeline.stage import devices
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers
-from pipeline.swarm.replay import Replay, Window
-from pipeline.swarm.state import State
-from pipeline.swarm.take_round import Swarm
-from pipeline.swarm.transcript import Transcript, Writer, due, kept
-from pipeline.swarm.verdict import Finding, merged
-from pipeline.train_step import Programs
+from pipeline.swarm.start import Start
+from pipeline.swarm.swarm import Swarm
+from pipeline.transcript.entry import TABLES, Header
+from pipeline.transcript.state import State
+from pipeline.transcript.transcript import Transcript, Writer, due, kept
+from pipeline.wire import message as wire
 
 
 class Made:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tomlkit
 
-from pipeline import config
+from pipeline.runfile import run as config
 
 
 class Size(NamedTuple):

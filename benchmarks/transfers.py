@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import fetch
-from pipeline.network import Network
-from pipeline.progress import Progress
-from pipeline.remote import Origin
+from pipeline.net import store as fetch
+from pipeline.net.remote import Origin
+from pipeline.runfile.network import Network
+from pipeline.stage.progress import Progress
 
 REPEATS = 5
 NETWORK = Network()
@@ -130,8 +130,8 @@ def served(folder: Path, latency: float = 0.0) -> Iterator[str]:
 
 
 def _serve(folder: Path, latency: float, pipe: multiprocessing.connection.Connection) -> None:
-    from tests.files_server import Files
-    from tests.web import Answer
+    from tests.servers.files import Files
+    from tests.servers.web import Answer
 
     def late(asked: str, answer: Answer) -> Answer:
         time.sleep(latency)

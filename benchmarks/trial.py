@@ -3,11 +3,12 @@
 import jax
 import numpy as np
 
-from pipeline import config, fused
-from pipeline.swarm import wire
+from pipeline.programs import cudnn as fused
+from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.runfile import run as config
 from pipeline.swarm.peers import Peers, Work, capacity
-from pipeline.swarm.state import State
-from pipeline.train_step import Programs, micro_batches
+from pipeline.transcript.state import State
+from pipeline.wire import message as wire
 
 
 class Trial:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from pipeline.errors import LockstepError
-from pipeline.keys import RUN_FILE, STAGES
+from pipeline.stage.keys import RUN_FILE, STAGES
 
 app = typer.Typer(
     help="Reproducible low-communication LLM pre-training: the stages, one by one.",
@@ -30,8 +30,9 @@ DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
 def _stage(name: str, run: Path, root: Path) -> None:
     """Runs one stage, alone under its locks, unless its result is there already."""
-    from pipeline import allocator, config, devices, lifeline, lock
-    from pipeline.artifacts import Paths, verify
+    from pipeline.runfile import run as config
+    from pipeline.stage import allocator, devices, lifeline, lock
+    from pipeline.stage.artifacts import Paths, verify
 
     allocator.tune()
     settings = config.load(run)
@@ -80,9 +81,9 @@ def download(
     if not dry_run:
         _stage("download", run, root)
         return
-    from pipeline import config
-    from pipeline import dry_run as dry
-    from pipeline.artifacts import Paths
+    from pipeline.runfile import run as config
+    from pipeline.sources import dry_run as dry
+    from pipeline.stage.artifacts import Paths
 
     logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
     for line in dry.lines(config.load(run), Paths("download", run, root)):
@@ -92,8 +93,8 @@ def download(
 @app.command()
 def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
     """Print what the run came to; exit with status 1 where its export was refused."""
-    from pipeline import summary as table
-    from pipeline.artifacts import Paths
+    from pipeline.pages import summary as table
+    from pipeline.stage.artifacts import Paths
 
     raise typer.Exit(table.show(Paths("report", run, root)))
 
@@ -105,12 +106,13 @@ def replay(
     ],
 ) -> None:
     """Repeat the replay that found something; exit with status 1 where it is not confirmed."""
-    from pipeline import allocator, artifacts, config, devices
+    from pipeline.runfile import run as config
+    from pipeline.stage import allocator, artifacts, devices
 
     allocator.tune()
     run = folder / "run.json"
     devices.prepare(config.parse(artifacts.read_json(run), str(run)))
-    from pipeline import repeat
+    from pipeline.audit import repeat
 
     raise typer.Exit(repeat.show(folder))
 
@@ -128,7 +130,7 @@ def push(
     ] = False,
 ) -> None:
     """Upload the accepted export, also to where the run file's checkpointers say."""
-    from pipeline import push as push_
+    from pipeline.pages import push as push_
 
     push_.push(run, root, destinations or (), private=private)
 
@@ -136,7 +138,7 @@ def push(
 @app.command("import")
 def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.")]) -> None:
     """Print a whole run file made out of a Psyche configuration."""
-    from pipeline.importer import import_psyche
+    from pipeline.runfile.importer import import_psyche
 
     typer.echo(import_psyche(source), nl=False)
 
@@ -144,7 +146,7 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a run file."""
-    from pipeline import schema as schema_
+    from pipeline.runfile import schema as schema_
 
     typer.echo(schema_.generate(), nl=False)
 
@@ -152,7 +154,7 @@ def schema() -> None:
 @app.command()
 def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
     """Hold data and checkpoint to what was read: write their hashes into the run file."""
-    from pipeline import pins
+    from pipeline.stage import pins
 
     for key, sha256 in pins.write(run, root).items():
         print(f"pin: {key} = {sha256}")
@@ -161,7 +163,7 @@ def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 @app.command()
 def clean(root: Root = DEFAULT_ROOT) -> None:
     """Remove the work in progress that killed runs left."""
-    from pipeline import lock
+    from pipeline.stage import lock
 
     runs = root / "data" / "runs"
     for folder in sorted(path for path in runs.glob("*") if path.is_dir()):

@@ -18,10 +18,12 @@ from typing import Any
 
 import jax
 
-from pipeline import artifacts, bucket, config, devices, earlier, hf, hub, pins
-from pipeline.artifacts import Paths
 from pipeline.errors import LockstepError
-from pipeline.progress import Progress
+from pipeline.runfile import run as config
+from pipeline.stage import artifacts, devices, pins
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.progress import Progress
+from pipeline.weights import bucket, earlier, hf, hub
 
 log = logging.getLogger(__name__)
 

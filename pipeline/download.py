@@ -4,27 +4,17 @@ With `[download] stream` the token files stay where they are: data/shards says w
 """
 
 import logging
-from functools import partial
 
-from pipeline import fetch, pins, providers, tokens
-from pipeline.artifacts import Paths
-from pipeline.config import Run
+from pipeline import sources as providers
 from pipeline.errors import LockstepError
-from pipeline.progress import Progress
-from pipeline.providers import Wanted
+from pipeline.net import store as fetch
+from pipeline.runfile.run import Run
+from pipeline.sources import wanted
+from pipeline.stage import pins
+from pipeline.stage.artifacts import Paths
+from pipeline.tokens import sequences as tokens
 
 log = logging.getLogger(__name__)
-
-
-def wanted(config: Run, paths: Paths) -> Wanted:
-    """What the run wants of its data location."""
-    return Wanted(
-        store=paths.store,
-        limit=config.download.limit,
-        stream=config.download.stream,
-        network=config.runtime.network,
-        progress=partial(Progress, "download"),
-    )
 
 
 def run(config: Run, paths: Paths) -> None:

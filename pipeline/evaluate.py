@@ -16,15 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from pipeline import artifacts, config, devices, held_out, hf
-from pipeline.artifacts import METRICS, Paths
-from pipeline.columns import counted, split
 from pipeline.errors import LockstepError
-from pipeline.generate import generate
-from pipeline.held_out import HeldOut
-from pipeline.loss import measured
 from pipeline.optim.optimizer import Tree
-from pipeline.placement import places
+from pipeline.programs import held_out
+from pipeline.programs.generate import generate
+from pipeline.programs.held_out import HeldOut
+from pipeline.programs.loss import measured
+from pipeline.programs.placement import places
+from pipeline.runfile import run as config
+from pipeline.stage import artifacts, devices
+from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.tokens.columns import counted, split
+from pipeline.weights import hf
 
 UNKNOWN = -1  # bytes of a token that the tokenizer does not have
 NOTHING = {

@@ -4,12 +4,15 @@ import logging
 import shutil
 from typing import Any
 
-from pipeline import artifacts, card, config, generation_config, hf
-from pipeline.artifacts import Paths
-from pipeline.progress import Progress
-from pipeline.swarm.entry import Header
-from pipeline.swarm.transcript import Transcript
-from pipeline.tensorfile import Reader
+from pipeline.pages import card
+from pipeline.runfile import run as config
+from pipeline.stage import artifacts
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.progress import Progress
+from pipeline.transcript.entry import Header
+from pipeline.transcript.transcript import Transcript
+from pipeline.weights import generation_config, hf
+from pipeline.weights.tensorfile import Reader
 
 log = logging.getLogger(__name__)
 

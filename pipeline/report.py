@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline import artifacts, config, plots, summary
-from pipeline.artifacts import METRICS, Paths
-from pipeline.keys import STAGES
-from pipeline.summary import Results, size, times
+from pipeline.pages import plots, summary
+from pipeline.pages.summary import Results, size, times
+from pipeline.runfile import run as config
+from pipeline.stage import artifacts
+from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.keys import STAGES
 
-TEMPLATE = Path(__file__).with_name("report.html.jinja")
+TEMPLATE = Path(__file__).parent / "pages" / "report.html.jinja"
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 

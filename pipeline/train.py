@@ -14,30 +14,27 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline import (
-    artifacts,
-    config,
-    devices,
-    earlier,
-    fused,
-    held_out,
-    history,
-    lifeline,
-    start,
-    tokens,
-)
-from pipeline.artifacts import METRICS, Paths
-from pipeline.checkpoint import Checkpoints
+from pipeline.audit.replay import repeats_bit_for_bit
 from pipeline.errors import LockstepError
-from pipeline.progress import Progress
-from pipeline.swarm import rounds, wire
-from pipeline.swarm.entry import TABLES, Header
+from pipeline.programs import cudnn as fused
+from pipeline.programs import held_out
+from pipeline.programs.train_step import Programs
+from pipeline.protocol import driver as rounds
+from pipeline.runfile import run as config
+from pipeline.stage import artifacts, devices, lifeline
+from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.progress import Progress
+from pipeline.swarm import start
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers, assigned
-from pipeline.swarm.replay import repeats_bit_for_bit
-from pipeline.swarm.take_round import NotFinite, Swarm, Taken
-from pipeline.swarm.transcript import Transcript, Writer, due, kept
-from pipeline.train_step import Programs
+from pipeline.swarm.swarm import NotFinite, Swarm, Taken
+from pipeline.tokens import sequences as tokens
+from pipeline.transcript import curves as history
+from pipeline.transcript.entry import TABLES, Header
+from pipeline.transcript.transcript import Transcript, Writer, due, kept
+from pipeline.weights import earlier
+from pipeline.weights.checkpoint import Checkpoints
+from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
 

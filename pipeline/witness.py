@@ -13,16 +13,22 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pipeline import artifacts, bundle, config, devices, earlier, start, summary, tokens
-from pipeline.artifacts import METRICS, Paths
-from pipeline.placement import Place, side_by_side
-from pipeline.progress import Progress
-from pipeline.swarm import wire
-from pipeline.swarm.audit import audit
-from pipeline.swarm.replay import TOLERANCE, Replay, Window, why_not_bitwise
-from pipeline.swarm.transcript import Transcript
-from pipeline.swarm.verdict import Finding, Replayed, Verdict, accepts, merged
-from pipeline.train_step import Programs
+from pipeline.audit import bundle
+from pipeline.audit.audit import audit
+from pipeline.audit.replay import TOLERANCE, Replay, Window, why_not_bitwise
+from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, merged
+from pipeline.pages import summary
+from pipeline.programs.placement import Place, side_by_side
+from pipeline.programs.train_step import Programs
+from pipeline.runfile import run as config
+from pipeline.stage import artifacts, devices
+from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.progress import Progress
+from pipeline.swarm import start
+from pipeline.tokens import sequences as tokens
+from pipeline.transcript.transcript import Transcript
+from pipeline.weights import earlier
+from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from pipeline.keys import OUT, RUN_FILE
+from pipeline.stage.keys import OUT, RUN_FILE
 from tests import tiny
 
 # One number of each of four tables, and the values it goes back and forth between.

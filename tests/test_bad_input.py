@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from pipeline.keys import PROJECT
+from pipeline.stage.keys import PROJECT
 from tests import tiny
 
 

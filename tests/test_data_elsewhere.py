@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import read_json
-from tests import hub_server, tiny
+from pipeline.stage.artifacts import read_json
+from tests import tiny
+from tests.servers import hub as hub_server
 
 DATASET = "ours/tokens"
 

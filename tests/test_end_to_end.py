@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.artifacts import read_json
-from pipeline.keys import Keys
+from pipeline.stage.artifacts import read_json
+from pipeline.stage.keys import Keys
 from tests import tiny
 
 UP_TO_VERDICT = ("download", "convert", "train", "witness")

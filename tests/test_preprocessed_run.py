@@ -10,21 +10,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pipeline import (
-    bundle,
-    config,
-    convert,
-    devices,
-    download,
-    evaluate,
-    export,
-    repeat,
-    train,
-    witness,
-)
-from pipeline.artifacts import Paths, read_json
-from pipeline.checkpoint import load_nested, save_tree
+from pipeline import convert, download, evaluate, export, train, witness
+from pipeline.audit import bundle, repeat
 from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+from pipeline.stage import devices
+from pipeline.stage.artifacts import Paths, read_json
+from pipeline.weights.checkpoint import load_nested, save_tree
 from tests import tiny
 
 STAGES = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import read_json
+from pipeline.stage.artifacts import read_json
 from tests import tiny
 
 # Wide enough that XLA splits its sums over the threads of a pool.

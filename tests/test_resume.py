@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.keys import OUT, RUN_FILE, STAGES
+from pipeline.stage.keys import OUT, RUN_FILE, STAGES
 from tests import tiny
 
 ENGINES = {"dvc": ("dvc", "repro", "-q"), "snakemake": ("snakemake", "-q", "all")}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import tomlkit
 
-from pipeline.keys import PROJECT, RUN_FILE, STAGES
+from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES
 
 VOCABULARY = 64
 MODEL = {
@@ -178,7 +178,7 @@ def by_hand(run_file: Path, root: Path, *stages: str, devices: int = 1) -> str:
 def keys_of(project: Path) -> dict[str, str]:
     """Each stage's key by the source and the run file of a project, asked of that project."""
     program = (
-        "import json; from pathlib import Path; from pipeline.keys import *; "
+        "import json; from pathlib import Path; from pipeline.stage.keys import *; "
         "print(json.dumps({s: Keys(Path(RUN_FILE)).made(s) for s in STAGES}))"
     )
     return json.loads(run(project, sys.executable, "-c", program).splitlines()[-1])

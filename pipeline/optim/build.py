@@ -5,13 +5,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pipeline import config
 from pipeline.errors import LockstepError
 from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer, Schedule
+from pipeline.runfile import run as config
 
 
 def build(

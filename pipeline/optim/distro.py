@@ -8,15 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.optim import dct, direction
-from pipeline.optim.optimizer import (
-    Optimizer,
-    Rate,
-    Tree,
-    clip_scale,
-    group_of,
-    look_here,
-    rate,
-)
+from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, group_of, look_here, rate
 
 
 class Coefficients(NamedTuple):

@@ -1,7 +1,7 @@
 """What goes wrong in a run, on purpose, when and for whom: wrappers around each part of a round.
 
 Neither the optimizer nor an honest peer knows of it, nor does the auditor: faults are seeded and
-leave their traces in the transcript alone. `pipeline/fault_kinds.py` lists the kinds, and
+leave their traces in the transcript alone. `pipeline/runfile/fault_kinds.py` lists the kinds, and
 `pipeline/swarm/lies.py` has what they make of a message.
 """
 
@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from pipeline import config
-from pipeline.fault_kinds import KINDS
 from pipeline.optim.optimizer import Tree
-from pipeline.swarm import attestation, exchange, wire
-from pipeline.swarm.attestation import Attestation
-from pipeline.swarm.dispute import Check, Claim
-from pipeline.swarm.exchange import Sent
+from pipeline.protocol import attestation
+from pipeline.protocol.attestation import Attestation
+from pipeline.protocol.dispute import Check, Claim
+from pipeline.protocol.round import Evidence, Round, Span
+from pipeline.runfile import run as config
+from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.lies import lie, tamper
 from pipeline.swarm.peers import Work
-from pipeline.swarm.round import Evidence, Round, Span
+from pipeline.wire import exchange
+from pipeline.wire import message as wire
+from pipeline.wire.exchange import Sent
 
 FALSE = Claim("f" * 64, "f" * 64)  # what a false verifier says that it found
 

@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.errors import LockstepError
 from pipeline.optim.distro import Coefficients
 from pipeline.optim.optimizer import Tree
-from pipeline.swarm import wire
+from pipeline.wire import message as wire
 
 DRIFT_SEED = 0  # of the one direction of a drift, the same in every round and of every peer
 

@@ -10,12 +10,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
-from pipeline import config
 from pipeline.optim.optimizer import Tree
-from pipeline.placement import AXIS, Place, cut, cut_sequences, places
-from pipeline.swarm.state import State
-from pipeline.tokens import Sequences
-from pipeline.train_step import PeerResult, Programs, micro_batches
+from pipeline.programs.placement import AXIS, Place, cut, cut_sequences, places
+from pipeline.programs.train_step import PeerResult, Programs, micro_batches
+from pipeline.runfile import run as config
+from pipeline.tokens.sequences import Sequences
+from pipeline.transcript.state import State
 
 
 class Work(NamedTuple):

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
 from models import deepseek_v3, experts
-from pipeline import hf
+from pipeline.weights import hf
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from pipeline import hf
+from pipeline.weights import hf
 from tests.models.test_parity import CASES, drawn
 
 NAMES = (

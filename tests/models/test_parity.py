@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from models.rope import Rope
-from pipeline import hf
-from pipeline.generate import generate
-from pipeline.loss import cross_entropy
+from pipeline.programs.generate import generate
+from pipeline.programs.loss import cross_entropy
+from pipeline.weights import hf
 
 torch.set_num_threads(1)
 

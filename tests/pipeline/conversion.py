@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from models import llama
-from pipeline import artifacts, config, convert, hf
-from pipeline.artifacts import Paths
+from pipeline import convert
 from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+from pipeline.stage import artifacts
+from pipeline.stage.artifacts import Paths
+from pipeline.weights import hf
 from tests import tiny
 
 

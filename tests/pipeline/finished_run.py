@@ -9,13 +9,14 @@ import math
 import re
 from pathlib import Path
 
-from pipeline import config, history
-from pipeline.artifacts import METRICS, Paths, write_json, write_text
-from pipeline.keys import PROJECT, RUN_FILE
-from pipeline.swarm.entry import Entry, Header, Message
-from pipeline.swarm.round import Decision, Round
-from pipeline.swarm.transcript import Writer
-from pipeline.swarm.verdict import Verdict
+from pipeline.audit.verdict import Verdict
+from pipeline.protocol.round import Decision, Round
+from pipeline.runfile import run as config
+from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
+from pipeline.stage.keys import PROJECT, RUN_FILE
+from pipeline.transcript import curves as history
+from pipeline.transcript.entry import Entry, Header, Message
+from pipeline.transcript.transcript import Writer
 
 ROUNDS, EVERY, PEERS, BYTES = 40, 10, 4, 34_000
 PARAMETERS = 2_000_000

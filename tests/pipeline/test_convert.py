@@ -5,9 +5,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from models import llama
-from pipeline import artifacts, hf
-from pipeline.checkpoint import load_nested
 from pipeline.errors import LockstepError
+from pipeline.stage import artifacts
+from pipeline.weights import hf
+from pipeline.weights.checkpoint import load_nested
 from tests import tiny
 from tests.pipeline.conversion import convert_in, refused, write_model
 

@@ -12,14 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import config, download, dry_run, providers, tokens
-from pipeline.artifacts import Paths, verify
+from pipeline import download
+from pipeline import sources as providers
 from pipeline.errors import LockstepError
-from pipeline.locations import DataLocal
+from pipeline.runfile import run as config
+from pipeline.runfile.data import DataLocal
+from pipeline.sources import dry_run
+from pipeline.stage.artifacts import Paths, verify
+from pipeline.stage.keys import PROJECT
+from pipeline.tokens import sequences as tokens
 from tests import tiny
-from tests.pipeline.places import LENGTH, PLACES, TRUTH, Place
+from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
 
-RUN = Path(__file__).parents[2] / "params" / "run.toml"
+RUN = PROJECT / "params" / "run.toml"
 LISTED = [name for name in PLACES if name not in ("corpus", "text", "preprocessed", "dummy")]
 
 
@@ -246,7 +251,7 @@ def test_every_location_but_a_data_server_has_a_provider_of_its_name():
 
 def test_one_provider_does_not_import_another(monkeypatch):
     for name in providers.PROVIDERS.values():
-        monkeypatch.delitem(sys.modules, f"pipeline.providers.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"pipeline.sources.{name}", raising=False)
     found = providers.get(DataLocal(path="x"))
     assert isinstance(found, types.ModuleType)
-    assert "pipeline.providers.corpus" not in sys.modules
+    assert "pipeline.sources.corpus" not in sys.modules

@@ -10,15 +10,18 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from models import llama
-from pipeline import config, evaluate, hf, tokens
-from pipeline.artifacts import Paths, read_json, write_json
-from pipeline.columns import UNCOUNTED
+from pipeline import evaluate
 from pipeline.errors import LockstepError
-from pipeline.generate import generate
-from pipeline.held_out import mean_loss
-from pipeline.placement import Place
-from pipeline.shards import PLAIN
-from pipeline.train_step import Programs
+from pipeline.programs.generate import generate
+from pipeline.programs.held_out import mean_loss
+from pipeline.programs.placement import Place
+from pipeline.programs.train_step import Programs
+from pipeline.runfile import run as config
+from pipeline.stage.artifacts import Paths, read_json, write_json
+from pipeline.tokens import sequences as tokens
+from pipeline.tokens.columns import UNCOUNTED
+from pipeline.tokens.shards import PLAIN
+from pipeline.weights import hf
 from tests.pipeline.finished_run import write_run_file
 
 END, LENGTH = 0, 32

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from models import llama
-from pipeline import generation_config
-from pipeline.artifacts import read_json, write_json
 from pipeline.errors import LockstepError
-from pipeline.swarm.transcript import Transcript
+from pipeline.stage.artifacts import read_json, write_json
+from pipeline.transcript.transcript import Transcript
+from pipeline.weights import generation_config
 from tests.pipeline.trained_run import END, LENGTH, PAD, make, write_tokenizer
 
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}

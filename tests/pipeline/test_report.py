@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import config, report
-from pipeline.artifacts import Paths
+from pipeline import report
 from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+from pipeline.stage.artifacts import Paths
 from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
 
 VOID = {"meta", "img", "br"}

@@ -5,9 +5,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from pipeline import config, devices, witness
-from pipeline.artifacts import Paths, read_json
-from pipeline.swarm.replay import Replay
+from pipeline import witness
+from pipeline.audit.replay import Replay
+from pipeline.runfile import run as config
+from pipeline.stage import devices
+from pipeline.stage.artifacts import Paths, read_json
 from tests import tiny
 
 CAUGHT = {"kind": "malformed", "peer": 1, "rounds": [2, 2]}

@@ -9,11 +9,13 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from models import llama
-from pipeline import config, export, tokens
-from pipeline.artifacts import METRICS, Paths, write_json
-from pipeline.checkpoint import save_tree
-from pipeline.swarm.entry import TABLES, Header
-from pipeline.swarm.transcript import Writer
+from pipeline import export
+from pipeline.runfile import run as config
+from pipeline.stage.artifacts import METRICS, Paths, write_json
+from pipeline.tokens import sequences as tokens
+from pipeline.transcript.entry import TABLES, Header
+from pipeline.transcript.transcript import Writer
+from pipeline.weights.checkpoint import save_tree
 from tests import tiny
 from tests.pipeline.finished_run import BYTES, PEERS, _entry, verdict
 

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline import config
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.distro import distro
-from pipeline.swarm import wire
+from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.runfile import run as config
 from pipeline.swarm.peers import Peers, Work
-from pipeline.swarm.state import State
-from pipeline.train_step import Programs, micro_batches
+from pipeline.transcript.state import State
+from pipeline.wire import message as wire
 from tests import tiny
 
 PATH = "layers/router/correction"

@@ -11,7 +11,7 @@ from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import as_transform, clip_scale
-from pipeline.swarm.exchange import all_gather
+from pipeline.wire.exchange import all_gather
 
 PEERS = 4
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import jax
 
 from benchmarks.simulated import Lab
-from pipeline import config
-from pipeline.swarm import rounds
+from pipeline.audit.verdict import Finding
+from pipeline.protocol import driver as rounds
+from pipeline.runfile import run as config
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers
-from pipeline.swarm.take_round import Swarm
-from pipeline.swarm.transcript import Transcript
-from pipeline.swarm.verdict import Finding
+from pipeline.swarm.swarm import Swarm
+from pipeline.transcript.transcript import Transcript
 from tests import tiny
 
 PEERS = 6

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from pipeline import config
 from pipeline.errors import LockstepError
-from pipeline.fault_kinds import KINDS
 from pipeline.optim.distro import Coefficients
-from pipeline.swarm import consensus, exchange, wire
-from pipeline.swarm.dispute import Check, Claim
+from pipeline.protocol import consensus
+from pipeline.protocol.dispute import Check, Claim
+from pipeline.protocol.round import Evidence, Round
+from pipeline.runfile import run as config
+from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.faults import FALSE, Faults
 from pipeline.swarm.peers import Work
-from pipeline.swarm.round import Evidence, Round
+from pipeline.wire import exchange
+from pipeline.wire import message as wire
 from tests.pipeline.swarm.simulated import BY_TIME, entries, run_of
 
 ROUND = Round(

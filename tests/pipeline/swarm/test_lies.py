@@ -6,10 +6,10 @@ import pytest
 from ml_dtypes import bfloat16
 
 from pipeline.errors import LockstepError
-from pipeline.fault_kinds import KINDS
 from pipeline.optim.distro import Coefficients
-from pipeline.swarm import wire
+from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.lies import LIES, TAMPER, lie, tamper
+from pipeline.wire import message as wire
 
 FROM_OTHER_PLACES = {"stale", "copycat", "collude", "equivocation"}  # messages that are there
 AREAS = {"a": 300, "b": {"c": 16}}  # places of two bytes, and of one

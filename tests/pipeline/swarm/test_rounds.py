@@ -10,12 +10,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.errors import LockstepError
-from pipeline.swarm import committee, consensus, merkle, rounds
-from pipeline.swarm.attestation import attest
-from pipeline.swarm.coordinator import CoordinatorError, Pause, RunState, tick
-from pipeline.swarm.dispute import Check, Claim, Ruling
-from pipeline.swarm.round import Decision, Evidence, Round
-from pipeline.swarm.rounds import Progress
+from pipeline.protocol import committee, consensus, merkle
+from pipeline.protocol import driver as rounds
+from pipeline.protocol.attestation import attest
+from pipeline.protocol.coordinator import CoordinatorError, Pause, RunState, tick
+from pipeline.protocol.dispute import Check, Claim, Ruling
+from pipeline.protocol.driver import Progress
+from pipeline.protocol.round import Decision, Evidence, Round
 
 
 @dataclass(frozen=True)

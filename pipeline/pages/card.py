@@ -1,0 +1,228 @@
+"""The model card of an export, README.md: what was trained, on what, how, and how to do it again.
+
+It holds what the stages left and nothing else, so equal exports have equal cards: no date, no
+folder of the machine. Paths and addresses of the run file are the user's own words, and stay;
+what may be a credential in one does not.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomlkit
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipeline import __version__
+from pipeline.pages import summary
+from pipeline.pages.summary import Results
+from pipeline.runfile import run as config
+from pipeline.stage.artifacts import METRICS, Paths, read_json, sha256_file
+from pipeline.stage.keys import STAGES, Keys, needs, tracked
+from pipeline.transcript.transcript import Transcript
+
+NAME = "README.md"
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
+SHAPE = (  # of config.json, what most models have; one that is not there is not shown
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "sliding_window",
+    "rope_parameters",
+    "tie_word_embeddings",
+)
+HUB_NAME = r"(?a:[\w.-]+(/[\w.-]+)?)"
+LISTED = 40  # token files, of which a large data set has thousands; shards.json has them all
+
+
+class Facts(NamedTuple):
+    """What a card is made of.
+
+    keys: of the run file; results: header, numbers and verdict; first_loss: of the first round;
+    shards: shards.json; start: source.json of the checkpoint; environment: of the stage train;
+    rounds_sha256: of the transcript's rounds; hf_config: of the export; has_tokenizer: whether it
+    has one; sha256: of its weights, and of shards.json, by file name.
+    """
+
+    keys: Keys
+    results: Results
+    first_loss: float
+    shards: dict[str, Any]
+    start: dict[str, Any]
+    environment: dict[str, str]
+    rounds_sha256: str
+    hf_config: dict[str, Any]
+    has_tokenizer: bool
+    sha256: dict[str, str]
+
+
+def read(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: Path) -> Facts:
+    """Gathers the facts.
+
+    Args:
+      paths: of the stage export; what it reads was checked against its hashes.
+      transcript: of the training.
+      verdict: verdict.json.
+      folder: the export, but for its card.
+    """
+    shards, trained = paths.out("download") / "shards.json", paths.out("train")
+    header = read_json(transcript.folder / "header.json")
+    made = read_json(paths.root / paths.keys.made("train"))
+    files = [*sorted(folder.glob("*.safetensors")), shards]
+    return Facts(
+        keys=paths.keys,
+        # the stage evaluate comes after this one
+        results=Results(
+            header, read_json(trained / METRICS / "train.json"), verdict, {"held_out_loss": None}
+        ),
+        first_loss=transcript.rounds[0].loss,
+        shards=read_json(shards),
+        start=read_json(paths.out("convert") / "source.json"),
+        environment=made["environment"] | header["environment"],
+        rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
+        hf_config=read_json(folder / "config.json"),
+        has_tokenizer=any(folder.glob("tokenizer*")),
+        sha256={file.name: sha256_file(file) for file in files},
+    )
+
+
+def render(facts: Facts) -> str:
+    """The card: front matter in YAML as the hub reads it, and Markdown."""
+    written = run_file(facts.keys)
+    public = _without_secrets(written)
+    llm = facts.results.header["run"]["model"]["LLM"]
+    files = facts.shards["files"]
+    return (
+        _environment()
+        .get_template(TEMPLATE.name)
+        .render(
+            facts._asdict(),
+            release=__version__,
+            front=yaml.safe_dump(_front(facts), sort_keys=False),
+            shape=[(key, facts.hf_config[key]) for key in SHAPE if key in facts.hf_config],
+            run=facts.results.header["run"],
+            splits={
+                split: [file for file in files if file["split"] == split]
+                for split in dict.fromkeys(file["split"] for file in files)
+            },
+            listed=files[:LISTED],
+            left=summary.left(facts.results.verdict),
+            optimizer=_variant(llm["optimizer"]),
+            schedule=_variant(llm["lr_schedule"]),
+            faults=written["faults"].get("schedule", []),
+            keys={stage: facts.keys.key(stage) for stage in STAGES if stage in _behind("export")},
+            toml=_toml(public),
+            left_out=public != written,
+        )
+    )
+
+
+def run_file(keys: Keys) -> dict[str, Any]:
+    """The tables of the run file that the export's key stands for, as they were written.
+
+    With defaults filled in they would mean the same, and have another key.
+    """
+    document: dict[str, Any] = {}
+    for stage in sorted(_behind("export")):
+        for name in tracked(stage):
+            *tables, last = name.split(".")
+            place = document
+            for table in tables:
+                place = place.setdefault(table, {})
+            place[last] = keys.table(name)
+    return {table: document[table] for table in config.Run.model_fields if table in document}
+
+
+def _behind(stage: str) -> set[str]:
+    """A stage, and all that it needs."""
+    return {stage}.union(*(_behind(need) for need in needs(stage)))
+
+
+def _front(facts: Facts) -> dict[str, Any]:
+    """The front matter. No license: the run does not know under which one its data stand."""
+    optimizer, _ = _variant(facts.results.header["run"]["model"]["LLM"]["optimizer"])
+    front = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    repo_id = facts.start.get("repo_id", "")
+    if facts.start.get("commit") and re.fullmatch(HUB_NAME, repo_id):  # it came from the hub
+        front["base_model"] = repo_id
+    return front | {"tags": ["lockstep", facts.hf_config["model_type"], optimizer.lower()]}
+
+
+def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
+    """An enum as serde writes it: the variant's name, and those of its settings that are set."""
+    if isinstance(value, str):
+        return value, {}
+    ((name, settings),) = value.items()
+    return name, {key: setting for key, setting in settings.items() if setting is not None}
+
+
+# ---- What may be said ----
+
+
+def _without_secrets(value: Any) -> Any:
+    """A copy in which addresses have neither user and password nor a query: it may be signed."""
+    match value:
+        case dict():
+            return {key: _without_secrets(inner) for key, inner in value.items()}
+        case list():
+            return [_without_secrets(inner) for inner in value]
+        case str():
+            value = re.sub(r"(\w://)[^/\s]*@", r"\1", value)
+            return re.sub(r"(\w://[^\s?#]*[?#])\S+", r"\1...", value)
+    return value
+
+
+def _without_folders(text: str) -> str:
+    """What the machine said of itself, without its absolute paths, as in --xla_dump_to=/home/me."""
+    return re.sub(r"(?<![^\s='\":,])/[^\s'\",]+", "...", text)
+
+
+# ---- How it is said ----
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent),
+        autoescape=False,  # Markdown: `code` is what keeps text from being markup
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "code": _code,
+        "json": lambda value: json.dumps(value, ensure_ascii=False),
+        "number": "{:,}".format,
+        "peers": summary.peers,
+        "public": _without_secrets,
+        "size": summary.size,
+        "times": summary.times,
+        "verdict": summary.verdict_line,
+        "who": summary.who,
+        "whose_seed": summary.whose_seed,
+        "why": summary.why,
+        "without_folders": _without_folders,
+    }
+    return environment
+
+
+def _code(text: object) -> str:
+    """A code span for a cell of a table, whatever the text: nothing in it is markup."""
+    shown = re.sub(r"[\n\t]", " ", summary.visible(str(text)))
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    ticks = "`" * (longest + 1)
+    pad = " " if shown[:1] in ("", "`") or shown[-1:] == "`" else ""
+    return f"{ticks}{pad}{shown}{pad}{ticks}".replace("|", r"\|")
+
+
+def _toml(document: dict[str, Any]) -> str:
+    """A document as TOML, in which every character can be seen."""
+    text = tomlkit.dumps(document)
+    # outside of strings, where an escape means the same, TOML has no such characters
+    return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)

@@ -1,0 +1,237 @@
+"""The report's plots, as PNG, drawn without a display: equal data give equal bytes.
+
+Each is drawn twice, for a light page and for a dark one.
+"""
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+from pipeline.pages.summary import Results, size
+
+SIZE, DPI = (5.6, 3.3), 160  # inches; pixels per inch
+MARKED = 60  # more measures than this, and markers would hide the line
+
+
+class Theme(NamedTuple):
+    """Colours of one page; told apart by people who see no red or green too."""
+
+    name: str
+    paper: str
+    ink: str
+    rule: str
+    train: str
+    held_out: str
+    alarm: str
+
+
+LIGHT = Theme("light", "#ffffff", "#3b4252", "#e3e6ec", "#86a3c6", "#0b5cad", "#c2410c")
+DARK = Theme("dark", "#171b22", "#c6ccd8", "#2c323d", "#5f80a8", "#6cb2ff", "#ff9a62")
+THEMES = (LIGHT, DARK)
+
+
+class Axis(NamedTuple):
+    """What loss is plotted against: a column of loss.tsv, times `scale`."""
+
+    column: str
+    title: str
+    label: str
+    scale: float
+    ticks: Callable[[], EngFormatter | FuncFormatter]
+
+
+def _whole() -> FuncFormatter:
+    return FuncFormatter(lambda value, _: f"{value:,.6g}")
+
+
+BY_STEP = Axis("step", "By step", "step", 1, _whole)
+BY_TOKENS = Axis(
+    "tokens", "By tokens", "tokens, all peers together", 1, lambda: EngFormatter(sep=" ")
+)
+BY_BYTES = Axis("bytes_up", "By bytes sent", "sent by each peer", 1, lambda: EngFormatter("B"))
+
+
+def _by_time(seconds: float) -> Axis:
+    """Simulated time, in the unit that suits a run of this length."""
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 3 * length:
+            return Axis("seconds", "By simulated time", unit, 1 / length, _whole)
+    return Axis("seconds", "By simulated time", "seconds", 1, _whole)
+
+
+class Picture(NamedTuple):
+    """A plot: its file's name, what it shows in words, and its PNG for both pages."""
+
+    name: str
+    title: str
+    alt: str
+    light: bytes
+    dark: bytes
+
+    @property
+    def light_uri(self) -> str:
+        return _data_uri(self.light)
+
+    @property
+    def dark_uri(self) -> str:
+        return _data_uri(self.dark)
+
+
+def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> list[Picture]:
+    """Loss by step, tokens, bytes and simulated time."""
+    before = results.trained["held_out_loss_before"]
+    if before is not None:
+        start = {column: 0.0 for column in rows[0]} | {"step": rows[0]["step"] - 1}
+        measured = [start | {"held_out_loss": before}, *measured]
+    findings = results.verdict["findings"]
+    caught = min((finding["round"] for finding in findings), default=None)
+    parallel = results.trained["bytes_up_of_data_parallel"]
+    # where plain data parallelism would be after one round, if that is near enough to be drawn
+    near = rows[-1]["bytes_up"] / 20 < parallel < 2 * rows[-1]["bytes_up"]
+    choices = [
+        ("loss_by_step", BY_STEP, (caught, "first finding") if findings else None),
+        ("loss_by_tokens", BY_TOKENS, None),
+        (
+            "loss_by_bytes",
+            BY_BYTES,
+            (parallel, "one round of data parallelism") if near else None,
+        ),
+        ("loss_by_time", _by_time(rows[-1]["seconds"]), None),
+    ]
+    pictures = []
+    for name, axis, mark in choices:
+        drawn = [_loss(rows, measured, axis, mark, theme) for theme in THEMES]
+        first, last = rows[0]["loss"], rows[-1]["loss"]
+        alt = f"Line plot: training loss goes from {first:.2f} to {last:.2f}"
+        if measured:
+            ends = measured[0]["held_out_loss"], measured[-1]["held_out_loss"]
+            alt += f", held-out loss from {ends[0]:.2f} to {ends[1]:.2f}"
+        end = f"{rows[-1][axis.column] * axis.scale:,.6g}"
+        alt += f", {axis.title.lower()}, up to {end} {axis.label}."
+        pictures.append(Picture(name, axis.title, alt, *drawn))
+    return pictures
+
+
+def traffic_picture(results: Results) -> Picture:
+    """Bytes per peer and round, beside those of plain data parallelism."""
+    trained = results.trained
+    sizes = {
+        "sent": trained["bytes_up"],
+        "received": trained["bytes_down"],
+        "sent by plain data parallelism": trained["bytes_up_of_data_parallel"],
+    }
+    # a lone peer receives nothing, and a logarithm knows no zero
+    bars = [(name, count, size(count)) for name, count in sizes.items() if count]
+    drawn = [_traffic(bars, theme) for theme in THEMES]
+    alt = "Bar plot, bytes per peer and round: "
+    alt += "; ".join(f"{name} {said}" for name, _, said in bars) + "."
+    return Picture("traffic", "Bytes per peer and round", alt, *drawn)
+
+
+def _loss(
+    rows: Sequence[dict[str, float]],
+    measured: Sequence[dict[str, float]],
+    axis: Axis,
+    mark: tuple[float, str] | None,
+    theme: Theme,
+) -> bytes:
+    """Training loss and held-out loss against one column, as PNG.
+
+    Args:
+      rows: of loss.tsv.
+      measured: of held_out.tsv, and the measure before the first round; may be empty.
+      axis: what it is plotted against.
+      mark: a value on that axis to draw a line at, and what it says; or None.
+      theme: the colours.
+    """
+
+    def draw(axes: Axes) -> None:
+        for lines, column, name, style in (
+            (rows, "loss", "training, mean over peers", {"color": theme.train, "lw": 1.2}),
+            (measured, "held_out_loss", "held out", {"color": theme.held_out, "lw": 2}),
+        ):
+            if not lines:
+                continue
+            if column == "held_out_loss" and len(lines) <= MARKED:
+                style |= {"marker": "o", "ms": 3.5}
+            x = [line[axis.column] * axis.scale for line in lines]
+            axes.plot(x, [line[column] for line in lines], label=name, **style)
+        if mark:
+            axes.axvline(mark[0], color=theme.alarm, lw=1.2, ls=(0, (4, 3)), label=mark[1])
+        axes.set_xlabel(axis.label)
+        axes.set_ylabel("loss, nats per token")
+        axes.xaxis.set_major_formatter(axis.ticks())
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=axis is BY_STEP))
+        axes.legend(framealpha=0.9, edgecolor="none", loc="upper right")
+
+    return _png(draw, SIZE, theme)
+
+
+def _traffic(bars: Sequence[tuple[str, float, str]], theme: Theme) -> bytes:
+    """Bytes per peer and round as bars on a logarithmic scale, as PNG.
+
+    Args:
+      bars: name, bytes and the bytes in words; the last one is what the others are compared with.
+      theme: the colours.
+    """
+
+    def draw(axes: Axes) -> None:
+        names, sizes, words = zip(*bars, strict=True)
+        colours = [theme.held_out] * (len(bars) - 1) + [theme.train]
+        axes.barh(names, sizes, color=colours, height=0.62)
+        axes.set_xscale("log")
+        low, high = min(sizes), max(sizes)
+        axes.set_xlim(low / 5, high * (high / low * 5) ** 0.3)  # room for the words
+        axes.invert_yaxis()
+        for place, (end, said) in enumerate(zip(sizes, words, strict=True)):
+            style = {"textcoords": "offset points", "va": "center", "color": theme.ink}
+            axes.annotate(said, (end, place), (5, 0), **style)
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.set_xlabel("bytes per peer and round (logarithmic)")
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+
+    return _png(draw, (2 * SIZE[0], 0.9 + 0.42 * len(bars)), theme)
+
+
+def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:
+    """One pair of axes as PNG; nothing of the user's matplotlibrc, of the time or of versions."""
+    settings = {
+        "font.family": "DejaVu Sans",  # comes with matplotlib
+        "font.size": 9,
+        "text.color": theme.ink,
+        "axes.edgecolor": theme.rule,
+        "axes.facecolor": theme.paper,
+        "axes.labelcolor": theme.ink,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "figure.facecolor": theme.paper,
+        "grid.color": theme.rule,
+        "grid.linewidth": 0.8,
+        "xtick.color": theme.ink,
+        "ytick.color": theme.ink,
+        "xtick.major.size": 3,
+        "xtick.minor.size": 0,
+        "ytick.major.size": 0,
+    }
+    with matplotlib.style.context(["default", settings]):
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure.add_subplot())
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,0 +1,46 @@
+"""Fused attention: used where the run file asks for it, and then proven to be what was compiled."""
+
+import jax
+import jax.numpy as jnp
+
+import models
+from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+
+KERNEL = "__cudnn$fmha"  # begins the name of XLA's call of cuDNN's fused multi-head attention
+
+
+def check(run: config.Run, hf_config: dict) -> None:
+    """Does nothing unless `[peers] attention` asks for cuDNN's kernel.
+
+    Raises:
+      LockstepError: it cannot run here, or a program that asks for it compiles to another.
+    """
+    if run.peers.attention != "cudnn":
+        return
+    platform, precision = jax.default_backend(), run.peers.precision
+    if platform != "gpu" or precision != "bfloat16":
+        raise LockstepError(
+            f'[peers] attention = "cudnn", expected "matmul" on a {platform} in {precision}: '
+            "the fused kernel needs an NVIDIA GPU and bfloat16"
+        )
+    if KERNEL not in _compiled(run, hf_config):
+        raise LockstepError(
+            f'[peers] attention = "cudnn": XLA compiled no call of {KERNEL}, expected one; '
+            'choose "matmul", or another version of JAX'
+        )
+
+
+def _compiled(run: config.Run, hf_config: dict) -> str:
+    """One layer's forward and backward pass as XLA compiled it: quick, and of the run's shapes."""
+    model = models.get(hf_config["model_type"])
+    shape = model.Config.from_hf(hf_config).shortened(1)
+    params = jax.eval_shape(lambda: model.init(shape, 0))
+    tokens_BT = jax.ShapeDtypeStruct((run.peers.micro_batch, run.llm.max_seq_len), jnp.int32)
+
+    def total(params: dict, tokens_BT: jax.Array) -> jax.Array:
+        attention, dtype = run.peers.attention, jnp.dtype(run.peers.precision)
+        logits = model.apply(shape, params, tokens_BT, scan=False, dtype=dtype, attention=attention)
+        return logits.sum()
+
+    return jax.jit(jax.grad(total)).lower(params, tokens_BT).compile().as_text()

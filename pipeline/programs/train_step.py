@@ -1,0 +1,264 @@
+"""The two jitted programs that are the whole of a round: `peer_step` and `receive`.
+
+A trainer and a witness call the very same programs on the same shapes, so that a witness gets the
+same bits.
+
+Shapes in names: M micro-batches, B sequences of one, T tokens of one, S = T - 1 predictions, W the
+length of a row (columns.py), which is T of plain data, P peers.
+"""
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.traverse_util import flatten_dict
+
+import models
+from pipeline.errors import LockstepError
+from pipeline.optim import schedules
+from pipeline.optim.balance import balanced, leave
+from pipeline.optim.build import build
+from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.programs.loss import measured, targets, weighted_cross_entropy
+from pipeline.programs.placement import keep_cut
+from pipeline.runfile import run as config
+from pipeline.tokens.columns import UNCOUNTED, Columns, split
+from pipeline.tokens.shards import PLAIN, Column
+
+
+class PeerResult(NamedTuple):
+    """What a peer leaves of a round: its state, its message and its loss before the round."""
+
+    own: Tree
+    message: Tree
+    loss: jax.Array
+
+
+class Programs:
+    """A run's jitted programs.
+
+    Args:
+      run: the whole run.
+      hf_config: the model's `config.json`.
+      first_step: rounds trained by the run that this one extends, 0 for a new run.
+      columns: of the data's rows.
+
+    Raises:
+      LockstepError: the run asks for what this model, or this data, cannot have.
+    """
+
+    def __init__(
+        self,
+        run: config.Run,
+        hf_config: dict,
+        first_step: int = 0,
+        columns: tuple[Column, ...] = PLAIN,
+    ):
+        if "sequence_ids" in columns and run.peers.attention == "cudnn":
+            raise LockstepError(
+                '[peers] attention = "cudnn", expected "matmul": several sequences are packed into '
+                "a row of this data, and the fused kernel is not used with a mask of them"
+            )
+        self.columns = columns
+        self.model = models.get(hf_config["model_type"])
+        model_config = self.model.Config.from_hf(hf_config)
+        learning_rate = schedules.make(run.llm.lr_schedule)
+        if first_step:  # what Psyche calls a cold start: the first epoch after a pause
+            warmup_steps = run.llm.cold_start_warmup_steps
+            learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)
+        groups = {name.split("/")[0] for name in self.model.NAMES}
+        optimizer = build(
+            run.llm.optimizer, learning_rate, run.peers.overlap, self.model.STACKED, groups
+        )
+        self.optimizer = self._balance(optimizer, model_config, run.peers.balance_speed)
+        self.parts = run.peers.fsdp
+        self.keep_cut = partial(keep_cut, parts=self.parts)
+        self.head = partial(self.model.head, model_config)
+        self.features: Callable[..., jax.Array] = partial(
+            self.model.features,
+            model_config,
+            scan=run.peers.scan_layers,
+            dtype=jnp.dtype(run.peers.precision),
+            attention=run.peers.attention,
+            remat=run.peers.remat,
+        )
+
+    def _balance(self, optimizer: Optimizer, model_config: Any, speed: float) -> Optimizer:
+        """Keeps the optimizer from params whose gradient is the load of experts."""
+        paths: list[str] = []
+        if named := getattr(self.model, "BALANCE", ()):  # a model may have no layer with experts
+            shapes = jax.eval_shape(partial(self.model.init, model_config, 0))
+            paths = [path for path in flatten_dict(shapes, sep="/") if path in named]
+        if not paths and speed:
+            raise LockstepError(
+                f"[peers] balance_speed = {speed}, expected 0: no router of this model has a "
+                "correction"
+            )
+        if paths:
+            optimizer = leave(optimizer, paths)
+        return balanced(optimizer, paths, speed) if speed else optimizer
+
+    @cached_property
+    def init(self) -> Callable[[Tree], tuple[Tree, Tree]]:
+        """init(params) -> own, shared."""
+        return jax.jit(lambda params: self.keep_cut(self.optimizer.init(params)))
+
+    @cached_property
+    def peer_step(self) -> Callable[..., PeerResult]:
+        """peer_step(params, own, shared, rows_MBW, count, step) -> PeerResult; donates `own`."""
+        return jax.jit(self.step_of_a_peer, donate_argnums=1)
+
+    @cached_property
+    def gradient(self) -> Callable[[Tree, jax.Array, jax.Array], tuple[jax.Array, Tree]]:
+        """gradient(params, rows_MBW, count) -> loss, gradient; for benchmarks."""
+        return jax.jit(self._gradient)
+
+    @cached_property
+    def receive(self) -> Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
+        """receive(messages, present_P, params, shared, step) -> params, shared."""
+        return jax.jit(self._receive)
+
+    @cached_property
+    def compare(self) -> Callable[..., tuple[jax.Array, Tree]]:
+        """compare(params, own, shared, rows_MBW, count, step, message) -> distance, own.
+
+        For an audit on other hardware: how far the sent message lies from the replayed one, and the
+        peer's state after having sent it (`Optimizer.compare`).
+        """
+        return jax.jit(self._compare)
+
+    @cached_property
+    def measure(self) -> Callable[[Tree, jax.Array], jax.Array]:
+        """measure(params, rows_BW) -> each row's cross-entropy, the mean over what counts, [B]."""
+        return jax.jit(lambda params, rows: measured(*self._read(params, rows)))
+
+    def step_of_a_peer(
+        self,
+        params: Tree,
+        own: Tree,
+        shared: Tree,
+        rows_MBW: jax.Array,
+        count: jax.Array,
+        step: jax.Array,
+    ) -> PeerResult:
+        """Gradient on `count` sequences, the optimizer's inner step, and the message.
+
+        Args:
+          params: what all peers agree on.
+          own: the peer's part of the optimizer's state.
+          shared: the part that is one copy.
+          rows_MBW: int32; those after the first `count` are padding.
+          count: int32; how many sequences this peer was assigned.
+          step: int32, from 1.
+        """
+        own, loss = self._inner(params, own, shared, rows_MBW, count, step)
+        message, own = self.optimizer.send(own, params, shared, step)
+        return PeerResult(self.keep_cut(own), message, loss)
+
+    def _inner(
+        self,
+        params: Tree,
+        own: Tree,
+        shared: Tree,
+        rows_MBW: jax.Array,
+        count: jax.Array,
+        step: jax.Array,
+    ) -> tuple[Tree, jax.Array]:
+        there = self.optimizer.look(params, own, shared, step)
+        loss, grads = self._gradient(there, rows_MBW, count)
+        return self.optimizer.inner(grads, own, params, step), loss
+
+    def _gradient(
+        self, params: Tree, rows_MBW: jax.Array, count: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        """Mean loss and gradient over the first `count` rows.
+
+        Each row weighs alike; where the data has labels, each label that counts does, of the whole
+        batch, so that it does not matter how that is cut. Without any, loss and gradient are 0.
+
+        The number of micro-batches is counted while running, so that a batch ramp or an uneven
+        assignment compiles nothing anew; where no peer is ever assigned more than one, there is no
+        loop.
+        """
+        size = rows_MBW.shape[1]
+        weight_MBS = self._label_weights(rows_MBW, count)
+
+        def loss(params: Tree, rows_BW: jax.Array, weight: jax.Array) -> jax.Array:
+            x_ND, kernel_DV, rows = self._read(params, rows_BW)
+            return weighted_cross_entropy(x_ND, kernel_DV, targets(rows), weight)
+
+        def of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
+            # the mean's weights, so that nothing is left to divide: a pass over all gradients less
+            if weight_MBS is None:
+                weight = jnp.where(micro * size + jnp.arange(size) < count, 1 / count, 0.0)
+            else:
+                weight = jax.lax.dynamic_index_in_dim(weight_MBS, micro, keepdims=False)
+            rows_BW = jax.lax.dynamic_index_in_dim(rows_MBW, micro, keepdims=False)
+            return jax.value_and_grad(loss)(params, rows_BW, weight)
+
+        def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+            return jax.tree.map(jnp.add, sums, of_one(micro))
+
+        if rows_MBW.shape[0] == 1:  # no sums: two passes over all gradients less
+            value, grads = of_one(0)
+        else:
+            zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
+            value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
+        return value, self.keep_cut(grads)
+
+    def _read(self, params: Tree, rows_BW: jax.Array) -> tuple[jax.Array, jax.Array, Columns]:
+        """Features and the head's kernel, as a loss takes them, and the rows by column."""
+        rows = split(rows_BW, self.columns)
+        positions, sequences = rows.position_ids, rows.sequence_ids
+        x_ND = self.features(params, rows.inputs, positions_BT=positions, sequences_BT=sequences)
+        return x_ND, self.head(params), rows
+
+    def _label_weights(self, rows_MBW: jax.Array, count: jax.Array) -> jax.Array | None:
+        """Each prediction's share in the mean over all labels that count in the first `count` rows,
+        [M, B, S]; None where there are no labels."""
+        labels_MBT = split(rows_MBW, self.columns).labels
+        if labels_MBT is None:
+            return None
+        M, B, _ = labels_MBT.shape
+        there_MB = jnp.arange(M * B).reshape(M, B) < count
+        counted_MBS = (labels_MBT[:, :, 1:] != UNCOUNTED) & there_MB[:, :, None]
+        return counted_MBS / jnp.maximum(counted_MBS.sum(), 1)
+
+    def _receive(
+        self, messages: Tree, present_P: jax.Array, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        updates, shared = self.optimizer.receive(messages, present_P, params, shared, step)
+        params = optax.apply_updates(params, updates)
+        return self.keep_cut(params), self.keep_cut(shared)
+
+    def _compare(
+        self,
+        params: Tree,
+        own: Tree,
+        shared: Tree,
+        rows_MBW: jax.Array,
+        count: jax.Array,
+        step: jax.Array,
+        message: Tree,
+    ) -> tuple[jax.Array, Tree]:
+        own, _ = self._inner(params, own, shared, rows_MBW, count, step)
+        return self.optimizer.compare(own, message)
+
+
+def micro_batches(rows_NW: np.ndarray, capacity: int, size: int) -> np.ndarray:
+    """Rows cut into micro-batches of one shape, padded with zeros: [M, B, W].
+
+    Args:
+      rows_NW: int32, the sequences assigned to a peer.
+      capacity: the largest number of sequences any peer is assigned in this run.
+      size: B, sequences of a micro-batch.
+    """
+    count, length = rows_NW.shape
+    micro = -(-capacity // size)
+    padded = np.zeros((micro * size, length), np.int32)
+    padded[:count] = rows_NW
+    return padded.reshape(micro, size, length)

@@ -1,0 +1,376 @@
+"""The coordinator: a run's state machine, as one pure function `tick(state, event) -> state`.
+
+It imports no JAX, reads no clock and does no I/O. States, their numbers and their transitions are
+Psyche's, except where Psyche loses work:
+
+    | Psyche                                       | here                                        |
+    |----------------------------------------------|---------------------------------------------|
+    | total_steps = N trains N - 1 rounds          | trains N rounds                             |
+    | a timed-out epoch ends two rounds late, and  | an epoch ends at the first round boundary   |
+    |   those two train nothing: two batches lost  |   after its time; every round trains        |
+    | a round's results are applied two rounds     | applied at the end of the same round: no    |
+    |   later, so other ends of an epoch lose two  |   end of an epoch loses any                 |
+    | with witness_nodes = 0 the quorum is a share | the quorum is a share of the witnesses that |
+    |   of those who spoke, which always suffices  |   were elected                              |
+    | an epoch lasts epoch_time                    | epoch_time, or rounds_per_epoch as in older |
+    |                                              |   Psyche: exactly one of them               |
+    | too few peers are noticed after a round has  | noticed first: Warmup goes straight back    |
+    |   been started on them                       |   to WaitingForMembers                      |
+    | a timeout needs a later whole second, so a   | a duration of 0 takes no time               |
+    |   duration of 0 still takes one              |                                             |
+    | members ask to join again for each epoch     | healthy members stay until they leave       |
+    | Warmup elects its witnesses with seed 0      | with the seed of the tick that began it     |
+    | a health check is about the round before,    | about the warm-up or round in progress; an  |
+    |   anybody may send it                        |   elected witness sends it                  |
+    | Ejected is never set                         | set by `Eject`; such a peer stays out       |
+    | a batch whose message nobody applied is lost | given out again, ahead of new sequences     |
+    | of several checkpoints the last counts       | the first counts, another one is refused    |
+    | a pause makes all Withdrawn                  | those that were Healthy                     |
+"""
+
+import hashlib
+from dataclasses import replace
+from functools import lru_cache
+
+from pipeline.protocol.committee import Span
+from pipeline.protocol.events import (
+    ACTIVE,
+    HALTED,
+    MAX_PEERS,
+    Checkpointed,
+    ClientState,
+    CoordinatorError,
+    Eject,
+    Event,
+    HealthCheck,
+    Join,
+    Leave,
+    Pause,
+    PeerRecord,
+    Resume,
+    RunState,
+    Settings,
+    State,
+    Tick,
+    Untrained,
+    WarmupWitness,
+    Witness,
+)
+
+
+def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -> State:
+    """Return a run without members at time 0, about to train round `step` from `data_index` on."""
+    return State(
+        settings=settings,
+        max_seq_len=max_seq_len,
+        run_state=RunState.WaitingForMembers,
+        since=0.0,
+        step=step,
+        epoch=0,
+        data_index=data_index,
+        height=0,
+        epoch_start=0.0,
+        epoch_start_step=step,
+        cold_start=False,
+        pending_pause=False,
+        seed=0,
+        spoken=(),
+        participants=(),
+        peers=(),
+        exited=(),
+        pending=(),
+        ejected=(),
+        untrained=(),
+        missed=None,
+        checkpoint=None,
+        checkpointer=None,
+    )
+
+
+@lru_cache(maxsize=MAX_PEERS)
+def participant(peer: int) -> bytes:
+    """Return what stands for a peer in a witness's filter: SHA-256 of its number, u32 LE."""
+    return hashlib.sha256(peer.to_bytes(4, "little")).digest()
+
+
+def healthy(state: State, peer: int) -> bool:
+    """Return whether a quorum of the elected witnesses heard from `peer` in this warm-up or round.
+
+    A filter may hold a peer wrongly, so one that is gone may pass for healthy; never the reverse.
+    """
+    heard = sum(participant(peer) in bloom for bloom in state.participants)
+    return heard >= state.quorum
+
+
+def tick(state: State, event: Event) -> State:
+    """Return the state after `event`: at most one transition, or `state` itself when none is due.
+
+    Raises:
+      CoordinatorError: The event is not allowed in this state.
+    """
+    if not isinstance(event, Join) and event.now < state.since:
+        raise CoordinatorError(state, event, f"this state began at {state.since}")
+    match event:
+        case Tick():
+            return _tick(state, event)
+        case Join(peer):
+            return _join(state, event, peer)
+        case Leave(peer):
+            return _leave(state, event, peer)
+        case WarmupWitness():
+            state = _speak(state, event, (RunState.Warmup,))
+            all_spoke = len(state.spoken) == len(state.witnesses)
+            return _finish_warmup(state, event.now, event.random_seed) if all_spoke else state
+        case Witness():
+            state = _speak(state, event, (RunState.RoundTrain, RunState.RoundWitness))
+            all_spoke = len(state.spoken) == len(state.witnesses)
+            if all_spoke and state.run_state == RunState.RoundTrain:
+                return _enter(state, RunState.RoundWitness, event.now)
+            return state
+        case HealthCheck():
+            return _check_health(state, event)
+        case Eject(peer):
+            return _eject(state, event, peer)
+        case Untrained(spans):
+            return _give_back(state, event, spans)
+        case Checkpointed():
+            return _checkpoint(state, event)
+        case Pause(now):
+            if state.run_state in HALTED:
+                raise CoordinatorError(state, event, "the run is halted already")
+            if state.run_state in ACTIVE:
+                return replace(state, pending_pause=True)
+            return _pause(state, now)
+        case Resume(now):
+            if state.run_state != RunState.Paused:
+                raise CoordinatorError(state, event, "the run is not paused")
+            return _wait_or_finish(state, now)
+
+
+def _tick(state: State, event: Tick) -> State:
+    if state.run_state in HALTED:
+        raise CoordinatorError(state, event, "the run is halted")
+    now, timed_out = event.now, event.now >= state.deadline
+    match state.run_state:
+        case RunState.WaitingForMembers:
+            enough = len(state.pending) >= state.settings.init_min_clients
+            return _start_epoch(state, now, event.random_seed) if enough and timed_out else state
+        case RunState.Warmup:
+            too_few = len(_let_go(state).peers) < state.settings.min_clients
+            return _finish_warmup(state, now, event.random_seed) if timed_out or too_few else state
+        case RunState.RoundTrain:
+            return _enter(state, RunState.RoundWitness, now) if timed_out else state
+        case RunState.RoundWitness:
+            return _finish_round(state, now, event.random_seed) if timed_out else state
+        case RunState.Cooldown:
+            return _finish_epoch(state, now) if timed_out else state
+
+
+# ---- what peers say ----
+
+
+def _join(state: State, event: Join, peer: int) -> State:
+    if state.run_state in (RunState.Uninitialized, RunState.Finished):
+        raise CoordinatorError(state, event, "the run takes no members")
+    if peer in state.ejected:
+        raise CoordinatorError(state, event, "the peer was ejected")
+    if peer in state.pending or _is_member(state, peer):
+        raise CoordinatorError(state, event, "the peer is a member already")
+    return replace(state, pending=(*state.pending, peer))
+
+
+def _leave(state: State, event: Leave, peer: int) -> State:
+    if peer in state.pending:
+        return replace(state, pending=tuple(other for other in state.pending if other != peer))
+    if not _is_member(state, peer):
+        raise CoordinatorError(state, event, "the peer is no member")
+    return _mark(state, (peer,), ClientState.Withdrawn)
+
+
+def _speak(state: State, event: WarmupWitness | Witness, allowed: tuple[RunState, ...]) -> State:
+    _expect(state, event, *allowed)
+    _expect_witness(state, event, event.peer)
+    if event.peer in state.spoken:
+        raise CoordinatorError(state, event, "the witness has spoken already")
+    return replace(
+        state,
+        spoken=(*state.spoken, event.peer),
+        participants=(*state.participants, event.participants),
+    )
+
+
+def _check_health(state: State, event: HealthCheck) -> State:
+    _expect(state, event, RunState.Warmup, RunState.RoundWitness)
+    _expect_witness(state, event, event.by)
+    if len(state.spoken) < state.quorum:
+        reason = f"{len(state.spoken)} witnesses spoke, expected {state.quorum} to tell who is gone"
+        raise CoordinatorError(state, event, reason)
+    for peer in event.peers:
+        if not _is_member(state, peer):
+            raise CoordinatorError(state, event, f"peer {peer} is no member")
+        if healthy(state, peer):
+            raise CoordinatorError(state, event, f"peer {peer} is healthy")
+    return _mark(state, event.peers, ClientState.Dropped)
+
+
+def _eject(state: State, event: Eject, peer: int) -> State:
+    _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
+    members = {record.peer for record in state.peers}
+    if peer not in members or peer in state.ejected:
+        raise CoordinatorError(state, event, "the peer is no member")
+    state = _mark(state, (peer,), ClientState.Ejected)  # also who leaves, or went silent, meanwhile
+    pending = tuple(other for other in state.pending if other != peer)
+    return replace(state, ejected=(*state.ejected, peer), pending=pending)
+
+
+def _give_back(state: State, event: Untrained, spans: tuple[Span, ...]) -> State:
+    _expect(state, event, RunState.RoundWitness)
+    if state.missed is not None:
+        raise CoordinatorError(state, event, "the round's untrained spans are known already")
+    given = list(state.plan.spans.values())
+    for span in spans:
+        if span not in given:
+            raise CoordinatorError(state, event, f"{span} is none of the round's spans, or twice")
+        given.remove(span)
+    return replace(state, missed=spans)
+
+
+def _checkpoint(state: State, event: Checkpointed) -> State:
+    _expect(state, event, RunState.Cooldown)
+    if not _is_member(state, event.peer):
+        raise CoordinatorError(state, event, "the peer is no member")
+    if state.checkpoint is None:
+        return replace(state, checkpoint=event.params, checkpointer=event.peer)
+    if state.checkpoint != event.params:
+        reason = f"peer {state.checkpointer} stored {state.checkpoint}"
+        raise CoordinatorError(state, event, reason)
+    return state
+
+
+def _expect(state: State, event: Event, *allowed: RunState) -> None:
+    if state.run_state not in allowed:
+        expected = " or ".join(run_state.name for run_state in allowed)
+        raise CoordinatorError(state, event, f"expected {expected}")
+
+
+def _expect_witness(state: State, event: Event, peer: int) -> None:
+    if peer not in state.witnesses:
+        raise CoordinatorError(state, event, f"the witnesses are {state.witnesses}")
+
+
+def _is_member(state: State, peer: int) -> bool:
+    return PeerRecord(peer, ClientState.Healthy) in state.peers
+
+
+def _mark(state: State, peers: tuple[int, ...], became: ClientState) -> State:
+    """Say what became of `peers`; their places stay until the round is over."""
+    records = (
+        PeerRecord(record.peer, became) if record.peer in peers else record
+        for record in state.peers
+    )
+    return replace(state, peers=tuple(records))
+
+
+# ---- transitions ----
+
+
+def _start_epoch(state: State, now: float, seed: int) -> State:
+    members, pending = state.pending[:MAX_PEERS], state.pending[MAX_PEERS:]
+    return replace(
+        _enter(state, RunState.Warmup, now),
+        height=0,
+        epoch_start=now,
+        epoch_start_step=state.step,
+        seed=seed,
+        spoken=(),
+        participants=(),
+        peers=tuple(PeerRecord(peer, ClientState.Healthy) for peer in members),
+        exited=(),
+        pending=pending,
+        checkpoint=None,
+        checkpointer=None,
+    )
+
+
+def _finish_warmup(state: State, now: float, seed: int) -> State:
+    state = _let_go(state)  # only now, so that the places of its witnesses stay while it lasts
+    if len(state.peers) < state.settings.min_clients:
+        return _wait_or_finish(state, now)
+    return _start_round(state, now, seed)
+
+
+def _start_round(state: State, now: float, seed: int) -> State:
+    started = _enter(state, RunState.RoundTrain, now)
+    return replace(started, seed=seed, spoken=(), participants=(), missed=None)
+
+
+def _finish_round(state: State, now: float, seed: int) -> State:
+    # Read before members go: seats, and so the plan, hang on how many there were.
+    spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
+    # Without a quorum nobody applied any message, whether or not somebody is left to say so.
+    missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(plan.spans.values()))
+    state = replace(
+        _let_go(state),
+        step=state.step + 1,
+        height=state.height + 1,
+        data_index=state.data_index + plan.fresh,
+        untrained=plan.waiting + missed,
+    )
+    if spoken == 0:  # nobody is there any more
+        return _enter(_withdraw_all(state), RunState.Cooldown, now)
+    if (
+        _epoch_is_over(state, now)
+        or spoken < quorum
+        or len(state.peers) < state.settings.min_clients
+        or state.step > state.settings.total_steps
+        or state.pending_pause
+    ):
+        return _enter(state, RunState.Cooldown, now)
+    return _start_round(state, now, seed)
+
+
+def _epoch_is_over(state: State, now: float) -> bool:
+    if state.settings.rounds_per_epoch is not None:
+        return state.height >= state.settings.rounds_per_epoch
+    return now >= state.epoch_start + state.settings.epoch_time
+
+
+def _finish_epoch(state: State, now: float) -> State:
+    state = replace(_let_go(state), epoch=state.epoch + 1)
+    if state.pending_pause:
+        return _pause(state, now)
+    return _wait_or_finish(replace(state, cold_start=False), now)
+
+
+def _pause(state: State, now: float) -> State:
+    state = replace(_withdraw_all(state), cold_start=True, pending_pause=False)
+    return _enter(state, RunState.Paused, now)
+
+
+def _wait_or_finish(state: State, now: float) -> State:
+    if state.step > state.settings.total_steps:
+        return _enter(state, RunState.Finished, now)
+    members = tuple(record.peer for record in state.peers)
+    state = replace(state, peers=(), pending=members + state.pending)
+    return _enter(state, RunState.WaitingForMembers, now)
+
+
+def _let_go(state: State) -> State:
+    """Move the members that are not healthy out of the epoch."""
+    gone = tuple(record for record in state.peers if record.state != ClientState.Healthy)
+    stay = tuple(record for record in state.peers if record.state == ClientState.Healthy)
+    return replace(state, peers=stay, exited=state.exited + gone) if gone else state
+
+
+def _withdraw_all(state: State) -> State:
+    gone = tuple(
+        PeerRecord(record.peer, ClientState.Withdrawn)
+        if record.state == ClientState.Healthy
+        else record
+        for record in state.peers
+    )
+    return replace(state, peers=(), exited=state.exited + gone)
+
+
+def _enter(state: State, run_state: RunState, now: float) -> State:
+    return replace(state, run_state=run_state, since=now)

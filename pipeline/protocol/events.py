@@ -1,0 +1,336 @@
+"""What the coordinator is told and what it knows: the events of a run, and its state between two.
+
+Neither does anything: what follows from an event is `coordinator.tick`.
+"""
+
+import enum
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+from pipeline.protocol import committee
+from pipeline.protocol.bloom import Bloom
+from pipeline.protocol.committee import Assignment, Committee, Span
+
+MAX_PEERS = 256
+
+
+class RunState(enum.IntEnum):
+    """Where a run is, as Psyche names and numbers it."""
+
+    Uninitialized = 0
+    WaitingForMembers = 1
+    Warmup = 2
+    RoundTrain = 3
+    RoundWitness = 4
+    Cooldown = 5
+    Finished = 6
+    Paused = 7
+
+
+class ClientState(enum.IntEnum):
+    """What became of a peer in this epoch, as Psyche names and numbers it."""
+
+    Healthy = 0
+    Dropped = 1
+    Withdrawn = 2
+    Ejected = 3
+
+
+HALTED = (RunState.Uninitialized, RunState.Finished, RunState.Paused)
+ACTIVE = (RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown)
+
+
+class CoordinatorError(ValueError):
+    """An event that the run's state does not allow."""
+
+    def __init__(self, state: "State", event: object, reason: str):
+        super().__init__(f"{event} in {state.run_state.name} at step {state.step}: {reason}")
+
+
+class Settings(Protocol):
+    """What the coordinator reads of a run's `[config]`: times in seconds, counts of peers."""
+
+    init_min_clients: int
+    min_clients: int
+    witness_nodes: int
+    verification_percent: int
+    total_steps: int
+    waiting_for_members_extra_time: float
+    warmup_time: float
+    max_round_train_time: float
+    round_witness_time: float
+    cooldown_time: float
+    epoch_time: float | None
+    rounds_per_epoch: int | None
+
+    def batch_size(self, tokens: int) -> int:
+        """Return the sequences in a batch that begins after `tokens` tokens."""
+
+
+# ---- events ----
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed; `random_seed` is used if a warm-up or a round begins."""
+
+    now: float
+    random_seed: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """A peer asks to take part from the next epoch on."""
+
+    peer: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A peer takes part no longer."""
+
+    peer: int
+    now: float
+
+
+@dataclass(frozen=True)
+class WarmupWitness:
+    """An elected witness says that every peer has the params; `random_seed` as in `Tick`.
+
+    Its filter `participants` holds `coordinator.participant` of every peer it heard from.
+    """
+
+    peer: int
+    now: float
+    random_seed: int
+    participants: Bloom = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """An elected witness says whom it heard from in this round; `participants` as in a warm-up."""
+
+    peer: int
+    now: float
+    participants: Bloom = field(repr=False)
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """The witness `by` says that `peers` are not there any more."""
+
+    by: int
+    peers: tuple[int, ...]
+    now: float
+
+
+@dataclass(frozen=True)
+class Eject:
+    """The others hold proof that a peer lied."""
+
+    peer: int
+    now: float
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """Nobody applied the messages about these of the round's spans, once a round."""
+
+    spans: tuple[Span, ...]
+    now: float
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    """A member has stored the epoch's last params; `params` is their SHA-256, hex."""
+
+    peer: int
+    now: float
+    params: str
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The owner stops the run: at the end of the epoch's cooldown, or at once before training."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The owner lets a paused run go on."""
+
+    now: float
+
+
+Event = (
+    Tick
+    | Join
+    | Leave
+    | WarmupWitness
+    | Witness
+    | HealthCheck
+    | Eject
+    | Untrained
+    | Checkpointed
+    | Pause
+    | Resume
+)
+
+
+# ---- state ----
+
+
+@dataclass(frozen=True)
+class PeerRecord:
+    """A member of the current epoch."""
+
+    peer: int
+    state: ClientState
+
+
+@dataclass(frozen=True)
+class State:
+    """A run, between two events.
+
+    Attributes:
+      settings: The run's `[config]`; not part of the JSON form.
+      max_seq_len: Tokens in a sequence.
+      run_state: Where the run is.
+      since: When it got there, seconds.
+      step: The round being trained, or the next one; the first is 1.
+      epoch: The epoch, from 0.
+      data_index: First sequence that no round before this, or before the next one, was given.
+      height: Rounds finished in this epoch.
+      epoch_start: When this epoch's warm-up began, seconds.
+      epoch_start_step: `step` when it began.
+      cold_start: This epoch is the first after a pause.
+      pending_pause: Pause when this epoch has cooled down.
+      seed: Seed of this warm-up or round.
+      spoken: Witnesses of this warm-up or round that have spoken, in order.
+      participants: The filter that each of them sent.
+      peers: The epoch's members, whose places are the indices that elections are about.
+      exited: Members that left in this epoch.
+      pending: Peers that take part from the next epoch on, in the order they came.
+      ejected: Peers that lied, in the order they were found out; they take part no more.
+      untrained: Sequences of rounds before this one, or the next, that are to be given out again.
+      missed: What `Untrained` said about this round; None as long as nobody did.
+      checkpoint: SHA-256 of the params that ended the epoch, once a member has stored them.
+      checkpointer: The first member that has.
+    """
+
+    settings: Settings
+    max_seq_len: int
+    run_state: RunState
+    since: float
+    step: int
+    epoch: int
+    data_index: int
+    height: int
+    epoch_start: float
+    epoch_start_step: int
+    cold_start: bool
+    pending_pause: bool
+    seed: int
+    spoken: tuple[int, ...]
+    participants: tuple[Bloom, ...]
+    peers: tuple[PeerRecord, ...]
+    exited: tuple[PeerRecord, ...]
+    pending: tuple[int, ...]
+    ejected: tuple[int, ...]
+    untrained: tuple[Span, ...]
+    missed: tuple[Span, ...] | None
+    checkpoint: str | None
+    checkpointer: int | None
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences in the batch at `data_index`, from the ramp."""
+        return self.settings.batch_size(self.data_index * self.max_seq_len)
+
+    @property
+    def witnesses(self) -> tuple[int, ...]:
+        """The elected witnesses of this warm-up or round."""
+        elected = committee.witnesses(self.seed, len(self.peers), self.settings.witness_nodes)
+        return tuple(self.peers[index].peer for index in elected)
+
+    @property
+    def quorum(self) -> int:
+        """How many of the elected witnesses must agree."""
+        return committee.witness_quorum(len(self.witnesses))
+
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        """The members that train this round, in the epoch's order."""
+        return self._seated(Committee.Trainer)
+
+    @property
+    def verifiers(self) -> tuple[int, ...]:
+        """The members that do trainers' work of this round again, in the epoch's order."""
+        return self._seated(Committee.Verifier)
+
+    def _seated(self, wanted: Committee) -> tuple[int, ...]:
+        # Members that leave keep their seats until the round is over, or all others' would move.
+        seats = committee.committees(
+            self.seed,
+            len(self.peers),
+            verification_percent=self.settings.verification_percent,
+            tie_breakers=0,
+        )
+        pairs = zip(self.peers, seats, strict=True)
+        return tuple(record.peer for record, seat in pairs if seat == wanted)
+
+    @property
+    def plan(self) -> Assignment:
+        """What this round trains."""
+        return committee.plan(
+            self.trainers, self.seed, self.data_index, self.batch_size, self.untrained
+        )
+
+    @property
+    def deadline(self) -> float | None:
+        """When `run_state` times out, seconds; None where no time ends it."""
+        durations = {
+            RunState.WaitingForMembers: self.settings.waiting_for_members_extra_time,
+            RunState.Warmup: self.settings.warmup_time,
+            RunState.RoundTrain: self.settings.max_round_train_time,
+            RunState.RoundWitness: self.settings.round_witness_time,
+            RunState.Cooldown: self.settings.cooldown_time,
+        }
+        return self.since + durations[self.run_state] if self.run_state in durations else None
+
+    def cold_start_bounds(self, warmup_steps: int) -> tuple[int, int] | None:
+        """Return the first and last step of the learning rate's ramp after a pause, if in one."""
+        first = self.epoch_start_step
+        return (first, first + warmup_steps) if self.cold_start else None
+
+    def to_json(self) -> dict:
+        """Return the state without its settings, as `json.dumps` takes it."""
+        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
+        written = {
+            "run_state": self.run_state.name,
+            "participants": [bloom.hex() for bloom in self.participants],
+            "missed": None if self.missed is None else [list(span) for span in self.missed],
+            "untrained": [list(span) for span in self.untrained],
+        }
+        for name in ("peers", "exited"):
+            written[name] = [[record.peer, record.state.name] for record in data[name]]
+        for name in ("spoken", "pending", "ejected"):
+            written[name] = list(data[name])
+        return data | written
+
+    @classmethod
+    def from_json(cls, data: dict, settings: Settings) -> "State":
+        """Return the state that `to_json` wrote."""
+        missed = data["missed"]
+        read = {
+            "run_state": RunState[data["run_state"]],
+            "participants": tuple(Bloom.from_hex(text) for text in data["participants"]),
+            "missed": None if missed is None else tuple(tuple(span) for span in missed),
+            "untrained": tuple(tuple(span) for span in data["untrained"]),
+        }
+        for name in ("peers", "exited"):
+            read[name] = tuple(PeerRecord(peer, ClientState[state]) for peer, state in data[name])
+        for name in ("spoken", "pending", "ejected"):
+            read[name] = tuple(data[name])
+        return cls(settings=settings, **(data | read))

@@ -1,0 +1,247 @@
+"""Psyche's tables of a run file: `[config]`, in both its spellings, and `[model.LLM]`.
+
+Names, types and rules are those of Psyche's `CoordinatorConfig` and `LLM`.
+"""
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from pipeline.runfile.data import AnyData
+from pipeline.runfile.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
+from pipeline.runfile.variants import (
+    BUCKET,
+    PREFIX,
+    AnyCheckpoint,
+    AnyOptimizer,
+    AnySchedule,
+    CheckpointGcs,
+    CheckpointHub,
+)
+
+MAX_CLIENTS, MAX_WITNESSES = 256, 32
+
+# Top-level keys of a coordinator's state file that say where a run is, not what it is.
+STATE_KEYS = (
+    "run_id",
+    "run_state",
+    "progress",
+    "epoch_state",
+    "run_state_start_unix_timestamp",
+    "pending_pause",
+)
+
+
+# ---- [config] ----
+
+
+class Coordinator(Table):
+    """What both spellings of `[config]` share; whatever the spelling, every setting can be read."""
+
+    warmup_time: U64
+    """Seconds that peers have to load the params before an epoch's first round; 0 or more."""
+    cooldown_time: Annotated[U64, Field(ge=1)]
+    """Seconds from an epoch's last round to the next epoch."""
+    max_round_train_time: Annotated[U64, Field(ge=1)]
+    """Seconds after which a round goes on without the peers that are not done training."""
+    round_witness_time: Annotated[U64, Field(ge=1)]
+    """Seconds that witnesses have, at the end of a round, to say what they received."""
+    min_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+    """Peers below which an epoch ends early."""
+    verification_percent: Annotated[int, Field(ge=0, le=100)]
+    """Percent of the peers that verify in place of training; 0 in every working Psyche run."""
+    witness_nodes: Annotated[int, Field(ge=0, le=MAX_WITNESSES)]
+    """Peers elected each round as witnesses; 0 is everyone, 32 at most."""
+    total_steps: Annotated[U32, Field(ge=1)]
+    """Rounds to train. (Psyche runs one fewer.)"""
+
+    @model_validator(mode="after")
+    def _witnesses_exist(self) -> "Coordinator":
+        if self.witness_nodes > self.min_clients:
+            raise wrong("witness_nodes", f"at most min_clients ({self.min_clients})")
+        return self
+
+    def batch_size(self, tokens: int) -> int:
+        """Sequences in the batch of a round that begins after `tokens` tokens.
+
+        round(start + (end - start) * tokens / warmup_tokens), half away from zero; then end.
+        """
+        start, end = self.global_batch_size_start, self.global_batch_size_end
+        warmup = self.global_batch_size_warmup_tokens
+        if tokens >= warmup:
+            return end
+        fraction, whole = math.modf(start + (end - start) * (tokens / warmup))
+        return int(whole) + (fraction >= 0.5)
+
+    def last_index(self, max_seq_len: int, first_step: int = 0, index: int = 0) -> int:
+        """Where the data index stands after the run's last round, with the batch ramp.
+
+        Args:
+          max_seq_len: tokens of a sequence.
+          first_step: rounds that are behind the run already.
+          index: where it stands after these.
+        """
+        for _ in range(first_step, self.total_steps):
+            index += self.batch_size(index * max_seq_len)
+        return index
+
+
+class CurrentConfig(Coordinator):
+    """`[config]` as Psyche spells it now: epochs in seconds, and a batch that may grow."""
+
+    epoch_time: Annotated[U64, Field(ge=1)]
+    """Seconds that an epoch lasts, counted from the start of its warm-up."""
+    init_min_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+    """Peers that must be waiting before an epoch begins."""
+    waiting_for_members_extra_time: Annotated[U8, Field(ge=1)]
+    """Seconds to wait for more peers, at the least, before an epoch begins."""
+    global_batch_size_start: Annotated[U16, Field(ge=1)]
+    """Sequences that all peers together train on in a round, at the run's start."""
+    global_batch_size_end: Annotated[U16, Field(ge=1)]
+    """Sequences that all peers together train on in a round, once the batch has grown."""
+    global_batch_size_warmup_tokens: U64
+    """Tokens over which the batch grows linearly from start to end; 0: it is `end` throughout."""
+
+    @property
+    def rounds_per_epoch(self) -> None:
+        """No number: an epoch ends by time."""
+        return None
+
+    @property
+    def checkpointers(self) -> tuple[str, ...]:
+        """Nowhere: this spelling has no such setting."""
+        return ()
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> "CurrentConfig":
+        for key in ("warmup_time", "max_round_train_time"):
+            if getattr(self, key) >= self.epoch_time:
+                raise wrong(key, f"less than epoch_time ({self.epoch_time})")
+        if self.init_min_clients < self.min_clients:
+            raise wrong("init_min_clients", f"at least min_clients ({self.min_clients})")
+        if self.global_batch_size_end < self.global_batch_size_start:
+            start = self.global_batch_size_start
+            raise wrong("global_batch_size_end", f"at least global_batch_size_start ({start})")
+        return self
+
+    def cold_start_limit(self) -> tuple[int, str]:
+        """The rounds that surely fit into an epoch, and the formula."""
+        rounds = (self.epoch_time - self.warmup_time) // self.max_round_train_time
+        return rounds, "(epoch_time - warmup_time) / max_round_train_time"
+
+
+DESTINATION = (
+    rf"(?P<repo_id>(?a:\w[\w.-]*/\w[\w.-]*))|gs://(?P<bucket>{BUCKET})(/(?P<prefix>{PREFIX})?)?"
+)
+DESTINATION_FORM = (
+    f"owner/name on the hub or gs://bucket/prefix, each name of at most {NAME_BYTES} bytes"
+)
+
+
+def destination(text: str) -> CheckpointHub | CheckpointGcs | None:
+    """Where `lockstep push` can go, as what it is loaded from later; None: it is no place."""
+    form = re.fullmatch(DESTINATION, text)
+    names = {key: name for key, name in form.groupdict().items() if name} if form else {}
+    if form is None or any(len(name.encode()) > NAME_BYTES for name in names.values()):
+        return None
+    return CheckpointHub(**names) if "repo_id" in names else CheckpointGcs(**names)
+
+
+def _destination(value: str) -> str:
+    if destination(value) is None:
+        raise wrong((), DESTINATION_FORM)
+    return value
+
+
+class OlderConfig(Coordinator):
+    """`[config]` as Psyche once spelled it: epochs in rounds, and one batch size."""
+
+    rounds_per_epoch: Annotated[U32, Field(ge=1)]
+    """Rounds in an epoch."""
+    global_batch_size: Annotated[U16, Field(ge=1)]
+    """Sequences that all peers together train on in a round."""
+    checkpointers: Annotated[tuple[Annotated[str, AfterValidator(_destination)], ...], AsTuple]
+    """Where `lockstep push` uploads the export: owner/name on the hub, or gs://bucket/prefix."""
+
+    @property
+    def epoch_time(self) -> None:
+        """No number: an epoch ends by rounds."""
+        return None
+
+    @property
+    def init_min_clients(self) -> int:
+        """As many as an epoch needs to go on."""
+        return self.min_clients
+
+    @property
+    def waiting_for_members_extra_time(self) -> int:
+        """Psyche's constant from before it was a setting, in seconds."""
+        return 10
+
+    @property
+    def global_batch_size_start(self) -> int:
+        """The one batch size."""
+        return self.global_batch_size
+
+    @property
+    def global_batch_size_end(self) -> int:
+        """The one batch size."""
+        return self.global_batch_size
+
+    @property
+    def global_batch_size_warmup_tokens(self) -> int:
+        """None: the batch does not grow."""
+        return 0
+
+    def cold_start_limit(self) -> tuple[int, str]:
+        """The rounds of an epoch, and the key that says so."""
+        return self.rounds_per_epoch, "rounds_per_epoch"
+
+
+def read_config(table: Any) -> Any:
+    """The `[config]` table in the spelling that its keys belong to."""
+    if not isinstance(table, dict):
+        raise wrong((), "a table")
+    older = [key for key in OlderConfig.model_fields if key not in CurrentConfig.model_fields]
+    current = [key for key in CurrentConfig.model_fields if key not in OlderConfig.model_fields]
+    found_older = [key for key in older if key in table]
+    found_current = [key for key in current if key in table]
+    if found_older and found_current:
+        raise wrong(
+            found_older[0],
+            f"one spelling, and {', '.join(found_current)} belong to the current one "
+            f"while {', '.join(found_older)} belong to the older one",
+        )
+    return (OlderConfig if found_older else CurrentConfig).model_validate(table)
+
+
+# ---- [model.LLM] ----
+
+
+class LLM(Table):
+    """What is trained, on what, and how."""
+
+    architecture: Literal["HfLlama", "HfDeepseek", "HfAuto", "Torchtitan"]
+    """The kind of model."""
+    data_type: Literal["Pretraining", "Finetuning"]
+    """What the tokens are: text to continue, or packed conversations."""
+    max_seq_len: Annotated[U32, Field(ge=1)]
+    """Tokens in a sequence; takes the place of the model's max_position_embeddings."""
+    cold_start_warmup_steps: U32 = 0
+    """Steps over which the learning rate rises from 0 after a pause."""
+    checkpoint: AnyCheckpoint
+    """What training starts from."""
+    data_location: AnyData
+    """Where the tokens come from."""
+    lr_schedule: AnySchedule
+    """The learning rate by step."""
+    optimizer: AnyOptimizer
+    """How gradients become updates, and what peers send each other."""
+
+
+class Model(Table):
+    """Psyche has one kind of model."""
+
+    LLM: Annotated[LLM, Field(description="A language model.")]

@@ -1,0 +1,79 @@
+"""`lockstep download --dry-run`: what a run would fetch, and whether it is enough for the run."""
+
+from collections.abc import Iterator
+
+from pipeline import sources as providers
+from pipeline.errors import LockstepError
+from pipeline.runfile.run import DataServer, OptimizerDummy, Run
+from pipeline.sources import HELD_OUT, TRAIN, Survey
+from pipeline.stage.artifacts import Paths
+
+
+def lines(run: Run, paths: Paths) -> Iterator[str]:
+    """The lines that say it. Servers are asked what they have; nothing is fetched.
+
+    Raises:
+      LockstepError: as the provider says.
+    """
+    if reason := missing(run):
+        yield f"download: {reason}"
+        return
+    location = run.llm.data_location
+    survey = providers.get(location).survey(location, providers.wanted(run, paths))
+    yield f"download: {survey.read}"
+    yield from _table(run, survey)
+    for warning in survey.warnings:
+        yield f"download: warning: {warning}"
+
+
+def missing(run: Run) -> str | None:
+    """What the run would need that is not here; None where it could begin."""
+    if isinstance(run.llm.data_location, DataServer):
+        try:
+            providers.get(run.llm.data_location)
+        except LockstepError as error:
+            return str(error)
+    if isinstance(run.llm.optimizer, OptimizerDummy):
+        return (
+            "model.LLM.optimizer.Dummy: would need an optimizer that leaves the params as they "
+            "are, which is not here: there is nothing to train"
+        )
+    return None
+
+
+def _table(run: Run, survey: Survey) -> Iterator[str]:
+    train = [file for file in survey.files if file.split == TRAIN]
+    held_out = [file for file in survey.files if file.split == HELD_OUT]
+    length, need = run.llm.max_seq_len, run.config.last_index(run.llm.max_seq_len)
+    made = any(file.tokens is None for file in train)  # of text
+    how = "read while training" if run.download.stream else "to read" if made else "to fetch"
+    of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
+    yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
+    size = sum(file.bytes for file in survey.files)
+    aside = sum(file.bytes for file in held_out)
+    yield f"  bytes      {_bytes(size)} {how}, {_bytes(aside)} of them held out"
+    if made:
+        yield "  tokens     known when it is tokenized"
+        yield f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens"
+        return
+    tokens = sum(file.tokens for file in train)
+    sequences = sum(file.tokens // length for file in train)
+    yield f"  tokens     {tokens:,} to train on"
+    yield f"  sequences  {sequences:,} of {length:,} tokens"
+    yield (
+        f"  the run    {need:,} sequences in {run.config.total_steps:,} steps: "
+        f"{need * length:,} tokens, {_epochs(need, sequences)}"
+    )
+
+
+def _epochs(need: int, sequences: int) -> str:
+    if need > sequences:
+        return f"{need - sequences:,} more than there are, and no sequence is trained on twice"
+    return "1 epoch" if need == sequences else f"{need / sequences:.4g} epochs"
+
+
+def _bytes(size: int) -> str:
+    for scale, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= scale:
+            return f"{size / scale:.3g} {name}"
+    return f"{size} bytes"

@@ -1,0 +1,39 @@
+"""`data_location.Dummy`: zeros without end, to try everything else.
+
+Psyche's are sequences of 2,048 tokens whatever max_seq_len says; ours are of max_seq_len.
+"""
+
+from pathlib import Path
+
+from pipeline.net.remote import Origin
+from pipeline.runfile.data import DataDummy, ShuffleDontShuffle
+from pipeline.sources import TRAIN, Fetched, Survey, SurveyedFile, Wanted
+from pipeline.stage.artifacts import listing_sha256
+from pipeline.tokens.shards import ZEROS, ShardFile, shard_path
+
+TOKENS = 2**48  # more than any run asks for
+
+
+def survey(location: DataDummy, wanted: Wanted) -> Survey:
+    """One file that is nowhere: there is nothing to fetch."""
+    return Survey("zeros", (SurveyedFile("zeros", TRAIN, 0, TOKENS),), 1)
+
+
+def fetch(location: DataDummy, folder: Path, wanted: Wanted) -> Fetched:
+    """Nothing is fetched or written."""
+    zeros = ShardFile(
+        path=shard_path(Path(), TRAIN, 0).as_posix(),
+        split=TRAIN,
+        tokens=TOKENS,
+        sha256=None,
+        name="zeros",
+        origin=Origin(url=ZEROS, size=2 * TOKENS),
+    )
+    return Fetched(
+        files=(zeros,),
+        token_size_in_bytes=2,
+        vocab_size=None,
+        shuffle=ShuffleDontShuffle(),
+        source={"read": "zeros", "sha256": listing_sha256([("zeros", "")])},
+        warnings=("the tokens are zeros, and nothing is held out",),
+    )

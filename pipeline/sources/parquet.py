@@ -1,0 +1,224 @@
+"""Rows of token ids in a parquet file, as Psyche's Preprocessed data has them, checked.
+
+Columns are lists of integers, of a row all of one length:
+
+    inputs            token ids
+    labels            what is to be predicted; UNCOUNTED, -100, where the loss does not count it
+    position_ids      positions, from 0 and below the row's length
+    sequence_lengths  of any length: those of the sequences that are packed into the row, the rest
+                      of which is padding
+
+All but `inputs` may be absent, and columns of other names are not looked at.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.tokens.columns import UNCOUNTED
+
+if TYPE_CHECKING:
+    from pyarrow import Array
+
+# A column of a file -> what a row of the shards has of it (columns.py), in the order of a row.
+COLUMNS = {
+    "inputs": "inputs",
+    "labels": "labels",
+    "position_ids": "position_ids",
+    "sequence_lengths": "sequence_ids",
+}
+
+
+class Parquet:
+    """A parquet file of rows.
+
+    Args:
+      path: the file.
+      name: what errors call it.
+
+    Attributes:
+      columns: those of COLUMNS that it has.
+      rows: how many there are.
+      length: the tokens of the first row; 0 where there is none.
+
+    Raises:
+      LockstepError: it is no parquet file, or lacks a column, or one is of another type; or pyarrow
+        is not installed.
+    """
+
+    def __init__(self, path: Path, name: str):
+        try:
+            from pyarrow import parquet, types
+        except ImportError as error:
+            raise LockstepError(
+                f"{name}: pyarrow is not installed, expected the extra parquet: "
+                "pip install -c constraints.txt -e '.[parquet]'"
+            ) from error
+        self.name = name
+        with self._one_line():
+            # mapped: else a whole group of rows is read into memory, however large
+            self._file = parquet.ParquetFile(path, memory_map=True)
+            schema = self._file.schema_arrow
+        self.rows = self._file.metadata.num_rows
+        self.columns = tuple(column for column in COLUMNS if column in schema.names)
+        if "inputs" not in self.columns:
+            found = ", ".join(schema.names) or "none"
+            raise LockstepError(f"{name}: found columns {found}, expected inputs among them")
+        for column in self.columns:
+            kind = schema.field(column).type
+            lists = types.is_list(kind) or types.is_large_list(kind)
+            lists = lists or types.is_fixed_size_list(kind)
+            if not (lists and types.is_integer(kind.value_type)):
+                raise LockstepError(
+                    f"{name}: column {column} is of {kind}, expected lists of integers"
+                )
+        self.length = self._first_length()
+
+    @property
+    def tokens(self) -> int:
+        """How many there are, by the file's own account."""
+        groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
+        columns = [group.column(n) for group in groups for n in range(group.num_columns)]
+        return sum(c.num_values for c in columns if c.path_in_schema.split(".")[0] == "inputs")
+
+    def read(
+        self, length: int, vocab_size: int | None, rows: int, most: int | None
+    ) -> Iterator[np.ndarray]:
+        """Its rows, int64 [N, W], as columns.py has them: their columns one after the other.
+
+        Args:
+          length: tokens that each row must have.
+          vocab_size: ids must be smaller; None where nothing says so.
+          rows: N, but for the last.
+          most: how many rows are read; None for all.
+
+        Raises:
+          LockstepError: a row is not as it should be; names the column and the row, from 0.
+        """
+        done = 0
+        with self._one_line():
+            for batch in self._file.iter_batches(rows, columns=list(self.columns)):
+                if most is not None:
+                    batch = batch.slice(0, most - done)
+                if not batch.num_rows:
+                    break
+                lists = [_Lists(self.name, c, batch.column(c), done) for c in self.columns]
+                found = [_read(one, length, vocab_size) for one in lists]
+                yield np.concatenate(found, axis=1)
+                done += batch.num_rows
+
+    def _first_length(self) -> int:
+        with self._one_line():
+            for batch in self._file.iter_batches(1, columns=["inputs"]):
+                return int(_Lists(self.name, "inputs", batch.column("inputs"), 0).lengths[0])
+        return 0
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """Inside, the library reads; what it finds wrong is one line."""
+        from pyarrow import ArrowException
+
+        try:
+            yield
+        except (ArrowException, OSError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise LockstepError(f"{self.name}: {said}, expected a parquet file") from error
+
+
+def _read(lists: "_Lists", length: int, vocab_size: int | None) -> np.ndarray:
+    """A column of rows: int64 [N, L].
+
+    Raises:
+      LockstepError: a list is of another length, or one of its numbers cannot be.
+    """
+    if lists.column == "sequence_lengths":
+        return _sequence_ids(lists, length)
+    lists.check_lengths(length)
+    if lists.column == "position_ids":
+        lists.check_values(length, f"a position from 0 and below the row's length, {length}")
+    else:
+        limit = vocab_size or 2**31
+        said, also = f"a token id from 0 and below {limit}", None
+        if lists.column == "labels":
+            said, also = f"{UNCOUNTED} or {said}", UNCOUNTED
+        lists.check_values(limit, said, also)
+    return lists.values.reshape(-1, length).astype(np.int64)
+
+
+def _sequence_ids(lists: "_Lists", length: int) -> np.ndarray:
+    """For each token the number of its sequence, from 0; padding has the one after the last."""
+    lists.check_values(length + 1, f"a length from 0 to {length}, that of the row")
+    # where each sequence ends: in all rows together, less where its row begins
+    ends_S = np.cumsum(lists.values, dtype=np.int64)
+    edges = np.concatenate([[0], ends_S])
+    starts_N, stops_N = edges[lists.ends - lists.lengths], edges[lists.ends]
+    wrong_N = stops_N - starts_N > length
+    if wrong_N.any():
+        row = int(np.argmax(wrong_N))
+        found = f"lengths that sum to {stops_N[row] - starts_N[row]}"
+        lists.refuse(row, found, f"at most {length}, that of the row")
+    row_S = np.repeat(np.arange(len(lists.lengths)), lists.lengths)
+    real_S = np.asarray(lists.values) > 0
+    steps = np.zeros((len(lists.lengths), length + 1), np.int64)
+    steps[row_S[real_S], (ends_S - starts_N[row_S])[real_S]] = 1
+    return np.cumsum(steps, axis=1)[:, :length]
+
+
+class _Lists:
+    """Lists of integers of a column: the values one after the other, the length of each list, and
+    its end among the values.
+
+    Args:
+      name: the file.
+      column: which.
+      array: the lists.
+      first: the row of the first.
+
+    Raises:
+      LockstepError: a list or an integer is null.
+    """
+
+    def __init__(self, name: str, column: str, array: "Array", first: int):
+        from pyarrow import compute
+
+        self.name, self.column, self.first = name, column, first
+        if array.null_count:
+            row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+            self.refuse(row, "null", "a list of integers")
+        self.lengths = compute.list_value_length(array).to_numpy().astype(np.int64)
+        self.ends = np.cumsum(self.lengths)
+        values = array.flatten()
+        if values.null_count:
+            at = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+            self.refuse(self._row_of(at), "null", "integers")
+        self.values = values.to_numpy()
+
+    def check_lengths(self, length: int) -> None:
+        """Each list is of this length."""
+        wrong = self.lengths != length
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            found = f"{self.lengths[row]} numbers"
+            self.refuse(row, found, f"{length} as the first row of inputs has")
+
+    def check_values(self, limit: int, expected: str, also: int | None = None) -> None:
+        """Each value is from 0 and below a limit, or `also`."""
+        wrong = (self.values < 0) | (self.values >= limit)
+        if also is not None:
+            wrong &= self.values != also
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            self.refuse(self._row_of(at), str(self.values[at]), expected)
+
+    def refuse(self, row: int, found: str, expected: str) -> NoReturn:
+        raise LockstepError(
+            f"{self.name}: column {self.column}, row {self.first + row}: found {found}, expected "
+            f"{expected}"
+        )
+
+    def _row_of(self, at: int) -> int:
+        return int(np.searchsorted(self.ends, at, side="right"))

@@ -1,0 +1,156 @@
+"""A file of JSON lines, plain or compressed by gzip: each line is an object with one document."""
+
+import codecs
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.sources.text.documents import PIECE, Piece, Version, cut, unreadable
+from pipeline.stage.progress import Progress
+
+ENDINGS = (".jsonl", ".jsonl.gz")
+LINE_BYTES = 2**28  # at most: a line is read into memory
+BINS = 2**16
+LINES_AT_ONCE = 256  # the bar moves after so many
+SHOWN = 5  # keys of an object, in an error
+
+
+@dataclass(frozen=True, eq=False)
+class JsonLines:
+    """The lines of a file, or the train or the held-out ones among them.
+
+    A document belongs to one of BINS bins, by the first two bytes of the SHA-256 of
+    `name:line number`.
+
+    Args:
+      name: its path in the corpus.
+      path: where it lies.
+      version: as it was found.
+      key: of the text, in each object.
+      bins: those whose documents are read, a boolean for each; None: all.
+    """
+
+    name: str
+    path: Path
+    version: Version
+    key: str
+    bins: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        return self.version.size
+
+    def split(self, percent: float, bar: Progress) -> tuple["JsonLines", "JsonLines | None"]:
+        """In the order of the bins, documents are held out as long as a bin's fit in `percent` of
+        all bytes.
+
+        So the order does not depend on what else there is: a longer file holds out nearly the same
+        documents. It takes reading the file once more, and no memory for each document.
+
+        Raises:
+          LockstepError: it cannot be read.
+        """
+        bytes_B = np.zeros(BINS, np.int64)
+        for number, line in self._lines(bar):
+            bytes_B[self._bin(number)] += len(line)
+        held_out_B, room = np.zeros(BINS, bool), bytes_B.sum() * percent / 100
+        for index in np.flatnonzero(bytes_B):
+            if bytes_B[index] <= room:
+                held_out_B[index] = True
+                room -= bytes_B[index]
+        if not held_out_B.any():
+            return self, None
+        return replace(self, bins=~held_out_B), replace(self, bins=held_out_B)
+
+    def pieces(self, bar: Progress) -> Iterator[Piece]:
+        """Reads it; a document without text is none.
+
+        Raises:
+          LockstepError: it cannot be read, or a line is no object with a text; names the line.
+        """
+        for number, line in self._lines(bar):
+            if self.bins is None or self.bins[self._bin(number)]:
+                text = self._text(number, line)
+                yield from cut(text[at : at + PIECE] for at in range(0, len(text), PIECE))
+
+    def _bin(self, number: int) -> int:
+        digest = hashlib.sha256(f"{self.name}:{number}".encode()).digest()
+        return int.from_bytes(digest[:2], "big")
+
+    def _text(self, number: int, line: bytes) -> str:
+        where = f"{self.path}: line {number}"
+        try:
+            value = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            raise LockstepError(
+                f"{where}: found byte 0x{line[error.start]:02x} at byte {error.start} of the line, "
+                "expected UTF-8"
+            ) from error
+        except (ValueError, RecursionError) as error:  # also numbers too long to be one
+            raise LockstepError(f"{where}: expected a JSON object: {error}") from error
+        if not isinstance(value, dict):
+            raise LockstepError(
+                f"{where}: found {_shown(value)}, expected an object with the key {self.key!r}"
+            )
+        if self.key not in value:
+            keys = ", ".join(f"{key!r:.40}" for key in [*value][:SHOWN]) or "none"
+            raise LockstepError(
+                f"{where}: found the keys {keys}, expected {self.key!r} (text_key) among them"
+            )
+        text = value[self.key]
+        if not isinstance(text, str):
+            raise LockstepError(f"{where}: {self.key!r} is {_shown(text)}, expected a string")
+        if b"\\u" in line:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise LockstepError(
+                    f"{where}: {self.key!r} has half a surrogate pair, "
+                    f"U+{ord(text[error.start]):04X}, at character {error.start}, expected Unicode"
+                ) from error
+        return text
+
+    def _lines(self, bar: Progress) -> Iterator[tuple[int, bytes]]:
+        """The lines that hold anything, with their numbers, from 1."""
+        try:
+            with open(self.path, "rb") as raw:
+                file = gzip.GzipFile(fileobj=raw) if self.path.suffix.lower() == ".gz" else raw
+                number = at = 0
+                while line := file.readline(LINE_BYTES + 1):
+                    number += 1
+                    if len(line) > LINE_BYTES:
+                        raise LockstepError(
+                            f"{self.path}: line {number}: over {LINE_BYTES} bytes, expected lines "
+                            "of one document each"
+                        )
+                    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                    if line and not line.isspace():
+                        yield number, line
+                    if number % LINES_AT_ONCE == 0:
+                        bar.advance(raw.tell() - at)
+                        at = raw.tell()
+                bar.advance(self.size - at)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise LockstepError(
+                f"{self.path}: after line {number}: {error}, expected whole gzip data"
+            ) from error
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+
+def _shown(value: object) -> str:
+    """A JSON value, for an error; of one that holds others, what it is."""
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case _:
+            return f"{json.dumps(value):.60}"

@@ -1,0 +1,43 @@
+"""The corpus that every machine has: the source of Python's standard library, without its tests."""
+
+import os
+from pathlib import Path
+
+from pipeline.errors import LockstepError
+from pipeline.sources.text.documents import version
+from pipeline.sources.text.text_file import TextFile
+
+SKIP_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+# Written when a Python is built or packaged: they differ between machines with the same Python.
+SKIP_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize")
+
+
+def find(root: Path) -> list[TextFile]:
+    """The sources under a folder, by name; they need not be UTF-8.
+
+    Raises:
+      LockstepError: there are none.
+    """
+    sizes = source_files(root)
+    if not sizes:
+        raise LockstepError(f"{root}: found no Python sources, expected the standard library")
+    return [
+        TextFile(name, root / name, version(root / name), 0, size, errors="replace")
+        for name, size in sizes.items()
+    ]
+
+
+def source_files(root: Path) -> dict[str, int]:
+    """The `.py` files under a folder that hold anything, tests apart: name -> bytes, by name."""
+    sizes = {}
+    for parent, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if _wanted(name) and name not in SKIP_FOLDERS]
+        for name in names:
+            path = Path(parent, name)
+            if name.endswith(".py") and _wanted(name) and (size := path.stat().st_size):
+                sizes[path.relative_to(root).as_posix()] = size
+    return dict(sorted(sizes.items()))
+
+
+def _wanted(name: str) -> bool:
+    return not name.startswith(SKIP_PREFIXES)

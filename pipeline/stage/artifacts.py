@@ -1,0 +1,253 @@
+"""Files that are whole or not there: atomic writes, SHA-256, and the folder a stage leaves."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.errors import LockstepError
+from pipeline.stage.keys import OUT, Keys, needs
+
+METRICS = "metrics"
+# What a result can depend on besides the key: recorded, so that a year later one can compare.
+RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def listing_sha256(entries: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over the (name, SHA-256 of the content) of several files, in the order of names."""
+    lines = sorted(f"{sha256}  {name}\n" for name, sha256 in entries)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@contextmanager
+def writes(path: Path) -> Iterator[None]:
+    """Inside, `path` is written; where the system refuses, as on a full disk, the error names it.
+
+    Raises:
+      LockstepError: it could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected to write there") from error
+
+
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file to write aside; on leaving, it is flushed to the disk and takes the name `path`.
+
+    So `path` is whole or absent, at any kill, and absent after an error.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file: whole or absent, at any kill."""
+    with written(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """`write_bytes` of indented JSON; not-a-number is refused, since JSON has no word for it."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file.
+
+    Raises:
+      LockstepError: the file is missing or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
+    except (ValueError, RecursionError) as error:  # lists thousands deep
+        raise LockstepError(f"{path}: expected JSON: {error}") from error
+
+
+def environment() -> dict[str, str]:
+    """The versions of Python and of the packages that a result's bits can depend on."""
+    return {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in RECORDED}
+
+
+def link(source: Path | str, target: Path | str) -> None:
+    """A second name for a file that nobody changes; a copy where the system has no such names."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where one stage of one run reads and writes.
+
+    Args:
+      stage: the stage's name in dvc.yaml.
+      run: the run file.
+      root: the folder in which `data/` and `metrics/` lie.
+    """
+
+    stage: str
+    run: Path
+    root: Path
+
+    @cached_property
+    def keys(self) -> Keys:
+        return Keys(self.run)
+
+    @property
+    def key(self) -> str:
+        return self.keys.key(self.stage)
+
+    @property
+    def runs(self) -> Path:
+        """Work in progress of all runs, one place for all of DVC's temporary checkouts."""
+        return Path(os.environ.get("DVC_ROOT", self.root)) / "data" / "runs"
+
+    @property
+    def scratch(self) -> Path:
+        """This stage's work in progress: kept through kills, keyed, so never another run's."""
+        return self.runs / self.key
+
+    @property
+    def store(self) -> Path:
+        """What was fetched or kept by content, whatever code asked for it."""
+        return self.runs.parent / "store"
+
+    def out(self, stage: str) -> Path:
+        """The folder that `stage` leaves."""
+        return self.root / OUT[stage]
+
+    def is_made(self, stage: str) -> bool:
+        """Whether `stage` has left a result of today's key."""
+        return (self.root / self.keys.made(stage)).is_file()
+
+    def need(self, stage: str) -> Path:
+        """The folder of an earlier stage, with each of its files checked against its hash.
+
+        Raises:
+          LockstepError: the stage has not run with today's parameters, or a file is not as made.
+        """
+        assert stage in needs(self.stage), f"dvc.yaml: {self.stage} does not list {OUT[stage]}"
+        made = self.root / self.keys.made(stage)
+        if not made.is_file():
+            raise LockstepError(
+                f"{made}: not there, expected from stage {stage} with today's {self.run}; "
+                f"run `lockstep {stage}`, or an engine"
+            )
+        verify(made)
+        return self.out(stage)
+
+    def publish(self) -> None:
+        """Makes metrics/ say what the stage's folder says, where the stage is made.
+
+        Small results that a person compares lie in `metrics` of the folder, and a copy in metrics/,
+        for git to keep. A git checkout changes the copy alone; who finds the stage made calls this.
+        """
+        if not self.is_made(self.stage):
+            return
+        for source in sorted((self.out(self.stage) / METRICS).glob("*")):
+            copy, data = self.root / METRICS / source.name, source.read_bytes()
+            if not copy.is_file() or copy.read_bytes() != data:
+                write_bytes(copy, data)
+
+    @contextmanager
+    def building(self) -> Iterator[Path]:
+        """An empty folder to fill; on leaving, it replaces the stage's old folder whole.
+
+        What is to be published goes into its `metrics`.
+
+        `made-<key>.json` goes in last. It holds the SHA-256 and size of each file, the keys of what
+        the stage read, and the versions of `environment`; nothing that differs between two equal
+        runs, so that equal results are equal folders.
+        """
+        out = self.out(self.stage)
+        aside = out.with_name(f".{out.name}.building")
+        with writes(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+        yield aside
+        manifest = {
+            "stage": self.stage,
+            "key": self.key,
+            "needs": {need: self.keys.key(need) for need in needs(self.stage)},
+            "environment": environment(),
+            "files": _listing(aside),
+        }
+        write_json(aside / f"made-{self.key}.json", manifest)
+        _replace(aside, out)
+        self.publish()
+
+
+def verify(made: Path) -> dict:
+    """Checks a folder against its made file; returns what the made file says.
+
+    Raises:
+      LockstepError: a file is missing, was added, or has other bytes than when it was made.
+    """
+    manifest = read_json(made)
+    found, listed = _listing(made.parent, skip=made.name), manifest["files"]
+    for name in sorted(found.keys() | listed.keys()):
+        if found.get(name) != listed.get(name):
+            raise LockstepError(
+                f"{made.parent / name}: found {_said(found.get(name))}, expected "
+                f"{_said(listed.get(name))} as {made.name} says; delete {made.parent} to remake it"
+            )
+    return manifest
+
+
+def _said(entry: dict | None) -> str:
+    return f"{entry['bytes']} bytes of sha256 {entry['sha256'][:12]}" if entry else "no such file"
+
+
+def _listing(folder: Path, skip: str = "") -> dict[str, dict]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256_file(path),
+        }
+        for path in files
+        if path.name != skip
+    }
+
+
+def _replace(aside: Path, out: Path) -> None:
+    """Puts `aside` in the place of `out`. A kill in between leaves no `out`: the stage reruns."""
+    old = out.with_name(f".{out.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        os.replace(out, old)
+    os.replace(aside, out)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,104 @@
+"""The devices a stage computes on, set up before JAX is imported, and what of them decides bits.
+
+Two settings are read by JAX only once, at its import:
+
+- the size of the thread pool (`NPROC`), which changes the order of sums and with it their bits: the
+  run file's `[peers] threads`, the same on every machine, whatever its core count;
+- the number of CPU devices, which changes no bit: one per core, so that peers run side by side;
+  but no fewer than `[peers] fsdp`, and of those no more than half the threads: a device holds one
+  while it waits for the others, and the work that these wait for needs another.
+"""
+
+import importlib.util
+import os
+import warnings
+
+from pipeline.errors import LockstepError
+from pipeline.runfile.run import Run
+
+# Results stay in float32 or bfloat16 as written, so scanned and unrolled programs round alike.
+FLAGS = "--xla_allow_excess_precision=false"
+FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+
+
+def prepare(run: Run) -> None:
+    """Sets the environment that JAX reads at its import; call it before.
+
+    A value that the user has set is left alone: `JAX_PLATFORMS=cpu`, `JAX_NUM_CPU_DEVICES=1`.
+
+    Raises:
+      LockstepError: the threads do not suffice for the devices.
+    """
+    threads, fsdp = run.peers.threads, run.peers.fsdp
+    most = threads if fsdp == 1 else threads // 2
+    if fsdp > most and not _has_gpu_plugin():
+        raise LockstepError(
+            f"[peers] fsdp = {fsdp}, expected at most {most}, half of threads = {threads}: on a "
+            "CPU a device holds a thread while it waits for the others"
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    os.environ["NPROC"] = str(threads)
+    places = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(places * fsdp, threads)))
+    count = int(os.environ["JAX_NUM_CPU_DEVICES"])
+    if count > threads:
+        raise LockstepError(
+            f"JAX_NUM_CPU_DEVICES: {count}, expected at most [peers] threads = {threads}: more "
+            "devices enlarge the thread pool, and change bits"
+        )
+    if fsdp > 1 and count > most and not _has_gpu_plugin():
+        raise LockstepError(
+            f"JAX_NUM_CPU_DEVICES: {count}, expected at most {most}, half of [peers] threads, with "
+            "fsdp: a device holds a thread while it waits for the others"
+        )
+    flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
+    ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
+    os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # no TF32 behind our back
+
+
+def keep_compiled(folder: os.PathLike) -> None:
+    """Keeps compiled programs in `folder`, so that a second run starts at once.
+
+    `JAX_COMPILATION_CACHE_DIR`, where the user has set it, comes first.
+    """
+    import jax
+
+    # an entry that a kill cut short, or that found no room, is compiled anew: not worth a word
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def describe() -> dict[str, str]:
+    """What of this machine and process can change the bits of a result."""
+    import jax
+    import jaxlib
+
+    return {
+        "platform": jax.default_backend(),
+        "device_kind": jax.devices()[0].device_kind,
+        "instruction_set": _instruction_set(),
+        "threads": os.environ["NPROC"],
+        "xla_flags": os.environ["XLA_FLAGS"],
+        "matmul_precision": os.environ["JAX_DEFAULT_MATMUL_PRECISION"],
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+    }
+
+
+def _has_gpu_plugin() -> bool:
+    return any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13))
+
+
+def _instruction_set() -> str:
+    """The widest vector instructions of this CPU that XLA uses; its name alone decides bits."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return os.uname().machine
+    known = ("amx_tile", "avx512f", "avx2", "avx", "sve", "asimd")
+    return next((name for name in known if name in flags.split()), os.uname().machine)

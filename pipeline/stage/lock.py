@@ -1,0 +1,45 @@
+"""One process per stage: a lock that the kernel releases when its holder ends, however it ends."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import LockstepError
+from pipeline.stage.artifacts import writes
+
+
+@contextmanager
+def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
+    """Holds the lock at `path`, waiting a while for one whose holder is about to end.
+
+    A trainer whose engine was killed needs a moment to notice and save (see lifeline.py), so an
+    engine started at once waits for it instead of failing.
+
+    Raises:
+      LockstepError: another process still holds it; the message names its process id.
+    """
+    with writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    file.seek(0)
+                    holder = file.read().strip() or "unknown"
+                    raise LockstepError(
+                        f"{path}: held by process {holder}, expected to be free: the same stage is "
+                        "running already; wait for it or end it"
+                    ) from None
+                time.sleep(0.1)
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

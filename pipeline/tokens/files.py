@@ -1,0 +1,151 @@
+"""Rows of numbers out of token files: those of the shards folder, those elsewhere, and zeros.
+
+Files of the folder are read and not mapped into memory. A mapped page counts as memory of the
+process, and a kernel may map 2 MB around each that is touched: shuffled rows of 1 GB of files would
+soon be 1 GB of memory. Also, where a mapped file is cut short, the process dies; here that is an
+error of one line.
+
+Shapes: N rows, n some of them, W numbers in each, F files.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.net.remote import Origin
+from pipeline.runfile.network import Network
+from pipeline.tokens.shards import ZEROS, ShardFile
+
+OPEN_FILES = 512  # a process may have about a thousand
+
+
+class TokenFiles:
+    """Files that are opened when first read; the last OPEN_FILES of them stay open.
+
+    Args:
+      folder: the shards folder.
+      files: which are asked for by their places in this order.
+      row_bytes: the length of every row.
+      network: how those are read that lie elsewhere.
+
+    Attributes:
+      has_streams: whether any lies elsewhere.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[ShardFile], row_bytes: int, network: Network):
+        self._files, self._row_bytes = files, row_bytes
+        self._is_here_F = np.array([file.is_here for file in files], bool)
+        self._is_zeros_F = np.array([_is_zeros(file) for file in files], bool)
+        self._all_here = bool(self._is_here_F.all())
+        self.has_streams = not (self._is_here_F | self._is_zeros_F).all()
+        if self.has_streams:
+            from pipeline.net.stream import Streams
+
+            self._streams = Streams(network)
+        # No reference to self, so that files close with the last use and not at a collection.
+        self._open = lru_cache(OPEN_FILES)(lambda number: _Opened(folder / files[number].path))
+
+    def read(
+        self, file_N: np.ndarray, start_N: np.ndarray, rows_NW: np.ndarray, in_order: bool
+    ) -> None:
+        """Fills each row from its place.
+
+        Args:
+          file_N: the file of each row.
+          start_N: the byte there at which the row begins.
+          rows_NW: to be filled: little-endian integers, without gaps.
+          in_order: whether most rows begin in their file where the one before ends.
+
+        Raises:
+          LockstepError: a file ends within a row, or cannot be read where it lies.
+        """
+        if self._all_here:
+            self._read_here(file_N, start_N, rows_NW, in_order)
+            return
+        here = np.flatnonzero(self._is_here_F[file_N])
+        if len(here):
+            rows_nW = np.empty_like(rows_NW, shape=(len(here), rows_NW.shape[1]))
+            self._read_here(file_N[here], start_N[here], rows_nW, in_order)
+            rows_NW[here] = rows_nW
+        rows_NW[self._is_zeros_F[file_N]] = 0
+        streamed = self._streamed(file_N)
+        if len(streamed):
+            contents = self._streams.read(self._ranges(file_N[streamed], start_N[streamed]))
+            for row, content in zip(streamed.tolist(), contents, strict=True):
+                rows_NW[row] = np.frombuffer(content, rows_NW.dtype)
+
+    def expect(self, file_N: np.ndarray, start_N: np.ndarray) -> None:
+        """Has rows that lie elsewhere fetched in the background."""
+        streamed = self._streamed(file_N)
+        if len(streamed):
+            self._streams.expect(self._ranges(file_N[streamed], start_N[streamed]))
+
+    def _streamed(self, file_N: np.ndarray) -> np.ndarray:
+        return np.flatnonzero(~(self._is_here_F | self._is_zeros_F)[file_N])
+
+    def _ranges(self, file_N: np.ndarray, start_N: np.ndarray) -> list[tuple[Origin, int, int]]:
+        """One for each row, so that a row is found by whoever expected it."""
+        return [
+            (self._files[number].origin, start, start + self._row_bytes)
+            for number, start in zip(file_N.tolist(), start_N.tolist(), strict=True)
+        ]
+
+    def _read_here(
+        self, file_N: np.ndarray, start_N: np.ndarray, rows_NW: np.ndarray, in_order: bool
+    ) -> None:
+        runs = rows_NW
+        if in_order:
+            follows_n = start_N[1:] - start_N[:-1] == self._row_bytes
+            follows_n &= file_N[1:] == file_N[:-1]
+            firsts = [0, *(np.flatnonzero(~follows_n) + 1).tolist()]
+            runs = [rows_NW[a:b] for a, b in pairwise([*firsts, len(rows_NW)])]
+            file_N, start_N = file_N[firsts], start_N[firsts]
+        files, starts = file_N.tolist(), start_N.tolist()
+        opened = list(map(self._open, files))  # none closes meanwhile
+        # One call of the system for each run, in the fastest loop that Python has.
+        if sum(map(os.preadv, opened, zip(runs), starts)) != rows_NW.nbytes:
+            for number, run, start in zip(files, runs, starts, strict=True):
+                self._read_whole(number, memoryview(run).cast("B"), start)
+
+    def _read_whole(self, number: int, into: memoryview, start: int) -> None:
+        """Reads anew what came short: the file is, or a call reads no more than 2 GB."""
+        opened, done = self._open(number), 0
+        while done < len(into):
+            count = os.preadv(opened, (into[done:],), start + done)
+            if not count:
+                size = os.fstat(opened).st_size
+                raise LockstepError(
+                    f"{opened.path}: found {size} bytes, expected at least {start + len(into)}: it "
+                    "was cut short while it was open"
+                )
+            done += count
+
+
+class _Opened(int):
+    """The descriptor of a file, which closes when nobody has it any more."""
+
+    path: Path
+
+    def __new__(cls, path: Path) -> "_Opened":
+        opened = super().__new__(cls, os.open(path, os.O_RDONLY))
+        opened.path = path
+        return opened
+
+    def __del__(self) -> None:
+        os.close(self)
+
+
+def _is_zeros(file: ShardFile) -> bool:
+    return not file.is_here and file.origin.url == ZEROS
+
+
+def chunks(path: Path, dtype: str, length: int) -> Iterator[np.ndarray]:
+    """A file from its beginning to its end, in arrays of `length` numbers, the last one shorter."""
+    with open(path, "rb") as file:
+        while len(chunk := np.fromfile(file, dtype, length)):
+            yield chunk

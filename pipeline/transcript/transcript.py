@@ -1,0 +1,280 @@
+"""The transcript of a run: all that anyone needs to recompute a window and get the same hashes.
+
+    header.json            format, what was run, on what machine
+    rounds.jsonl           one line per round: seed, assignment, committee, commitments,
+                           attestations, the coordinator's decision, where each payload lies
+    payloads/00001.bin     the payloads of one window, named for its first step, one after another;
+                           dense ones (AdamW's) are not kept: their hash and size are
+    snapshots/00000/       the full state after that step, and `state.json` with its hashes; of some
+                           snapshots only these
+
+A window is what lies between two snapshots that are kept whole. Docs: docs/transcript.md.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from pydantic import ValidationError
+
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+from pipeline.runfile.table import Table
+from pipeline.stage.artifacts import read_json, sha256_file, write_json, write_text, writes
+from pipeline.transcript.entry import FORMAT, Entry, Header, Message
+from pipeline.transcript.state import State, hashes
+from pipeline.weights.checkpoint import load_tree, save_tree
+from pipeline.wire import message as wire
+
+DECODED_BYTES = 2**28  # of messages that are kept decoded
+RELEASE = {1: "0.1"}  # the first release that reads a format
+
+
+def kept(snapshots: Sequence[int], keep_every: int) -> list[int]:
+    """Those of a run's snapshots that are kept whole.
+
+    Args:
+      snapshots: the steps after which they are taken, the first and the last of the run included.
+      keep_every: `[witness] keep_every`.
+    """
+    return [
+        step
+        for number, step in enumerate(snapshots)
+        if number % keep_every == 0 or step == snapshots[-1]
+    ]
+
+
+def due(first: int, last: int, every: int) -> list[int]:
+    """The steps after which a snapshot is taken.
+
+    Args:
+      first: the step that the run starts after.
+      last: its last step.
+      every: `[witness] snapshot_every`.
+    """
+    return [first, *(step for step in range(first + 1, last) if step % every == 0), last]
+
+
+def window_start(step: int, first: int, every: int) -> int:
+    """The snapshot that opens the window of a step: the last one before it.
+
+    Args:
+      step: of a round, from 1.
+      first: the step of the run's first snapshot, 0 unless it extends another run.
+      every: `[witness] snapshot_every`.
+    """
+    return max(first, (step - 1) // every * every)
+
+
+class Writer:
+    """Appends to a transcript, and can be cut back to where a checkpoint was.
+
+    Args:
+      folder: of the transcript; made if it is not there.
+      first: the step of the first snapshot.
+      every: rounds between snapshots.
+      keep_payloads: whether payloads are kept.
+    """
+
+    def __init__(self, folder: Path, *, first: int, every: int, keep_payloads: bool):
+        self.folder, self.first, self.every = folder, first, every
+        self.keep_payloads = keep_payloads
+        (folder / "payloads").mkdir(parents=True, exist_ok=True)
+        (folder / "snapshots").mkdir(exist_ok=True)
+
+    def header(self, header: Header) -> None:
+        """Writes header.json."""
+        write_text(self.folder / "header.json", header.model_dump_json(indent=2) + "\n")
+
+    def cut(self, step: int) -> None:
+        """Forgets all after `step`: what a killed run wrote beyond its last checkpoint."""
+        rounds = self.folder / "rounds.jsonl"
+        lines = rounds.read_text().splitlines(keepends=True) if rounds.exists() else []
+        kept = lines[: step - self.first]
+        if len(kept) < step - self.first:
+            raise LockstepError(
+                f"{rounds}: {len(kept)} rounds, expected {step - self.first} as the checkpoint has "
+                "behind it; begin anew after `lockstep clean`"
+            )
+        write_text(rounds, "".join(kept))
+        ends: dict[str, int] = {}
+        for line in kept:
+            entry = Entry.model_validate_json(line)
+            for message in (*entry.messages.values(), *entry.others.values()):
+                if message.payload:
+                    ends[message.payload] = message.offset + message.bytes
+        for payload in (self.folder / "payloads").iterdir():
+            os.truncate(payload, ends.get(payload.name, 0))
+
+    def round(
+        self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
+    ) -> None:
+        """Appends a round; each of its messages gains where the payload lies, if it is kept.
+
+        Args:
+          entry: the round.
+          payloads: the bytes of its messages, by peer.
+          others: those of its other messages.
+        """
+        if self.keep_payloads:
+            name = f"{window_start(entry.round.step, self.first, self.every) + 1:05}.bin"
+            path = self.folder / "payloads" / name
+            kept = {"messages": {}, "others": {}}
+            rows = [("messages", p, m, payloads[p]) for p, m in entry.messages.items()]
+            rows += [("others", p, m, others[p]) for p, m in entry.others.items()]
+            with writes(path), open(path, "ab") as file:
+                for field, peer, message, payload in rows:
+                    where = {"payload": name, "offset": file.tell()}
+                    kept[field][peer] = message.model_copy(update=where)
+                    file.write(payload)
+            entry = entry.model_copy(update=kept)
+        path = self.folder / "rounds.jsonl"
+        with writes(path), open(path, "a", encoding="utf-8") as file:
+            file.write(entry.model_dump_json() + "\n")
+
+    def flush(self) -> None:
+        """Returns when all rounds so far are on the disk."""
+        for path in (*(self.folder / "payloads").iterdir(), self.folder / "rounds.jsonl"):
+            with writes(path), open(path, "ab") as file:
+                os.fsync(file.fileno())
+
+    def snapshot(self, step: int, state: State, whole: bool = True) -> None:
+        """Writes the hashes of the state after `step`, that each peer commits to.
+
+        Args:
+          step: after which it is taken.
+          state: then.
+          whole: whether the state is kept too.
+        """
+        folder = self.folder / "snapshots" / f"{step:05}"
+        if whole:
+            self._keep(folder, state)
+        write_json(folder / "state.json", {"step": step} | hashes(state))
+
+    def _keep(self, folder: Path, state: State) -> None:
+        save_tree(folder / "params.safetensors", state.params)
+        save_tree(folder / "shared.safetensors", state.shared)
+        for peer, own in enumerate(state.own):
+            save_tree(folder / f"own-{peer:03}.safetensors", own)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A transcript, read."""
+
+    folder: Path
+
+    @cached_property
+    def header(self) -> Header:
+        """Raises: LockstepError: its format is one that this release cannot read."""
+        path = self.folder / "header.json"
+        said = read_json(path)
+        found = said.get("format") if isinstance(said, dict) else None
+        if found != FORMAT:
+            release = RELEASE.get(found, "later than this one")
+            raise LockstepError(
+                f"{path}: format {found}, expected {FORMAT}; release {release} reads it"
+            )
+        return _parse(Header, path.read_text(encoding="utf-8"), path)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of rounds.jsonl, which holds every commitment."""
+        return sha256_file(self.folder / "rounds.jsonl")
+
+    @cached_property
+    def rounds(self) -> list[Entry]:
+        """Raises: LockstepError: a line is not what it should be."""
+        path = self.folder / "rounds.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LockstepError(f"{path}: expected one JSON object per line: {error}") from error
+        return [_parse(Entry, line, f"{path}:{n}") for n, line in enumerate(lines, start=1)]
+
+    @cached_property
+    def snapshots(self) -> list[int]:
+        """The steps after which a snapshot was taken, ascending."""
+        folders = (self.folder / "snapshots").iterdir()
+        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """Those of the snapshots that were kept whole."""
+        folder = self.folder / "snapshots"
+        return [s for s in self.snapshots if (folder / f"{s:05}" / "params.safetensors").exists()]
+
+    def recorded(self, step: int) -> dict:
+        """The hashes that were committed to at a snapshot."""
+        return read_json(self.folder / "snapshots" / f"{step:05}" / "state.json")
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """Each window as the steps of its two snapshots: rounds first + 1 to last."""
+        yield from zip(self.kept, self.kept[1:], strict=False)
+
+    def window(self, first: int, last: int) -> Iterator[Entry]:
+        """The rounds `first` + 1 to `last`."""
+        return (entry for entry in self.rounds if first < entry.round.step <= last)
+
+    def state(self, step: int, like: State) -> State:
+        """The state kept after `step`, in the structure of `like`."""
+        params, shared = self.agreed(step, like)
+        own = tuple(self.own(step, peer, tree) for peer, tree in enumerate(like.own))
+        return State(params, shared, own)
+
+    def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
+        """The params and what the optimizer shares after `step`."""
+        folder = self.folder / "snapshots" / f"{step:05}"
+        return (
+            load_tree(folder / "params.safetensors", like.params),
+            load_tree(folder / "shared.safetensors", like.shared),
+        )
+
+    def own(self, step: int, peer: int, like: Tree) -> Tree:
+        """What a peer owns after `step`."""
+        return load_tree(
+            self.folder / "snapshots" / f"{step:05}" / f"own-{peer:03}.safetensors", like
+        )
+
+    def message(self, message: Message, form: wire.Form) -> Tree:
+        """A message, decoded. The first ones are kept so: an audit and a replay need each.
+
+        Raises:
+          WireError: its bytes are none.
+        """
+        where = message.payload, message.offset, message.bytes
+        if where in self._decoded:
+            return self._decoded[where]
+        found = wire.decode(self.payload(message), form)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(found))
+        if (len(self._decoded) + 1) * size <= DECODED_BYTES:  # all are of one size
+            self._decoded[where] = found
+        return found
+
+    @cached_property
+    def _decoded(self) -> dict[tuple, Tree]:
+        return {}
+
+    def payload(self, message: Message) -> bytes:
+        """The bytes of a message; fewer than it says where its file was cut, or is not there."""
+        try:
+            with open(self.folder / "payloads" / message.payload, "rb") as file:
+                there = os.fstat(file.fileno()).st_size
+                begin = min(message.offset, there)
+                file.seek(begin)
+                return file.read(min(message.bytes, there - begin))
+        except FileNotFoundError:
+            return b""
+
+
+def _parse(kind: type[Table], text: str, where: object) -> Any:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise LockstepError(f"{where}: {name or kind.__name__}: {first['msg']}") from error

@@ -1,0 +1,295 @@
+"""Messages as bytes, without loss: what everybody applies is what decoding these bytes gives.
+
+Version 2, all integers little-endian; docs/wire.md has an example byte by byte.
+
+    magic     4 bytes   "LSWP"
+    version   u8        2
+    kind      u8        0 dense float32; places and signs, 1 Rice-coded, 3 plain; places and
+                        bfloat16 values, 2 Rice-coded, 4 plain
+    tensors   u16       number of parameters, in ascending order of their path
+    form      8 bytes   of the SHA-256 of the shapes, so that another run's message is refused
+    then
+      0         each parameter as float32
+      1 to 4    first, what is sent whole beside places (the load of experts), as float32; then
+      3, 4      each parameter's places, ascending within a block, as u8, u16 or u32 by the block's
+                area, and its signs, or its values: what a commitment hashes, and Psyche's fields
+      1, 2      u8 for each parameter, its Rice parameter; all low bits; all signs, or all values;
+                all high parts (rice.py)
+
+Signs are one bit each, least significant bit first, zero-padded to a byte, 1 for negative.
+Shapes: N blocks, K coefficients kept of each, A places in a block.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_dtypes import bfloat16
+
+from pipeline.errors import LockstepError
+from pipeline.optim.distro import Coefficients
+from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.wire import rice
+
+MAGIC, VERSION = b"LSWP", 2
+HEADER = struct.Struct("<4sBBH8s")
+DENSE, CODED_SIGNS, CODED_VALUES, PLAIN_SIGNS, PLAIN_VALUES = range(5)
+PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
+
+
+class WireError(ValueError):
+    """Bytes that are no message of the expected form; one line, what was found and expected."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The one form in which a run's messages are accepted.
+
+    like: a message's shapes and dtypes: nested dict of Coefficients, of float32 arrays, or of both.
+    areas: A of each parameter, which a message alone does not tell; 0 for a float32 array.
+    layout: "lockstep" or "psyche".
+    """
+
+    like: Tree
+    areas: Tree
+    layout: str
+
+    @cached_property
+    def leaves(self) -> list:
+        """Shapes and dtypes by parameter, in the order of the wire."""
+        return jax.tree.leaves(self.like, is_leaf=_is_sparse)
+
+    @cached_property
+    def sparse(self) -> list[tuple[Coefficients, int]]:
+        """Of parameters sent by places: shapes and dtypes, and the area of their blocks."""
+        rows = zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
+        return [(leaf, area) for leaf, area in rows if _is_sparse(leaf)]
+
+    @cached_property
+    def kind(self) -> int:
+        """All parameters of a run are sent alike, but for arrays that any kind may hold."""
+        if not self.sparse:
+            return DENSE
+        signs = self.sparse[0][0].value_NK.dtype == bool
+        if self.layout == PLAIN:
+            return PLAIN_SIGNS if signs else PLAIN_VALUES
+        return CODED_SIGNS if signs else CODED_VALUES
+
+    @cached_property
+    def header(self) -> bytes:
+        """What every message of this form begins with."""
+        rows = [
+            (*leaf.index_NK.shape, area) if _is_sparse(leaf) else (int(np.prod(leaf.shape)), 0, 0)
+            for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
+        ]
+        digest = hashlib.sha256(b"".join(struct.pack("<III", *row) for row in rows)).digest()
+        return HEADER.pack(MAGIC, VERSION, self.kind, len(rows), digest[:8])
+
+
+def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
+    """The form of the messages that `optimizer` sends about `params`; computes nothing.
+
+    Raises:
+      LockstepError: Psyche has no such messages.
+    """
+
+    def first_message(params: Tree) -> Tree:
+        own, shared = optimizer.init(params)
+        step = jnp.ones((), jnp.int32)
+        own = optimizer.inner(params, own, params, step)
+        return optimizer.send(own, params, shared, step)[0]
+
+    like = jax.eval_shape(first_message, params)
+    if layout == PLAIN and not optimizer.areas:
+        raise LockstepError(
+            f'[peers] wire = "{PLAIN}", expected "lockstep" with a dense optimizer: Psyche '
+            "sends no gradients"
+        )
+    areas = optimizer.areas(params) if optimizer.areas else jax.tree.map(lambda _: 0, like)
+    return Form(like, areas, layout)
+
+
+def fields(message: Tree) -> Iterator[bytes]:
+    """The raw bytes of each parameter, places and then values: what a commitment hashes."""
+    for leaf in jax.tree.leaves(message, is_leaf=_is_sparse):
+        if _is_sparse(leaf):
+            yield _little(leaf.index_NK)
+            yield _packed(leaf.value_NK) if leaf.value_NK.dtype == bool else _little(leaf.value_NK)
+        else:
+            yield _little(leaf)
+
+
+def encode(message: Tree, form: Form) -> bytes:
+    """A message of this form as bytes."""
+    leaves = jax.tree.leaves(message, is_leaf=_is_sparse)
+    sparse = [leaf for leaf in leaves if _is_sparse(leaf)]
+    whole = [_little(leaf) for leaf in leaves if not _is_sparse(leaf)]
+    coded = form.kind in (CODED_SIGNS, CODED_VALUES)
+    return b"".join([form.header, *whole, *(_code(sparse) if coded else fields(sparse))])
+
+
+def _code(leaves: list[Coefficients]) -> list[bytes]:
+    gap_M = np.concatenate([rice.gaps(np.asarray(leaf.index_NK)) for leaf in leaves])
+    counts = [np.size(leaf.index_NK) for leaf in leaves]
+    chosen = rice.parameters(gap_M, counts)
+    r_M = np.repeat(chosen, counts)
+    values = np.concatenate([np.asarray(leaf.value_NK).ravel() for leaf in leaves])
+    return [
+        bytes(chosen.tolist()),
+        *(rice.pack_low(gap_M[r_M == r], r) for r in sorted(set(chosen.tolist()))),
+        _packed(values) if values.dtype == bool else _little(values),
+        rice.pack_high(gap_M >> r_M),
+    ]
+
+
+def decode(data: bytes, form: Form) -> Tree:
+    """The message in these bytes, which may come from anyone.
+
+    Raises:
+      WireError: they are of another form, too short or too long, name a place that is out of range
+        or out of order, hold a value that is not finite, or are not what `encode` would give.
+    """
+    reader, kind, structure = _Reader(data), form.kind, jax.tree.structure(form.areas)
+    found = bytes(reader.take(HEADER.size, "header"))
+    if found != form.header:
+        text = "header (magic, version, kind, tensors, form): found "
+        found, expected = (HEADER.unpack(x) for x in (found, form.header))
+        raise WireError(f"{text}{found}, expected {expected}")
+    whole = iter(_whole(reader, form))
+    read = _coded if kind in (CODED_SIGNS, CODED_VALUES) else _plain
+    sparse = iter(read(reader, form) if form.sparse else ())
+    if reader.rest:
+        raise WireError(f"{reader.rest} bytes after the last parameter, expected none")
+    return structure.unflatten(next(sparse if _is_sparse(leaf) else whole) for leaf in form.leaves)
+
+
+# ---- Kinds ----
+
+
+def _whole(reader: "_Reader", form: Form) -> list[np.ndarray]:
+    found = []
+    for number, leaf in enumerate(leaf for leaf in form.leaves if not _is_sparse(leaf)):
+        name = f"array {number}"
+        values = reader.array(np.float32, int(np.prod(leaf.shape)), name)
+        found.append(_finite(values, name).reshape(leaf.shape))
+    return found
+
+
+def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
+    found = []
+    for number, (leaf, area) in enumerate(form.sparse):
+        name, shape = f"parameter {number}", leaf.index_NK.shape
+        index_NK = reader.array(leaf.index_NK.dtype, shape[0] * shape[1], name).reshape(shape)
+        if not np.all(index_NK[:, 1:] > index_NK[:, :-1]):
+            raise WireError(f"{name}: places of a block are not strictly ascending")
+        _check_last(index_NK, area, name)
+        value_NK = _values(reader, form, shape[0] * shape[1], name).reshape(shape)
+        found.append(Coefficients(index_NK, value_NK))
+    return found
+
+
+def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
+    leaves, areas = zip(*form.sparse, strict=True)
+    counts = [leaf.index_NK.size for leaf in leaves]
+    chosen = reader.array(np.uint8, len(leaves), "Rice parameters").astype(np.int64)
+    if np.any(chosen > [int(area).bit_length() for area in areas]):
+        raise WireError(
+            f"Rice parameters {chosen.tolist()}, expected no more than places have bits"
+        )
+    r_M = np.repeat(chosen, counts)
+    low_M = np.zeros(sum(counts), np.int64)
+    for r in sorted(set(chosen.tolist())):
+        here = r_M == r
+        count, name = int(here.sum()), f"low bits of Rice parameter {r}"
+        planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
+        low_M[here] = _checked(rice.unpack_low, name, planes, count, r)
+    values = _values(reader, form, sum(counts), "values")
+    rest = reader.array(np.uint8, reader.rest, "high parts")
+    gap_M = _checked(rice.unpack_high, "high parts", rest, sum(counts)) << r_M | low_M
+    if np.any(chosen != rice.parameters(gap_M, counts)):
+        expected = rice.parameters(gap_M, counts).tolist()
+        raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")
+
+    found, ends = [], np.cumsum(counts)[:-1]
+    columns = leaves, areas, np.split(gap_M, ends), np.split(values, ends)
+    for number, (leaf, area, gap, value) in enumerate(zip(*columns, strict=True)):
+        index_NK = rice.places(gap, leaf.index_NK.shape[1])
+        _check_last(index_NK, area, f"parameter {number}")
+        index_NK = index_NK.astype(leaf.index_NK.dtype)
+        found.append(Coefficients(index_NK, value.reshape(index_NK.shape)))
+    return found
+
+
+# ---- Parts ----
+
+
+def _is_sparse(node: object) -> bool:
+    return isinstance(node, Coefficients)
+
+
+def _little(array: np.ndarray) -> bytes:
+    array = np.asarray(array)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _packed(signs: np.ndarray) -> bytes:
+    return np.packbits(np.asarray(signs), axis=None, bitorder="little").tobytes()
+
+
+def _values(reader: "_Reader", form: Form, count: int, name: str) -> np.ndarray:
+    if form.kind in (CODED_VALUES, PLAIN_VALUES):
+        return _finite(reader.array(bfloat16, count, name), name)
+    bits = np.unpackbits(reader.array(np.uint8, -(-count // 8), name), bitorder="little")
+    if bits[count:].any():
+        raise WireError(f"{name}: padding bits are set, expected zeros")
+    return bits[:count].astype(bool)
+
+
+def _check_last(index_NK: np.ndarray, area: int, name: str) -> None:
+    """Places ascend, so the last of a block is its largest."""
+    last = int(index_NK[:, -1].max())
+    if last >= area:
+        raise WireError(f"{name}: place {last}, expected less than {area}")
+
+
+def _finite(values: np.ndarray, name: str) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN; we refuse it
+        finite = np.isfinite(values).all()
+    if not finite:
+        raise WireError(f"{name}: a value is not finite")
+    return values
+
+
+def _checked(unpack, name: str, *arguments) -> np.ndarray:
+    try:
+        return unpack(*arguments)
+    except ValueError as error:
+        raise WireError(f"{name}: {error}") from error
+
+
+class _Reader:
+    """Takes bytes from the front, never past the end."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at = memoryview(data), 0
+
+    @property
+    def rest(self) -> int:
+        return len(self.data) - self.at
+
+    def take(self, size: int, name: str) -> memoryview:
+        if size > self.rest:
+            raise WireError(f"{name}: {self.rest} bytes left, expected {size}")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def array(self, dtype: np.dtype | type, count: int, name: str) -> np.ndarray:
+        """`count` little-endian numbers, in this machine's byte order."""
+        dtype = np.dtype(dtype)
+        found = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
+        return found.astype(dtype)

@@ -1,0 +1,550 @@
+"""The audit and the replay find whatever differs from an honest run, and say whose it is."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from pipeline.audit.audit import audit
+from pipeline.audit.replay import Replay, Window
+from pipeline.audit.verdict import Finding, accepts, merged
+from pipeline.errors import LockstepError
+from pipeline.protocol.attestation import attest
+from pipeline.runfile import run as config
+from pipeline.stage.artifacts import read_json
+from pipeline.transcript.transcript import Transcript
+from pipeline.wire.commitment import tree_hash
+from tests.pipeline.swarm.simulated import BY_TIME, lab, run_of
+
+
+class Audited(NamedTuple):
+    """A finished run of six peers, and its auditor."""
+
+    run: config.Run
+    folder: Path
+
+    def audit(self, folder: Path) -> list[Finding]:
+        made = lab("signs")
+        return audit(self.run, made.hf_config, Transcript(folder), made.form, made.begin)
+
+    def replay(self, folder: Path, bitwise: bool = True) -> list[Finding]:
+        made, transcript = lab("signs"), Transcript(folder)
+        begin = made.begin.state
+        replay = Replay(self.run, made.programs, transcript, made.data, made.form, begin, bitwise)
+        windows = [Window(*steps) for steps in transcript.windows()]
+        return [f for w in windows for f in replay.window(w, range(6), lambda: None)]
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory) -> Audited:
+    """An honest run of 8 rounds, snapshots after 0, 4 and 8."""
+    folder, run = tmp_path_factory.mktemp("audited"), run_of("signs", verified=True)
+    lab("signs").train(run, folder)
+    return Audited(run, folder)
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory) -> Audited:
+    """A run in which there is something in every field of a round, in one round or another."""
+    faults = [
+        {"kind": "late", "peer": 2, "rounds": [1, 1]},
+        {"kind": "sign_flip", "peer": 4, "rounds": [2, 12]},
+        {"kind": "equivocation", "peer": 1, "rounds": [3, 12]},
+        {"kind": "crash", "peer": 3, "rounds": [4, 5]},
+    ]
+    times = {**BY_TIME, "witness_nodes": 0, "total_steps": 12}
+    run = run_of("signs", *faults, verified=True, **times)
+    folder = tmp_path_factory.mktemp("eventful")
+    entries = lab("signs").train(run, folder).transcript.rounds
+    for there in (with_late, with_other, with_ruling, with_silent, with_joined, with_checks):
+        assert any(there(entry.model_dump(mode="json")) for entry in entries), there.__name__
+    return Audited(run, folder)
+
+
+@pytest.fixture
+def transcript(audited, tmp_path) -> Path:
+    """A copy to tamper with."""
+    return shutil.copytree(audited.folder, tmp_path / "transcript")
+
+
+def edit_round(folder: Path, step: int, edit) -> None:
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines()
+    entry = json.loads(lines[step - 1])
+    edit(entry)
+    lines[step - 1] = json.dumps(entry)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def edit_arrays(folder: Path, step: int, name: str) -> None:
+    """Changes one number of a snapshot's file, and leaves its recorded hash."""
+    path = folder / "snapshots" / f"{step:05}" / f"{name}.safetensors"
+    arrays = load_file(path)
+    first = sorted(arrays)[0]
+    arrays[first] = arrays[first].copy()
+    arrays[first].flat[0] += 1
+    path.unlink()  # a hard link may stand elsewhere
+    save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, path)
+
+
+def record(folder: Path, step: int, edit) -> None:
+    path = folder / "snapshots" / f"{step:05}" / "state.json"
+    recorded = json.loads(path.read_text())
+    edit(recorded)
+    path.write_text(json.dumps(recorded))
+
+
+def test_an_honest_transcript_has_no_findings(audited):
+    assert audited.audit(audited.folder) == []
+    assert audited.replay(audited.folder) == []
+    assert audited.replay(audited.folder, bitwise=False) == []
+
+
+# ---- A round that was edited ----
+
+
+def word_of(e: dict, **changes: object) -> None:
+    """Puts another word in the place of the first witness's."""
+    said = e["attestations"][0]
+    sent = {int(peer): bytes.fromhex(m["commitment"]) for peer, m in e["messages"].items()}
+    held = {peer: sent[peer] for peer in said["received"]} | changes.pop("holds", {})
+    for peer in changes.pop("without", ()):
+        del held[peer]
+    more = {"refused": said["refused"], "others": said["others"]} | changes
+    word = attest(said["witness"], e["round"]["seed"], e["round"]["peers"], held, **more)
+    e["attestations"][0] = json.loads(json.dumps(vars(word)))
+
+
+def claim_the_late(e: dict) -> None:
+    (late,) = e["decision"]["late"]
+    word_of(e, holds={late: bytes.fromhex(e["messages"][str(late)]["commitment"])})
+
+
+def first_check(**changes: object) -> Callable[[dict], None]:
+    return lambda e: e["checks"][0].update(changes)
+
+
+def any_round(e: dict) -> bool:
+    return e["round"]["step"] == 8
+
+
+def with_late(e: dict) -> bool:
+    return e["round"]["step"] == 1 and bool(e["decision"]["late"])
+
+
+def with_other(e: dict) -> bool:
+    return bool(e["others"])
+
+
+def with_ruling(e: dict) -> bool:
+    return bool(e["rulings"])
+
+
+def with_silent(e: dict) -> bool:
+    return bool(e["silent"])
+
+
+def with_joined(e: dict) -> bool:
+    return bool(e["round"]["joined"])
+
+
+def with_checks(e: dict) -> bool:
+    return bool(e["checks"]) and not (e["rulings"] or e["decision"]["late"])
+
+
+def of_all(field: str, value: object) -> Callable[[dict], None]:
+    return lambda e: e.update({field: value})
+
+
+def decided(**changes: object) -> Callable[[dict], None]:
+    return lambda e: e["decision"].update(changes)
+
+
+def other_state(e: dict) -> None:
+    e["messages"][str(e["checks"][0]["peer"])]["state"] = "00" * 32
+
+
+def other_judge(e: dict) -> None:
+    found = e["rulings"][0]["found"]
+    found["0" if "0" not in found else "5"] = found.pop(next(iter(found)))
+
+
+def another_message(e: dict) -> None:
+    peer = next(p for p in e["messages"] if p not in e["others"])
+    e["others"][peer] = e["messages"][peer] | {"to": [0], "commitment": "00" * 32}
+
+
+EVERYTHING = "/" * 426 + "8="  # a filter that always says yes
+EDITS = [
+    ("asked: one too few", with_late, of_all("asked", [0, 1, 2, 3, 4]), {"assignment"}),
+    ("asked: one too many", any_round, of_all("asked", [0]), {"rounds"}),
+    ("asked: nobody's number", any_round, of_all("asked", [99]), {"rounds"}),
+    ("asked: below zero", with_late, of_all("asked", [-1, 0, 1, 2, 3, 4, 5]), {"rounds"}),
+    ("round: assignment", any_round, lambda e: e["round"]["assignment"].update({"0": [0, 0]}),
+     {"assignment"}),
+    ("round: seed", any_round, lambda e: e["round"].update(seed=1), {"assignment"}),
+    ("round: verifiers", with_checks, lambda e: e["round"].update(verifiers={}), {"assignment"}),
+    ("round: witnesses", any_round, lambda e: e["round"].update(witnesses=[0]), {"assignment"}),
+    ("round: joined", with_joined, lambda e: e["round"].update(joined=[]), {"assignment"}),
+    ("messages: one too few", any_round, lambda e: e["messages"].popitem(), {"messages"}),
+    ("messages: state", with_checks, other_state, {"decision", "checks"}),
+    ("messages: no state", with_checks, lambda e: next(iter(e["messages"].values())).update(
+        state=None), {"messages"}),
+    ("others: none", with_other, of_all("others", {}), {"attestation", "decision"}),
+    ("others: other", with_other, lambda e: next(iter(e["others"].values())).update(
+        commitment="00" * 32), {"decision", "commitment"}),
+    ("others: to others", with_other, lambda e: next(iter(e["others"].values())).update(to=[0]),
+     {"attestation"}),
+    ("others: one more", any_round, another_message, {"commitment"}),
+    ("broken: an honest one", any_round, lambda e: e.update(
+        broken=[int(next(iter(e["messages"])))]), {"messages"}),
+    ("arrivals: too early", any_round, lambda e: e["arrivals"].update(
+        {next(iter(e["arrivals"])): 0.0}), {"arrivals"}),
+    ("arrivals: later", any_round, lambda e: e["arrivals"].update(
+        {next(iter(e["arrivals"])): 4.9}), {"decision"}),
+    ("silent: nobody", with_silent, of_all("silent", []), {"messages"}),
+    ("silent: another", any_round, of_all("silent", [0]), {"messages"}),
+    ("silent: no member", any_round, of_all("silent", [7]), {"messages"}),
+    ("attestations: one too few", any_round, lambda e: e["attestations"].pop(), {"messages"}),
+    ("attestations: one twice", any_round, lambda e: e["attestations"].append(
+        e["attestations"][0]), {"messages"}),
+    ("attestations: claims more", with_late, claim_the_late, {"decision"}),
+    ("attestations: claims less", any_round, lambda e: word_of(
+        e, without=e["attestations"][0]["received"][:1]), {"attestation"}),
+    ("attestations: refuses", any_round, lambda e: word_of(
+        e, refused=e["attestations"][0]["received"][:1]), {"attestation"}),
+    ("attestations: other root", any_round, lambda e: e["attestations"][0].update(root="00" * 32),
+     {"attestation"}),
+    ("attestations: other filter", any_round, lambda e: e["attestations"][0].update(
+        broadcasts=EVERYTHING), {"attestation"}),
+    ("attestations: heard others", any_round, lambda e: e["attestations"][0].update(
+        participants=EVERYTHING), {"attestation"}),
+    ("checks: none", with_checks, of_all("checks", []), {"checks", "decision"}),
+    ("checks: other pair", with_checks, lambda e: e["checks"][0].update(
+        peer=next(int(p) for p in e["messages"] if int(p) != e["checks"][0]["peer"])),
+     {"checks", "decision"}),
+    ("checks: other result", with_checks, first_check(found=["00" * 32, "00" * 32]),
+     {"decision", "checks"}),
+    ("checks: other time", with_checks, first_check(seconds=0.25), {"checks", "decision"}),
+    ("checks: too late", with_checks, first_check(seconds=99.0), {"decision"}),
+    ("checks: other size", with_checks, first_check(bytes=1), {"checks"}),
+    ("rulings: none", with_ruling, of_all("rulings", []), {"decision"}),
+    ("rulings: other judge", with_ruling, other_judge, {"checks"}),
+    ("rulings: one too few", with_ruling, lambda e: e["rulings"][0]["found"].popitem(),
+     {"checks"}),
+    ("settle_seconds", with_ruling, of_all("settle_seconds", 0.5), {"checks"}),
+    ("settle_seconds: long", any_round, of_all("settle_seconds", 50.0), {"decision"}),
+    ("joined_params: none", with_joined, of_all("joined_params", None), {"messages"}),
+    ("joined_params: for nobody", any_round, of_all("joined_params", "00" * 32), {"messages"}),
+    ("decision: applied", any_round, decided(applied=[0]), {"decision"}),
+    ("decision: late", with_late, decided(late=[]), {"decision"}),
+    ("decision: dropped", with_silent, decided(dropped=[]), {"decision"}),
+    ("decision: ejected", with_ruling, decided(ejected={}), {"decision"}),
+    ("decision: another", any_round, decided(ejected={"0": "false witness"}), {"decision"}),
+    ("decision: now", any_round, decided(now=0.0), {"decision"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "edit", "kinds"), [row[1:] for row in EDITS], ids=[row[0] for row in EDITS]
+)
+def test_an_edited_round_is_a_finding(eventful, tmp_path, where, edit, kinds):
+    folder = shutil.copytree(eventful.folder, tmp_path / "transcript")
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    entry = next(entry for entry in map(json.loads, lines) if where(entry))
+    step = entry["round"]["step"]
+    edit_round(folder, step, edit)
+    before = eventful.audit(eventful.folder)
+    found = [finding for finding in eventful.audit(folder) if finding not in before]
+    assert found, "nothing was found"
+    assert {finding.kind for finding in found if finding.round == step} & kinds
+    assert min(finding.round for finding in found) == step
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit"),
+    [
+        ("commitment", lambda m: m.update(commitment="00" * 32)),
+        ("payload", lambda m: m.update(payload="00009.bin")),
+        ("payload", lambda m: m.update(payload=None)),
+        ("payload", lambda m: m.update(offset=1)),
+        ("payload", lambda m: m.update(offset=2**62)),
+        ("payload", lambda m: m.update(bytes=1)),
+        ("payload", lambda m: m.update(bytes=2**50)),
+    ],
+)
+def test_a_message_that_is_not_what_it_says_names_its_sender(audited, transcript, kind, edit):
+    def tamper(entry: dict) -> None:
+        edit(entry["messages"][sender])
+
+    sender = next(
+        iter(json.loads((transcript / "rounds.jsonl").read_text().splitlines()[3])["messages"])
+    )
+    edit_round(transcript, 4, tamper)
+    found = [(f.peer, f.kind) for f in audited.audit(transcript) if f.round == 4]
+    assert (int(sender), kind) in found or found[0] == (None, "decision")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("asked", ["0"]),
+        ("silent", None),
+        ("joined_params", "abc"),
+        ("settle_seconds", -1.0),
+        ("checks", [{"verifier": 0}]),
+        ("rulings", [[]]),
+        ("others", {"x": {}}),
+        ("decision", {}),
+    ],
+)
+def test_a_field_of_another_type_is_refused_in_one_line(transcript, name, value):
+    edit_round(transcript, 4, of_all(name, value))
+    with pytest.raises(LockstepError, match=rf"rounds\.jsonl:4: {name}") as error:
+        _ = Transcript(transcript).rounds
+    assert "\n" not in str(error.value)
+
+
+def test_a_check_in_a_round_without_verifiers_is_a_finding(tmp_path):
+    run = run_of("signs")
+    lab("signs").train(run, tmp_path)
+    check = {"verifier": 0, "peer": 1, "found": ["00" * 32] * 2, "seconds": 1.0, "bytes": 1}
+    edit_round(tmp_path, 2, of_all("checks", [check]))
+    assert [(f.round, f.kind) for f in Audited(run, tmp_path).audit(tmp_path)] == [(2, "messages")]
+
+
+def test_broken_bytes_that_the_transcript_keeps_quiet_about_are_a_finding(tmp_path):
+    run = run_of("signs", {"kind": "malformed", "peer": 1, "rounds": [2, 2]})
+    lab("signs").train(run, tmp_path)
+    auditor = Audited(run, tmp_path)
+    assert [(f.round, f.peer, f.applied) for f in auditor.audit(tmp_path)] == [(2, 1, False)]
+    edit_round(tmp_path, 2, of_all("broken", []))
+    assert (2, None, "messages") in [(f.round, f.peer, f.kind) for f in auditor.audit(tmp_path)]
+
+
+def test_a_run_cut_off_where_it_waits_for_members_is_a_finding(tmp_path):
+    crash = {"kind": "crash", "peer": [1, 2], "rounds": [3, 8]}
+    run = run_of("signs", crash, min_clients=5, init_min_clients=6, witness_nodes=0)
+    lab("signs").train(run, tmp_path)
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    assert [(f.round, f.kind) for f in Audited(run, tmp_path).audit(tmp_path)] == [(4, "rounds")]
+
+
+def test_params_that_a_peer_did_not_join_with_are_a_finding_of_the_replay(eventful, tmp_path):
+    folder = shutil.copytree(eventful.folder, tmp_path / "transcript")
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    (step,) = (e["round"]["step"] for e in map(json.loads, lines) if e["round"]["joined"])
+    edit_round(folder, step, of_all("joined_params", "00" * 32))
+    before = eventful.replay(eventful.folder)
+    found = [f for f in eventful.replay(folder) if f not in before]
+    assert [(f.round, f.peer, f.kind) for f in found] == [(step, None, "params")]
+
+
+def test_a_state_that_nobody_checked_is_found_by_the_replay(audited, transcript):
+    def tamper(entry: dict) -> None:
+        checked = {check["peer"] for check in entry["checks"]}
+        peer = next(p for p in entry["messages"] if int(p) not in checked)
+        entry["messages"][peer]["state"] = "00" * 32
+        liar.append(int(peer))
+
+    liar = []
+    edit_round(transcript, 6, tamper)
+    assert audited.audit(transcript) == []
+    assert [(f.round, f.peer, f.kind) for f in audited.replay(transcript)] == [
+        (6, liar[0], "state")
+    ]
+
+
+# ---- What a verdict makes of findings ----
+
+
+DISCARDED, APPLIED = (Finding(3, 1, "message", "", applied) for applied in (False, True))
+
+
+@pytest.mark.parametrize(
+    ("findings", "applied", "strict"),
+    [
+        ([], True, True),
+        ([DISCARDED], True, False),
+        ([APPLIED], False, False),
+        ([DISCARDED, APPLIED], False, False),
+    ],
+)
+def test_policy_applied_refuses_what_got_into_the_params_and_strict_refuses_all(
+    findings, applied, strict
+):
+    assert (accepts("applied", findings), accepts("strict", findings)) == (applied, strict)
+
+
+def test_that_a_peer_was_ejected_is_said_only_where_nothing_else_says_why():
+    ejected = [Finding(step, peer, "ejected", "", False) for step, peer in ((5, 1), (3, 1), (3, 2))]
+    assert merged([ejected[0], DISCARDED, *ejected[1:]]) == [DISCARDED, ejected[2], ejected[0]]
+
+
+# ---- Files ----
+
+
+def test_a_peers_message_in_anothers_place_is_a_finding(audited, transcript):
+    def swap(entry: dict) -> None:
+        first, second = (entry["messages"][peer] for peer in pair)
+        for name in ("offset", "bytes"):
+            first[name], second[name] = second[name], first[name]
+
+    pair = [str(peer) for peer in list(Transcript(transcript).rounds[1].messages)[:2]]
+    edit_round(transcript, 2, swap)
+    found = [(f.round, f.peer, f.kind) for f in audited.audit(transcript)]
+    assert all((2, int(peer), "commitment") in found for peer in pair)
+
+
+def test_a_flipped_bit_of_a_payload_is_a_finding(audited, transcript):
+    path = transcript / "payloads" / "00001.bin"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    last = max(Transcript(transcript).rounds[3].messages)
+    assert (4, last) in [(f.round, f.peer) for f in audited.audit(transcript)]
+
+
+def test_rounds_that_are_missing_or_too_many_are_findings(audited, transcript):
+    path = transcript / "rounds.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:5]))
+    assert [(f.round, f.kind) for f in audited.audit(transcript)] == [(6, "rounds")]
+    path.write_text("".join([*lines, lines[-1]]))
+    assert [(f.round, f.kind) for f in audited.audit(transcript)] == [(8, "rounds")]
+
+
+@pytest.mark.parametrize("step", [0, 4, 8])
+def test_a_snapshot_that_is_missing_is_a_finding(audited, transcript, step):
+    shutil.rmtree(transcript / "snapshots" / f"{step:05}")
+    assert [f.kind for f in audited.audit(transcript)] == ["snapshot"]
+
+
+def test_a_snapshot_too_many_is_a_finding(audited, transcript):
+    shutil.copytree(transcript / "snapshots" / "00004", transcript / "snapshots" / "00005")
+    assert [f.kind for f in audited.audit(transcript)] == ["snapshot"]
+
+
+@pytest.mark.parametrize("step", [0, 4, 8])
+@pytest.mark.parametrize("name", ["params", "own-001"])
+def test_a_snapshots_file_that_was_changed_is_a_finding(audited, transcript, step, name):
+    edit_arrays(transcript, step, name)
+    assert [(f.round, f.kind) for f in audited.audit(transcript)] == [(step, "snapshot")]
+
+
+def test_a_snapshots_file_that_is_missing_is_a_finding_that_names_no_machine(audited, transcript):
+    (transcript / "snapshots" / "00004" / "own-001.safetensors").unlink()
+    (finding,) = audited.audit(transcript)
+    assert (finding.round, finding.kind) == (4, "snapshot")
+    assert finding.detail.startswith("snapshots/00004/own-001.safetensors: ")
+
+
+def test_another_start_than_the_auditors_is_a_finding(audited, transcript):
+    edit_arrays(transcript, 0, "params")
+    params = Transcript(transcript).state(0, lab("signs").begin.state).params
+    record(transcript, 0, lambda recorded: recorded.update(params=tree_hash(params)))
+    (finding,) = audited.audit(transcript)
+    assert (finding.round, finding.kind) == (0, "snapshot")
+    assert "stage convert" in finding.detail
+
+
+@pytest.mark.parametrize("part", ["run", "model"])
+def test_a_header_that_tells_of_another_run_is_a_finding(audited, transcript, part):
+    header = read_json(transcript / "header.json")
+    header[part] = header[part] | {"rms_norm_eps": 1.0}
+    (transcript / "header.json").write_text(json.dumps(header))
+    assert [f.kind for f in audited.audit(transcript)] == ["header"]
+
+
+def test_a_state_that_does_not_follow_names_the_peer_and_the_window_that_ends_in_it(
+    audited, transcript
+):
+    edit_arrays(transcript, 4, "own-001")
+    own = Transcript(transcript).state(4, lab("signs").begin.state).own[1]
+    record(transcript, 4, lambda recorded: recorded["own"].__setitem__(1, tree_hash(own)))
+    assert audited.audit(transcript) == []
+    found = [(f.round, f.peer, f.kind) for f in audited.replay(transcript)]
+    assert found[0] == (4, 1, "state")
+
+
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_params_that_do_not_follow_are_a_finding_about_the_author(audited, transcript, bitwise):
+    path = transcript / "snapshots" / "00008" / "params.safetensors"
+    arrays = {name: value * 1.5 for name, value in load_file(path).items()}
+    path.unlink()
+    save_file(arrays, path)
+    params = Transcript(transcript).state(8, lab("signs").begin.state).params
+    record(transcript, 8, lambda recorded: recorded.update(params=tree_hash(params)))
+    assert audited.audit(transcript) == []
+    found = [(f.round, f.peer, f.kind) for f in audited.replay(transcript, bitwise)]
+    assert found == [(8, None, "params")]
+
+
+@pytest.mark.parametrize("line", ["{}", "no JSON", '{"round": {"step": "1"}}'])
+def test_a_line_that_is_no_round_is_one_line_of_error(transcript, line):
+    path = transcript / "rounds.jsonl"
+    path.write_text(line + "\n" + path.read_text())
+    with pytest.raises(LockstepError, match=r"rounds.jsonl:1: ") as raised:
+        _ = Transcript(transcript).rounds
+    assert "\n" not in str(raised.value)
+
+
+def test_another_format_names_the_release_that_reads_it(transcript):
+    header = read_json(transcript / "header.json") | {"format": 7}
+    (transcript / "header.json").write_text(json.dumps(header))
+    with pytest.raises(LockstepError, match="format 7, expected 1; release later than this one"):
+        _ = Transcript(transcript).header
+
+
+# ---- Snapshots of which only the hashes are kept ----
+
+
+def sparse(folder: Path, *schedule: dict) -> tuple[config.Run, Transcript]:
+    """A run of 8 rounds with hashes after every second, kept whole after 0, 4 and 8."""
+    run = run_of("signs", *schedule)
+    witness = run.witness.model_copy(update={"snapshot_every": 2, "keep_every": 2})
+    run = run.model_copy(update={"witness": witness})
+    return run, lab("signs").train(run, folder).transcript
+
+
+def test_snapshots_kept_as_hashes_take_no_space_and_audit_clean(audited, tmp_path):
+    run, transcript = sparse(tmp_path)
+    assert (transcript.snapshots, transcript.kept) == ([0, 2, 4, 6, 8], [0, 4, 8])
+    assert [f.name for f in (tmp_path / "snapshots" / "00002").iterdir()] == ["state.json"]
+    assert list(transcript.windows()) == [(0, 4), (4, 8)]
+    assert lab("signs").audit(run, transcript) == []
+
+
+def test_a_lie_in_a_longer_window_is_found(tmp_path):
+    run, transcript = sparse(tmp_path, {"kind": "sign_flip", "peer": 4, "rounds": [7, 7]})
+    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, transcript)]
+    assert found == [(7, 4, "message")]
+
+
+@pytest.mark.parametrize("name", ["params", "own"])
+def test_a_false_hash_within_a_window_is_found_in_its_round(tmp_path, name):
+    run, transcript = sparse(tmp_path)
+
+    def edit(recorded: dict) -> None:
+        recorded["own"][3] = "ab" * 32
+        if name == "params":
+            recorded["params"] = "ab" * 32
+
+    record(tmp_path, 6, edit)
+    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, Transcript(tmp_path))]
+    state, params = (6, 3, "state"), (6, None, "params")
+    assert found == ([params, state] if name == "params" else [state])
+
+
+def test_a_snapshot_that_is_kept_or_not_against_the_run_file_is_a_finding(tmp_path):
+    run, transcript = sparse(tmp_path)
+    (tmp_path / "snapshots" / "00004" / "params.safetensors").unlink()
+    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, Transcript(tmp_path))]
+    assert found == [(0, None, "snapshot")]

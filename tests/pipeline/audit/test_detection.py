@@ -1,0 +1,213 @@
+"""Every kind of fault is seen: in its round by other peers, or afterwards by the audit; and whoever
+is honest is never named."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pipeline.runfile.fault_kinds import KINDS
+from tests.pipeline.swarm.simulated import BY_TIME, Seen, run_of, see
+
+LIAR, FIRST, LAST = 1, 3, 6
+
+
+class Case(NamedTuple):
+    """A kind of fault, and what becomes of it.
+
+    form: of the run's messages.
+    rounds, peer: of the fault; LIAR is among them.
+    also: other faults, without which it has no occasion.
+    caught: why peers eject the liar with verifiers, and without.
+    found: what the audit finds besides of one who was not caught; by default, in each window, a
+      message that was applied.
+    """
+
+    form: str = "signs"
+    rounds: tuple[int, int] = (FIRST, LAST)
+    peer: int | Sequence[int] = LIAR
+    also: tuple[dict, ...] = ()
+    caught: tuple[str | None, str | None] = ("false message", None)
+    found: tuple[tuple[int, str, bool], ...] = ((FIRST, "message", True), (5, "message", True))
+
+    def schedule(self, kind: str) -> list[dict]:
+        peer = self.peer if isinstance(self.peer, int) else list(self.peer)
+        return [{"kind": kind, "peer": peer, "rounds": list(self.rounds)}, *self.also]
+
+
+AT_ONCE = {"caught": ("no message", "no message"), "found": ()}
+HARMLESS = {"caught": (None, None), "found": ()}
+LOST = {"kind": "dropped", "peer": 2, "rounds": [1, 8]}
+
+CASES = {
+    "free_rider": Case(),
+    "copycat": Case(),
+    "stale": Case(),
+    "sign_flip": Case(),
+    "scale_up": Case("values"),
+    "scale_down": Case("values"),
+    "noise": Case(),
+    "opposite": Case(),
+    "little_enough": Case(),
+    "drift": Case("values"),
+    "collude": Case(peer=(LIAR, 4)),
+    "forged": Case(),
+    "malformed": Case(**AT_ONCE),
+    "not_finite": Case("values", **AT_ONCE),
+    "duplicated": Case("plain", **AT_ONCE),
+    "wrong_hash": Case(**AT_ONCE),
+    "equivocation": Case(caught=("two messages",) * 2, found=()),
+    "lazy": Case(),
+    "wrong_data": Case(),
+    "wrong_precision": Case(),
+    "dropped": Case(**HARMLESS),
+    "late": Case(**HARMLESS),
+    "crash": Case(**HARMLESS),
+    "join": Case(rounds=(1, 3), **HARMLESS),
+    "false_witness": Case(rounds=(1, 8), also=(LOST,), caught=("false witness",) * 2, found=()),
+    "denying_witness": Case(rounds=(1, 8), **HARMLESS),
+    "false_verifier": Case(rounds=(1, 8), caught=("false check", None), found=()),
+}
+VALUES = ("free_rider", "sign_flip", "noise", "forged", "lazy", "copycat")
+DENSE = {
+    "sign_flip": Case("dense"),
+    "noise": Case("dense"),
+    "lazy": Case("dense"),
+    "scale_up": Case("dense"),
+    "not_finite": Case("dense", **AT_ONCE),
+    "malformed": Case("dense", **AT_ONCE),
+}
+ALL = [(kind, case) for kind, case in CASES.items()]
+ALL += [(kind, CASES[kind]._replace(form="values")) for kind in VALUES]
+ALL += list(DENSE.items())
+KIND_OF = {  # a finding, by why its peer was ejected
+    "no message": {"payload", "commitment", "ejected"},
+    "false message": {"message"},
+    "two messages": {"equivocation"},
+    "false witness": {"attestation"},
+    "false check": {"check"},
+}
+
+
+def test_every_kind_has_a_case():
+    assert CASES.keys() == KINDS.keys()
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory) -> dict[tuple[str, bool], Seen]:
+    """Runs without a fault, by form and whether there are verifiers."""
+    made = {}
+    for form in ("signs", "values", "plain", "dense"):
+        for verified in (False, True):
+            folder = tmp_path_factory.mktemp(f"{form}-{verified}")
+            made[form, verified] = see(form, run_of(form, verified=verified), folder)
+    return made
+
+
+def lines(seen: Seen) -> list[str]:
+    return (seen.transcript.folder / "rounds.jsonl").read_text().splitlines()
+
+
+def test_an_honest_run_has_no_findings_and_loses_nobody(honest):
+    for seen in honest.values():
+        assert (seen.blamed, seen.ejected, seen.dropped) == ([], {}, {})
+        assert not seen.fired
+
+
+@pytest.mark.parametrize(("kind", "case"), ALL, ids=[f"{kind}-{case.form}" for kind, case in ALL])
+@pytest.mark.parametrize("verified", [True, False], ids=["verified", "audited"])
+def test_a_fault_is_seen_and_nobody_else_is_named(kind, case, verified, honest, tmp_path: Path):
+    if kind == "false_verifier" and not verified:
+        pytest.skip("nobody verifies")
+    timed = {**BY_TIME, "total_steps": 12} if kind in ("crash", "join") else {}
+    run = run_of(case.form, *case.schedule(kind), verified=verified, **timed)
+    seen = see(case.form, run, tmp_path / "transcript")
+    liars = {case.peer} if isinstance(case.peer, int) else {*case.peer}
+    assert seen.fired[kind] > 0
+    assert {peer for _, peer, _, _ in seen.blamed} <= liars
+    assert seen.ejected.keys() <= liars
+
+    # as in the honest run until it begins, and all others' messages are still in its first round
+    first = case.rounds[0]
+    if not timed:
+        assert lines(seen)[: first - 1] == lines(honest[case.form, verified])[: first - 1]
+    if KINDS[kind].wraps in ("message", "bytes", "work", "program"):
+        now, then = (s.transcript.rounds[first - 1] for s in (seen, honest[case.form, verified]))
+        true = {peer: sent for peer, sent in then.messages.items() if peer not in liars}
+        assert {p: now.messages[p].commitment for p in true} == {
+            p: sent.commitment for p, sent in true.items()
+        }
+
+    why = case.caught[not verified]
+    if why is not None:
+        step, said = seen.ejected[LIAR]
+        assert said == why and first <= step <= case.rounds[1]
+        caught = {row for row in seen.blamed if row[1] == LIAR}
+        assert {row[0] for row in caught} == {step}  # afterwards it is out
+        assert {row[2] for row in caught} <= KIND_OF[why]
+        assert not any(applied for *_, applied in caught), "it was discarded in its round"
+        later = seen.transcript.rounds[step:]
+        assert later and all(LIAR not in entry.round.peers for entry in later)
+    elif kind != "denying_witness":
+        assert not seen.ejected
+        found = [row for row in seen.blamed if row[1] == LIAR]
+        if kind == "wrong_precision":  # its signs may be the true ones for a round
+            found = [(max(FIRST, (step - 1) // 4 * 4 + 1), *rest) for step, *rest in found]
+        assert found == [(step, LIAR, what, applied) for step, what, applied in case.found]
+        assert {peer for _, peer, _, _ in seen.blamed} == (liars if case.found else set())
+
+
+# ---- What is nobody's lie ----
+
+
+def expect_given_out_again(seen: Seen) -> int:
+    """Sequences of messages that were not applied are the next round's; how many messages."""
+    rounds, missing = seen.transcript.rounds, 0
+    for now, after in zip(rounds, rounds[1:], strict=False):
+        left = now.round.assignment.keys() - {*now.decision.applied}
+        spans = {now.round.assignment[peer] for peer in left}
+        assert spans <= {*after.round.assignment.values()}
+        missing += len(left)
+    return missing
+
+
+@pytest.mark.parametrize("kind", ["dropped", "late"])
+def test_a_message_that_does_not_arrive_is_trained_on_by_others(kind, tmp_path):
+    seen = see("signs", run_of("signs", *CASES[kind].schedule(kind)), tmp_path / "transcript")
+    late = {e.round.step: e.decision.late for e in seen.transcript.rounds if e.decision.late}
+    assert late == dict.fromkeys(range(FIRST, LAST + 1), (LIAR,))
+    assert expect_given_out_again(seen) == seen.fired[kind] == 4
+    assert (seen.ejected, seen.dropped, seen.blamed) == ({}, {}, [])
+
+
+def test_a_witness_that_denies_costs_a_message_where_all_witnesses_have_to_agree(tmp_path):
+    kind = "denying_witness"
+    seen = see("signs", run_of("signs", *CASES[kind].schedule(kind)), tmp_path / "transcript")
+    assert seen.fired[kind] > 1
+    assert expect_given_out_again(seen) in (seen.fired[kind], seen.fired[kind] - 1)
+    assert {row[1:] for row in seen.blamed} == {(LIAR, "attestation", False)}
+    assert len(seen.blamed) == seen.fired[kind]
+
+
+@pytest.mark.parametrize("verified", [True, False], ids=["verified", "audited"])
+@pytest.mark.parametrize("kind", ["crash", "join"])
+def test_who_comes_back_or_joins_takes_part_from_the_next_epoch_on(kind, verified, tmp_path):
+    schedule = CASES[kind].schedule(kind)
+    run = run_of("signs", *schedule, verified=verified, total_steps=12, **BY_TIME)
+    seen = see("signs", run, tmp_path / "transcript")
+    entries = seen.transcript.rounds
+    assert (seen.ejected, seen.blamed) == ({}, [])
+    assert seen.dropped == ({LIAR: FIRST} if kind == "crash" else {})
+    (asked,) = (e.round.step for e in entries if LIAR in e.asked and e.round.step > 1)
+    assert asked == schedule[0]["rounds"][1] + 1
+    (joined,) = (e for e in entries if e.round.joined)
+    assert joined.round.joined == (LIAR,) and joined.joined_params is not None
+    last = entries[joined.round.step - 2]
+    assert joined.round.epoch == last.round.epoch + 1 and last.round.step >= asked - 1
+    members = [LIAR in e.round.peers for e in entries]
+    away = slice(FIRST, joined.round.step - 1) if kind == "crash" else slice(joined.round.step - 1)
+    assert members == [n not in range(12)[away] for n in range(12)]
+    assert all(
+        LIAR in e.messages for e in entries[joined.round.step - 1 :] if LIAR in e.round.assignment
+    )

@@ -1,0 +1,407 @@
+"""Servers that misbehave, of each kind and in each way: the exact bytes, or one clear error.
+
+The rows of MATRIX are the table of docs/data.md.
+"""
+
+import dataclasses
+import logging
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.runfile import network
+from pipeline.stage.artifacts import read_json
+from tests import tiny
+from tests.pipeline.net import token_servers as sources
+from tests.pipeline.net.token_servers import KINDS, OTHER, SECRETS, TRUTH, Source
+from tests.servers import misbehaviour as m
+from tests.servers.files import Files
+from tests.servers.misbehaviour import Misbehaviour, Spoil
+
+RIGHT = ""  # the bytes come right
+AGAIN = "expected 40004 bytes more after 3 attempts; run again to go on from there"
+NO_ANSWER = "expected an answer; run again to go on"
+IN_TIME = 8.0  # seconds: a server that says nothing is left after half a second, three times
+YEAR = str(365 * 24 * 3600)
+
+
+@dataclass
+class Row:
+    """What a server does wrong, and what comes of it.
+
+    Attributes:
+      what: in words.
+      faults: the same, in code.
+      comes: RIGHT, or words of the error; of the kinds of servers, where that differs.
+      where: of the "bytes" of a file, or of the "listing": of a plain server, a file's HEAD.
+      pinned: whether `[pins] data` names the right bytes.
+    """
+
+    what: str
+    faults: list[Misbehaviour]
+    comes: str | dict[str, str]
+    where: str = "bytes"
+    pinned: bool = False
+
+    def of(self, kind: str) -> str | None:
+        """What comes of it with a kind of server; None: it has no such answers."""
+        return self.comes.get(kind) if isinstance(self.comes, dict) else self.comes
+
+
+def once(spoil: Spoil) -> list[Misbehaviour]:
+    return [Misbehaviour(spoil, times=1)]
+
+
+def twice(spoil: Spoil) -> list[Misbehaviour]:
+    return [Misbehaviour(spoil, times=2)]
+
+
+def always(spoil: Spoil) -> list[Misbehaviour]:
+    return [Misbehaviour(spoil)]
+
+
+def cut_then(spoil: Spoil) -> list[Misbehaviour]:
+    """The first answer is cut, so that the rest is asked for."""
+    return [Misbehaviour(m.dropped, times=1), Misbehaviour(spoil, after=1)]
+
+
+CHANGED = "changed while it was read"
+WRONG = {"hub": "came with sha256:", "bucket": "came with md5:"}
+PINNED = {"plain": "[pins] data = "}
+
+MATRIX = [
+    # ---- The connection ----
+    Row("ends the connection without a word, twice", twice(m.refused), RIGHT),
+    Row("ends the connection without a word, always", always(m.refused), AGAIN),
+    Row("breaks the connection half way, always", always(m.dropped), RIGHT),
+    Row("ends the answer half way, always", always(m.truncated), RIGHT),
+    Row("stalls half way, twice", twice(m.stalled), RIGHT),
+    Row("says nothing, twice", twice(m.silent), RIGHT),
+    Row("says nothing, always", always(m.silent), f"no byte came in time, {AGAIN}"),
+    Row("sends a byte now and then, once", once(m.trickling), RIGHT),
+    Row("speaks no HTTP, twice", twice(m.not_http), RIGHT),
+    Row("speaks no HTTP, always", always(m.not_http), f"speaks no HTTP, {AGAIN}"),
+    # ---- The status ----
+    Row("answers 429, twice", twice(m.status(429)), RIGHT),
+    Row("answers 429 with Retry-After, twice", twice(m.status(429, "1")), RIGHT),
+    Row("answers 500, twice", twice(m.status(500)), RIGHT),
+    Row("answers 503, twice", twice(m.status(503)), RIGHT),
+    Row("answers 503, always", always(m.status(503)), f"answered 503 Service Unavailable, {AGAIN}"),
+    Row("answers 503 with a date in Retry-After, twice", twice(m.status(503, m.soon())), RIGHT),
+    Row("answers 503 with nonsense in Retry-After, twice", twice(m.status(503, "soon")), RIGHT),
+    Row("answers 503, come again in a year, always", always(m.status(503, YEAR)), AGAIN),
+    Row("answers 403", once(m.status(403)), "answered 403 Forbidden"),
+    Row("answers 404", once(m.status(404)), "answered 404 Not Found"),
+    Row("answers 204", once(m.status(204)), "answered 204 No Content"),
+    Row("answers 416 to a resumption", cut_then(m.status(416)), "found it changed"),
+    Row("redirects in a loop", always(m.redirected()), "too many redirects"),
+    Row("redirects to a file", once(m.redirected("file:///etc/passwd")), "expected an address"),
+    Row("redirects to ftp://", once(m.redirected("ftp://h/a")), "Not supported URL scheme ftp"),
+    Row("redirects to nonsense", once(m.redirected("http://[::")), "expected an address"),
+    Row("sends a page to sign in", once(m.sign_in), "sends a web page"),
+    # ---- The length ----
+    Row("says and sends half of the file", once(m.shorter), "sends 20002 bytes, expected 40004"),
+    Row("says and sends more than the file", once(m.longer), "sends 40008 bytes, expected 40004"),
+    Row("sends more than it says", always(m.too_much), RIGHT),
+    Row("sends without end", once(m.endless), "sends more than 40004 bytes"),
+    Row("says no length", always(m.no_length), RIGHT),
+    Row("sends in chunks", always(m.chunked), RIGHT),
+    Row("answers a resumption with half of the rest", cut_then(m.shorter), "sends the range"),
+    # ---- The bytes ----
+    Row("ignores Range", cut_then(m.whole), RIGHT),
+    Row("answers with another range", cut_then(m.other_range), "sends the range"),
+    Row("sends wrong bytes, once", once(m.flipped), dict.fromkeys(WRONG, RIGHT)),
+    Row("sends wrong bytes, always", always(m.flipped), WRONG),
+    Row("sends wrong bytes, pinned data", once(m.flipped), PINNED, pinned=True),
+    Row("compresses what it sends", always(m.compressed), "sent as gzip, expected plain bytes"),
+    Row(
+        "says another ETag",
+        once(m.other_tag),
+        {"plain": CHANGED, "hub": RIGHT, "bucket": RIGHT},
+    ),
+    # ---- What there is ----
+    Row("of what there is: says nothing, twice", twice(m.silent), RIGHT, "listing"),
+    Row("of what there is: says nothing, always", always(m.silent), NO_ANSWER, "listing"),
+    Row("of what there is: answers 503, twice", twice(m.status(503)), RIGHT, "listing"),
+    Row("of what there is: answers 503, always", always(m.status(503)), NO_ANSWER, "listing"),
+    Row("of what there is: come in a year", always(m.status(429, YEAR)), NO_ANSWER, "listing"),
+    Row("of what there is: answers 404", once(m.status(404)), "answered 404", "listing"),
+    Row("of what there is: a loop", always(m.redirected()), "too many redirects", "listing"),
+    Row(
+        "of what there is: cut short, always",
+        always(m.truncated),
+        {"hub": f"the connection was cut, {NO_ANSWER}", "bucket": NO_ANSWER},
+        "listing",
+    ),
+    Row(
+        "of what there is: a page to sign in",
+        once(m.sign_in),
+        {"plain": "sends a web page", "hub": "expected JSON", "bucket": "expected JSON"},
+        "listing",
+    ),
+    Row(
+        "of what there is: a page that is followed by itself",
+        always(m.itself_again),
+        {"hub": "goes on with itself"},
+        "listing",
+    ),
+    Row("HEAD says half of the size", once(m.half_the_size), {"plain": "as it said"}, "listing"),
+    Row("HEAD says twice the size", once(m.twice_the_size), {"plain": "as it said"}, "listing"),
+    Row("HEAD says no length", once(m.no_length), {"plain": RIGHT}, "listing"),
+    Row("HEAD is not allowed", always(m.status(405)), {"plain": RIGHT}, "listing"),
+]
+
+
+@pytest.fixture(autouse=True)
+def in_haste(monkeypatch):
+    """Waits of hundredths of a second between attempts, whatever they should be."""
+    brief = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.02)))
+    monkeypatch.setattr(network, "time", brief)
+
+
+class Late(BaseException):
+    """Not for those who catch every error."""
+
+
+@pytest.fixture(autouse=True)
+def in_time():
+    """No server keeps a client for ever."""
+
+    def late(*_: object) -> None:
+        raise Late(f"not done after {IN_TIME} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, IN_TIME)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def source(request, tmp_path, monkeypatch):
+    """A server of the kind that is asked for."""
+    with sources.serving(request.param, TRUTH, tmp_path / "home", monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """A project, with nothing beside it but what belongs to the servers."""
+    (folder := tmp_path / "project").mkdir()
+    return folder
+
+
+each_kind = pytest.mark.parametrize("source", KINDS, indirect=True)
+
+
+def outcome(source: Source, root: Path, pin: str = "") -> str:
+    """Runs the stage; the error's words, or RIGHT. Whatever comes, nothing wrong lies anywhere."""
+    outside = elsewhere(root)
+    try:
+        folder = sources.fetch(source.location, root, pin)
+    except LockstepError as error:
+        said = str(error)
+        assert said and said.isprintable(), "one line"
+        assert not any(secret in said for secret in SECRETS), said
+        assert "1.ds" in said or "ours" in said or source.server.address[7:] in said, said
+        assert not (root / "data" / "shards").exists()
+        folder = None
+    else:
+        said = RIGHT
+        sources.check(folder, TRUTH)
+    assert elsewhere(root) == outside
+    return said
+
+
+def elsewhere(root: Path) -> dict[str, bytes]:
+    """What lies around a project's data."""
+    inside = f"{root.relative_to(root.parent)}/data/"
+    files = tiny.contents(root.parent).items()
+    return {name: content for name, content in files if not name.startswith(inside)}
+
+
+@pytest.mark.parametrize(
+    ("row", "source"),
+    [
+        pytest.param(row, kind, id=f"{kind}: {row.what}")
+        for row in MATRIX
+        for kind in KINDS
+        if row.of(kind) is not None
+    ],
+    indirect=["source"],
+)
+def test_the_bytes_come_right_or_one_line_says_why_and_the_next_run_is_right(
+    row, source, request, root, tmp_path, caplog, capfd
+):
+    caplog.set_level(logging.DEBUG)
+    for library in ("urllib3", "httpx2", "httpcore2"):  # as the command does
+        caplog.set_level(logging.WARNING, library)
+    kind = request.node.callspec.params["source"]
+    pin = pin_of(source, tmp_path / "pinned") if row.pinned else ""
+    faults = [dataclasses.replace(f, where=source.places[row.where]) for f in row.faults]
+    source.server.faults = list(faults)
+    said = outcome(source, root, pin)
+    assert all(fault.hits for fault in faults), "it happened"
+    assert bool(said) == bool(row.of(kind))
+    assert row.of(kind) in said
+    if not row.pinned:  # until it is compared with its pin, nothing is known against it
+        sources.check_store(root, TRUTH)
+    source.server.faults.clear()
+    assert outcome(source, root, pin) == RIGHT
+    printed = capfd.readouterr()
+    for secret in SECRETS:
+        assert secret not in caplog.text + printed.out + printed.err
+        for name, content in tiny.contents(root / "data" / "shards").items():
+            assert secret.encode() not in content, name
+
+
+def pin_of(source: Source, root: Path, limit: dict | None = None) -> str:
+    folder = sources.fetch(source.location, root, limit=limit)
+    return read_json(folder / "shards.json")["source"]["sha256"]
+
+
+# ---- What a table has no room for ----
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "least", "most"),
+    [("7", 7, 7), (YEAR, 30, 30), ("a date", 1, 3), ("soon", 0.25, 0.5), ("-7", 0.25, 0.5)],
+)
+@pytest.mark.parametrize("source", ["plain"], indirect=True)
+def test_a_server_is_asked_again_when_it_says_but_not_in_a_year(
+    source, root, monkeypatch, retry_after, least, most
+):
+    waited = []
+    monkeypatch.setattr(network, "time", SimpleNamespace(sleep=waited.append))
+    said = m.soon() if retry_after == "a date" else retry_after
+    busy = Misbehaviour(m.status(503, said), times=1, where=source.places["bytes"])
+    source.server.faults.append(busy)
+    assert outcome(source, root) == RIGHT
+    assert len(waited) == 1
+    assert least <= waited[0] <= most
+
+
+@each_kind
+def test_a_file_that_is_replaced_while_it_is_read_is_never_half_of_each(source, request, root):
+    replaced = m.meanwhile(lambda: source.put(OTHER))
+    fault = Misbehaviour(replaced, times=1, where=source.places["bytes"])
+    source.server.faults.append(fault)
+    kind = request.node.callspec.params["source"]
+    if kind == "plain":
+        assert CHANGED in outcome(source, root)
+    else:  # a commit is for good, and this bucket keeps what is overwritten
+        assert outcome(source, root) == RIGHT
+    assert fault.hits == 1
+    sources.check(sources.fetch(source.location, root), OTHER)
+
+
+@pytest.mark.parametrize("source", ["bucket"], indirect=True)
+def test_a_file_that_is_gone_from_a_bucket_without_versions_is_an_error(source, root):
+    source.server.versioned = False
+    replaced = m.meanwhile(lambda: source.put(OTHER))
+    source.server.faults.append(Misbehaviour(replaced, times=1, where=source.places["bytes"]))
+    assert "answered 404" in outcome(source, root)
+    sources.check(sources.fetch(source.location, root), OTHER)
+
+
+@pytest.mark.parametrize("source", ["plain"], indirect=True)
+def test_a_part_of_a_file_that_came_damaged_is_fetched_again(source, root, tmp_path):
+    limit = {"tokens": 25_000}  # all of 0.ds, and of 1.ds the first
+    pin = pin_of(source, tmp_path / "pinned", limit)
+    source.server.faults.append(Misbehaviour(m.flipped, times=1, where=source.places["bytes"]))
+    with pytest.raises(LockstepError, match=r"\[pins\] data = "):
+        sources.fetch(source.location, root, pin, limit)
+    folder = sources.fetch(source.location, root, pin, limit)
+    train = b"".join(path.read_bytes() for path in sorted((folder / "train").iterdir()))
+    assert train == (TRUTH["0.ds"] + TRUTH["1.ds"])[:50_000]
+
+
+@each_kind
+def test_an_earlier_result_is_whole_after_a_failure(source, root):
+    before = tiny.contents(sources.fetch(source.location, root))
+    shutil.rmtree(root / "data" / "store")
+    down = Misbehaviour(m.dropped, times=1), Misbehaviour(m.refused, after=1)
+    for fault in down:
+        source.server.faults.append(dataclasses.replace(fault, where=source.places["bytes"]))
+    with pytest.raises(LockstepError, match="run again to go on from there"):
+        sources.fetch(source.location, root)
+    assert tiny.contents(root / "data" / "shards") == before
+
+
+@each_kind
+def test_what_came_before_a_failure_is_not_fetched_again(source, root):
+    for fault in (Misbehaviour(m.truncated, times=1), Misbehaviour(m.refused, after=1)):
+        source.server.faults.append(dataclasses.replace(fault, where=source.places["bytes"]))
+    assert "run again to go on from there" in outcome(source, root)
+    source.server.faults.clear()
+    assert outcome(source, root) == RIGHT
+    assert sorted(source.server.sent.values()) == sorted(map(len, TRUTH.values()))
+
+
+@each_kind
+def test_credentials_are_for_one_server(source, request, root):
+    content = TRUTH["1.ds"]
+    with Files({"1.ds": content}).serving() as other:
+        away = m.redirected(other.url("1.ds?Signature=hf_sentinel"))
+        source.server.faults.append(Misbehaviour(away, where=source.places["bytes"]))
+        # whose files they are is known by checksums, where there are any
+        if request.node.callspec.params["source"] == "plain":
+            other.tags["1.ds"] = source.server.tags["d/1.ds"]
+        assert outcome(source, root) == RIGHT
+        assert [(said, method) for method, _, said in other.seen] == [(None, "GET")]
+
+
+@pytest.mark.parametrize("source", ["hub"], indirect=True)
+def test_the_hubs_token_does_not_reach_the_server_of_large_files(source, root):
+    assert outcome(source, root) == RIGHT
+    assert {said for _, _, said in source.server.seen} == {f"Bearer {sources.HUB_TOKEN}"}
+    assert {said for _, _, said in source.server.elsewhere} == {None}
+
+
+BAD_NAMES = (
+    "../x.ds",
+    "a/../../x.ds",
+    "/etc/x.ds",
+    "a//x.ds",
+    "a\\..\\x.ds",
+    "./x.ds",
+    "a\nb.ds",
+    "a\x00b.ds",
+    "\x1b[2Jx.ds",
+    "\u202egnp.ds",
+)
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
+@pytest.mark.parametrize("source", ["hub", "bucket"], indirect=True)
+def test_a_name_that_is_no_path_in_a_folder_is_refused_and_nothing_is_written(source, root, name):
+    source.put(TRUTH | {name: b"tokens"})
+    if isinstance(source.server, sources.hub_server.Hub):
+        files = source.server.datasets[sources.DATASET].files
+        files[name] = files.pop(f"d/{name}")
+    said = outcome(source, root)
+    assert f"lists a file named {name!r}, expected a path inside it" in said
+    assert not (root / "data" / "store" / "files").exists()
+
+
+@pytest.mark.parametrize("source", ["hub"], indirect=True)
+def test_a_link_in_a_repository_is_a_file_that_says_where_and_is_not_followed(source, root):
+    linked = TRUTH | {"link.ds": b"../../../../../etc/passwd\n"}
+    source.put(linked)
+    sources.check(sources.fetch(source.location, root), linked)
+
+
+@pytest.mark.parametrize("name", ["x" * 250 + ".ds", "ä b+c%2e#?.ds", "a/b/c/d.ds"])
+@pytest.mark.parametrize("source", ["hub", "bucket"], indirect=True)
+def test_a_strange_name_is_fetched_all_the_same(source, root, name):
+    shards = {"0.ds": TRUTH["0.ds"], name: TRUTH["1.ds"], "zz.ds": TRUTH["2.ds"]}
+    for stored in (getattr(source.server, "objects", {}), getattr(source.server, "commits", {})):
+        stored.clear()
+    source.put(shards)
+    sources.check(sources.fetch(source.location, root), dict(sorted(shards.items())))

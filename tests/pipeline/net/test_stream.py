@@ -1,0 +1,590 @@
+"""Streams: the bytes of files elsewhere, each fetched once, in bounded memory, on a bad network."""
+
+import gc
+import random
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import LockstepError
+from pipeline.net import stream
+from pipeline.net.remote import Origin
+from pipeline.net.stream import GAP_BYTES, REQUEST_BYTES, Streams
+from pipeline.runfile import network
+from pipeline.runfile.network import Broken, Network
+from tests.servers import misbehaviour
+from tests.servers.files import Files
+from tests.servers.misbehaviour import Misbehaviour
+
+KIB, MIB = 2**10, 2**20
+SECONDS = 20.0  # after which a test that waits has failed
+HANGING = """
+import sys, threading
+from pipeline.runfile.network import Network
+from pipeline.net.remote import Origin
+from pipeline.net.stream import Streams
+streams = Streams(Network())
+origin = Origin(url=sys.argv[1], size=int(sys.argv[2]))
+streams.expect([(origin, 0, origin.size)])
+if sys.argv[3] == "read":
+    threading.Thread(target=streams.read, args=([(origin, 0, 1)],), daemon=True).start()
+print("hangs", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Far:
+    """Files far away, in place of pipeline.net.remote.
+
+    Attributes:
+      asked: (url, start, stop) of each request.
+      fault: called before each piece of an answer with the request and the offset; may raise.
+      most: requests that ran at once.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[tuple[str, int, int]] = []
+        self.fault: Callable[[str, int], object] = lambda url, at: None
+        self.piece, self.running, self.most = 1000, 0, 0
+        self.lock = threading.Lock()
+
+    def put(self, url: str, size: int, tag: str | None = None) -> Origin:
+        self.files[url] = random.Random(url).randbytes(size)
+        return Origin(url=url, size=size, tag=tag)
+
+    def open_origin(self, origin: Origin, _: Network) -> "Far.Reader":
+        return Far.Reader(self, origin.url)
+
+    @property
+    def fetched(self) -> int:
+        return sum(stop - start for _, start, stop in self.asked)
+
+    class Reader:
+        def __init__(self, far: "Far", url: str):
+            self.far, self.url = far, url
+
+        def read(self, start: int, stop: int) -> Iterator[bytes]:
+            far = self.far
+            with far.lock:
+                far.asked.append((self.url, start, stop))
+                far.running += 1
+                far.most = max(far.most, far.running)
+            try:
+                for at in range(start, stop, far.piece):
+                    far.fault(self.url, at)
+                    yield far.files[self.url][at : min(at + far.piece, stop)]
+            finally:
+                with far.lock:
+                    far.running -= 1
+
+
+@pytest.fixture
+def far(monkeypatch) -> Far:
+    far = Far()
+    monkeypatch.setattr(stream.remote, "open_origin", far.open_origin)
+    return far
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(network, "FIRST_WAIT_SECONDS", 0.001)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs waits for this."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def rested(streams: Streams) -> Streams:
+    """The streams, once nothing is being fetched."""
+    wait_until(lambda: streams._workers == 0)
+    return streams
+
+
+def true(far: Far, wanted: list[tuple[Origin, int, int]]) -> list[bytes]:
+    return [far.files[origin.url][start:stop] for origin, start, stop in wanted]
+
+
+def sequences(origin: Origin, numbers, size: int = 4 * KIB) -> list[tuple[Origin, int, int]]:
+    return [(origin, number * size, (number + 1) * size) for number in numbers]
+
+
+def refused(streams: Streams, *wanted: tuple[Origin, int, int]) -> str:
+    with pytest.raises(LockstepError) as error:
+        streams.read(wanted)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ---- What is read ----
+
+
+def test_ranges_come_in_the_order_asked_repeated_overlapping_or_empty(far):
+    a, b = far.put("a", 50_000), far.put("b", 9_000)
+    wanted = [(b, 8_000, 9_000), (a, 7, 4_000), (a, 0, 5_000), (a, 7, 4_000), (b, 3, 3)]
+    assert Streams(Network()).read(wanted) == true(far, wanted)
+    assert Streams(Network()).read([]) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_ranges_are_the_files_bytes_in_any_memory(data):
+    far, sizes = Far(), (1, 999, 6_000)
+    origins = [far.put(f"f{size}", size) for size in sizes]
+    how = Network(
+        connections=data.draw(st.integers(1, 5)),
+        cache_bytes=data.draw(st.sampled_from([1, 100, 700, 3_000, 10**6])),
+    )
+    if how.cache_bytes == 1:  # each byte is a request
+        origins = origins[:1]
+
+    def ranges() -> list[tuple[Origin, int, int]]:
+        chosen = data.draw(st.lists(st.sampled_from(origins), max_size=6))
+        ends = [sorted((data.draw(st.integers(0, o.size)), data.draw(st.integers(0, o.size))))
+                for o in chosen]  # fmt: skip
+        return [(origin, *both) for origin, both in zip(chosen, ends, strict=True)]
+
+    beyond = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream.remote, "open_origin", far.open_origin)
+        streams = Streams(how)
+        far.fault = lambda *_: streams.held_bytes > how.cache_bytes and beyond.append(1)
+        for _ in range(4):
+            if data.draw(st.booleans()):
+                streams.expect(ranges())
+            wanted = ranges()
+            assert streams.read(wanted) == true(far, wanted)
+            assert streams.held_bytes <= how.cache_bytes
+        rested(streams)
+    assert not beyond and far.most <= how.connections
+    assert streams.held_bytes == sum(map(len, streams._pieces.values()))
+
+
+def test_threads_that_each_read_more_than_the_memory_all_get_their_bytes(far):
+    origin, how = far.put("a", 500_000), Network(connections=3, cache_bytes=30_000)
+    streams, got = Streams(how), {}
+
+    def run(seed: int) -> None:
+        chosen = random.Random(seed)
+        for _ in range(5):
+            wanted = sequences(origin, chosen.sample(range(120), 30))
+            streams.expect(sequences(origin, chosen.sample(range(120), 30)))
+            got.setdefault(seed, []).append(streams.read(wanted) == true(far, wanted))
+
+    threads = [threading.Thread(target=run, args=(seed,), daemon=True) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert got == {seed: [True] * 5 for seed in range(6)}
+    assert rested(streams).held_bytes <= how.cache_bytes and far.most <= 3
+
+
+def test_another_version_of_a_file_is_another_file(far):
+    origin, streams = far.put("a", 5_000, tag='"1"'), Streams(Network())
+    before = streams.read([(origin, 0, 5_000)])
+    far.files["a"] = bytes(5_000)
+    assert streams.read([(origin.model_copy(update={"tag": '"2"'}), 0, 5_000)]) == [bytes(5_000)]
+    assert streams.read([(origin, 0, 5_000)]) == before
+
+
+def test_a_range_outside_its_file_is_refused_before_anything_is_asked(far):
+    origin, streams = far.put("https://me:secret@far/a.ds", 5_000), Streams(Network())
+    said = "https://far/a.ds: bytes 4000 to 5001 are wanted, expected a range of its 5000 bytes"
+    assert refused(streams, (origin, 0, 10), (origin, 4_000, 5_001)) == said
+    assert not far.asked
+
+
+# ---- What is asked for ----
+
+
+def test_a_round_of_sequences_in_a_row_is_one_request(far):
+    origin = far.put("a", MIB)
+    wanted = sequences(origin, range(10, 200))
+    random.Random(0).shuffle(wanted)
+    assert Streams(Network()).read(wanted) == true(far, wanted)
+    assert far.asked == [("a", 10 * 4 * KIB, 200 * 4 * KIB)]
+
+
+def test_shuffled_sequences_fetch_at_most_twice_their_bytes(far):
+    origin = far.put("a", 16 * MIB)
+    for share in (0.01, 0.1, 0.3, 0.6):
+        far.asked.clear()
+        count = 16 * MIB // (4 * KIB)
+        chosen = random.Random(0).sample(range(count), int(share * count))
+        Streams(Network()).read(sequences(origin, chosen))
+        assert far.fetched <= 2 * len(chosen) * 4 * KIB
+        assert len(far.asked) <= len(chosen)
+
+
+def test_a_gap_is_fetched_only_where_it_is_shorter_than_what_follows(far):
+    origin = far.put("a", MIB)
+    Streams(Network()).read([(origin, 0, 100), (origin, 200, 300), (origin, 401, 501)])
+    assert far.asked == [("a", 0, 300), ("a", 401, 501)]
+    far.asked.clear()
+    far_off = 100_000 + GAP_BYTES + 1
+    Streams(Network()).read([(origin, 0, 100_000), (origin, far_off, far_off + 100_000)])
+    assert sorted(far.asked) == [("a", 0, 100_000), ("a", far_off, far_off + 100_000)]
+
+
+def test_connections_share_a_long_range_and_are_never_more(far):
+    far.piece, origin = 100_000, far.put("a", 12 * REQUEST_BYTES)
+    far.fault = lambda *_: time.sleep(0.005)
+    streams = Streams(Network(connections=3))
+    assert streams.read([(origin, 5, origin.size)]) == true(far, [(origin, 5, origin.size)])
+    assert far.most == 3
+    assert all(stop - start <= REQUEST_BYTES for _, start, stop in far.asked)
+    assert far.fetched == origin.size - 5
+
+
+def test_what_was_expected_is_read_without_a_request_and_nothing_comes_twice(far):
+    origin, streams = far.put("a", MIB), Streams(Network())
+    first, second = sequences(origin, range(0, 90, 2)), sequences(origin, range(90, 200))
+    streams.expect(first)
+    streams.expect(second)
+    streams.expect(first + second)
+    rested(streams)
+    asked = list(far.asked)
+    assert sum(stop - start for _, start, stop in asked) <= 2 * 155 * 4 * KIB
+    assert streams.read(second + first) == true(far, second + first)
+    assert streams.read(first) == true(far, first)
+    streams.expect(first)
+    rested(streams)
+    assert far.asked == asked
+
+
+def test_expect_returns_at_once_and_a_read_waits_for_what_is_under_way(far, gate):
+    origin, streams = far.put("a", 50_000), Streams(Network())
+    far.fault = lambda *_: gate.wait(SECONDS)
+    wanted = [(origin, 0, 50_000)]
+    streams.expect(wanted)
+    wait_until(lambda: far.asked)
+    streams.expect(wanted)
+    threading.Timer(0.1, gate.set).start()
+    assert streams.read(wanted) == true(far, wanted)
+    assert far.asked == [("a", 0, 50_000)]
+
+
+def test_a_read_goes_before_what_is_only_expected(far, gate):
+    origins = [far.put(f"f{number}", 5_000) for number in range(9)]
+    streams = Streams(Network(connections=1))
+    far.fault = lambda *_: gate.wait(SECONDS)
+    streams.expect([(origin, 0, 5_000) for origin in origins])
+    wait_until(lambda: far.asked)
+    threading.Timer(0.1, gate.set).start()
+    streams.read([(origins[7], 0, 5_000), (origins[4], 0, 9)])
+    rested(streams)
+    assert [url[1:] for url, *_ in far.asked] == list("0741234568")
+
+
+# ---- What is kept ----
+
+
+def test_what_was_read_longest_ago_is_forgotten_first(far):
+    origin, streams = far.put("a", MIB), Streams(Network(connections=1, cache_bytes=3_000))
+    one, two, three, four = ([(origin, at, at + 1_000)] for at in (0, 100_000, 200_000, 300_000))
+    for wanted in (one, two, three, one, four):  # two goes
+        streams.read(wanted)
+    far.asked.clear()
+    for wanted in (one, three, four):
+        streams.read(wanted)
+    assert far.asked == []
+    streams.read(two)
+    assert far.asked == [("a", 100_000, 101_000)]
+
+
+def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
+    origin, how = far.put("a", MIB), Network(connections=1, cache_bytes=10 * 4 * KIB)
+    streams = Streams(how)
+    streams.read(sequences(origin, range(10)))
+    streams.expect(sequences(origin, range(100, 106)))
+    streams.expect(sequences(origin, range(200, 206)))  # four of them have room
+    rested(streams)
+    streams.expect(sequences(origin, range(50, 60)))  # none of these
+    assert rested(streams).held_bytes == how.cache_bytes
+    far.asked.clear()
+    wanted = sequences(origin, [*range(100, 106), *range(200, 204)])
+    assert streams.read(wanted) == true(far, wanted)
+    assert far.asked == []
+
+
+def test_a_read_displaces_what_was_read_before_what_is_expected(far):
+    origin, streams = far.put("a", MIB), Streams(Network(connections=1, cache_bytes=4 * 4 * KIB))
+    streams.expect(sequences(origin, [10, 20]))
+    rested(streams)
+    for number in (30, 40, 50, 60):
+        streams.read(sequences(origin, [number]))
+    far.asked.clear()
+    streams.read(sequences(origin, [10, 20]))
+    assert far.asked == []
+
+
+def test_expected_again_what_was_read_before_stays(far):
+    origin, streams = far.put("a", MIB), Streams(Network(connections=1, cache_bytes=4 * 4 * KIB))
+    streams.read(sequences(origin, range(4)))
+    streams.expect(sequences(origin, [0, 1, 20, 21]))
+    rested(streams)
+    far.asked.clear()
+    streams.read(sequences(origin, [0, 1, 20, 21]))
+    assert far.asked == []
+
+
+def test_a_read_larger_than_the_memory_uses_first_what_is_there(far):
+    origin, streams = far.put("a", MIB), Streams(Network(connections=2, cache_bytes=8 * 4 * KIB))
+    streams.expect(sequences(origin, range(50, 58)))
+    rested(streams)
+    wanted = sequences(origin, range(58))
+    assert streams.read(wanted) == true(far, wanted)
+    assert far.fetched == 58 * 4 * KIB
+
+
+# ---- What goes wrong ----
+
+
+def test_a_broken_connection_goes_on_where_it_stopped(far):
+    origin, broken = far.put("a", 10_000), []
+
+    def fault(url: str, at: int) -> None:
+        if at in (3_000, 7_000) and at not in broken:
+            broken.append(at)
+            raise Broken("cut")
+
+    far.fault = fault
+    assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
+    assert far.asked == [("a", 0, 10_000), ("a", 3_000, 10_000), ("a", 7_000, 10_000)]
+
+
+def test_an_answer_that_ends_early_counts_as_broken(far, monkeypatch):
+    origin, read = far.put("a", 10_000), Far.Reader.read
+    short = lambda self, start, stop: read(self, start, min(stop, start + 4_000))  # noqa: E731
+    monkeypatch.setattr(Far.Reader, "read", short)
+    assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
+    far.files["a"] = far.files["a"][:8_000]
+    said = refused(Streams(Network(attempts=2)), (origin, 0, 10_000))
+    assert said == (
+        "a: the answer ended early, 2 times in a row, expected 2000 bytes from offset 8000"
+    )
+
+
+def test_more_bytes_than_asked_for_are_an_error(far, monkeypatch):
+    origin, read = far.put("a", 10_000), Far.Reader.read
+    monkeypatch.setattr(Far.Reader, "read", lambda self, a, b: read(self, a, b + 1))
+    assert refused(Streams(Network()), (origin, 10, 500)) == (
+        "a: more bytes came than asked for, expected 490 bytes from offset 10"
+    )
+    assert len(far.asked) == 1
+
+
+def test_a_server_that_always_fails_is_one_line_without_credentials(far):
+    url = "https://me:secret@far/a.ds?signature=secret"
+    origin = far.put(url, 10_000)
+
+    def fault(url: str, at: int) -> None:
+        if at >= 2_000:
+            raise Broken("the connection was cut")
+
+    far.fault = fault
+    assert refused(Streams(Network(attempts=3)), (origin, 1_000, 9_000)) == (
+        "https://far/a.ds?...: the connection was cut, 3 times in a row, expected 7000 bytes "
+        "from offset 2000"
+    )
+    assert len(far.asked) == 3
+
+
+def test_what_fails_in_the_background_is_tried_again_by_the_read(far):
+    origin, streams, down = far.put("a", 10_000), Streams(Network(attempts=2)), [True]
+
+    def fault(*_: object) -> None:
+        if down:
+            raise Broken("cut")
+
+    far.fault = fault
+    wanted = [(origin, 0, 10_000)]
+    streams.expect(wanted)
+    rested(streams)
+    assert len(far.asked) == 2 and streams.held_bytes == 0
+    assert "cut, 2 times in a row" in refused(streams, *wanted)
+    assert len(far.asked) == 4
+    down.clear()
+    assert streams.read(wanted) == true(far, wanted)
+
+
+def test_what_a_reader_refuses_is_not_tried_again(far):
+    origin, other = far.put("a", 10_000), far.put("b", 10_000)
+
+    def fault(url: str, at: int) -> None:
+        if url == "a":
+            raise LockstepError("a: changed while it was read")
+
+    far.fault = fault
+    streams = Streams(Network())
+    assert refused(streams, (other, 0, 500), (origin, 0, 500)) == "a: changed while it was read"
+    assert far.asked.count(("a", 0, 500)) == 1
+    assert streams.read([(other, 0, 500)]) == true(far, [(other, 0, 500)])
+    rested(streams)
+    assert all(piece.readers == 0 for piece in streams._pieces.values())
+
+
+# ---- The end ----
+
+
+def test_closed_streams_ask_no_more_and_a_read_that_waits_fails(far, gate):
+    origins = [far.put(f"f{number}", 5_000) for number in range(9)]
+    streams = Streams(Network(connections=2))
+    far.fault = lambda *_: gate.wait(SECONDS)
+    streams.expect([(origin, 0, 5_000) for origin in origins])
+    threading.Timer(0.1, streams.close).start()
+    assert "streams closed" in refused(streams, (origins[0], 0, 5_000), (origins[8], 0, 5_000))
+    assert "streams closed" in refused(streams, (origins[0], 0, 1))
+    gate.set()
+    rested(streams)
+    assert len(far.asked) == 2
+
+
+def test_dropped_streams_are_freed_while_a_request_hangs_and_ask_no_more(far, gate):
+    origins = [far.put(f"f{number}", 5_000) for number in range(9)]
+    streams = Streams(Network(connections=1))
+    far.fault = lambda *_: gate.wait(SECONDS)
+    streams.expect([(origin, 0, 5_000) for origin in origins])
+    wait_until(lambda: far.asked)
+    gc.disable()
+    try:
+        freed = weakref.ref(streams)
+        del streams
+        assert freed() is None
+    finally:
+        gc.enable()
+    gate.set()
+    wait_until(lambda: far.running == 0)
+    time.sleep(0.05)
+    assert len(far.asked) == 1
+
+
+def test_dropped_streams_try_nothing_again(far):
+    origin, streams = far.put("a", 5_000), Streams(Network(attempts=10**6))
+
+    def fault(*_: object) -> None:
+        raise Broken("cut", wait_seconds=0.01)
+
+    far.fault = fault
+    streams.expect([(origin, 0, 5_000)])
+    wait_until(lambda: len(far.asked) > 1)
+    threads = [t for t in threading.enumerate() if t._target is stream._work]
+    assert threads
+    del streams
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+# ---- A real server ----
+
+
+@pytest.fixture
+def served() -> Iterator[Files]:
+    files = {"a.ds": random.Random(0).randbytes(3 * MIB), "b.ds": random.Random(1).randbytes(9_999)}
+    with Files(files=files).serving() as server:
+        yield server
+
+
+def origin_of(served: Files, name: str) -> Origin:
+    return Origin(url=served.url(name), size=len(served.files[name]), tag=served.tags[name])
+
+
+def test_random_ranges_of_a_server_are_the_files_bytes(served):
+    origins, chosen = [origin_of(served, name) for name in ("a.ds", "b.ds")], random.Random(0)
+    how = Network(cache_bytes=MIB)
+    streams = Streams(how)
+    for _ in range(20):
+        wanted = []
+        for _ in range(chosen.randrange(12)):
+            origin = chosen.choice(origins)
+            start = chosen.randrange(origin.size)
+            wanted.append((origin, start, min(origin.size, start + chosen.randrange(300_000))))
+        streams.expect(wanted[::2])
+        got = streams.read(wanted)
+        names = ["a.ds" if origin is origins[0] else "b.ds" for origin, *_ in wanted]
+        ranges = [slice(start, stop) for _, start, stop in wanted]
+        assert got == [served.files[name][cut] for name, cut in zip(names, ranges, strict=True)]
+        assert streams.held_bytes <= how.cache_bytes
+
+
+def test_what_was_expected_of_a_server_comes_once(served):
+    streams, origin = Streams(Network()), origin_of(served, "a.ds")
+    streams.expect(sequences(origin, range(100, 300)))
+    rested(streams)
+    served.faults.append(Misbehaviour(misbehaviour.status(500)))
+    got = streams.read(sequences(origin, range(100, 300)))
+    assert b"".join(got) == served.files["a.ds"][400 * KIB : 1200 * KIB]
+    assert len(served.seen) == 1
+
+
+@pytest.mark.parametrize("how", ["dropped", "truncated", "refused"])
+def test_a_server_that_breaks_midway_costs_only_what_had_not_come(served, how):
+    broken = Misbehaviour(getattr(misbehaviour, how), times=6)
+    served.faults.append(broken)
+    origin = origin_of(served, "a.ds")
+    assert Streams(Network()).read([(origin, 9, origin.size)]) == [served.files["a.ds"][9:]]
+    assert broken.hits == 6
+    if how != "dropped":  # what a reset connection loses on its way is asked for again
+        wait_until(lambda: served.sent["a.ds"] >= origin.size - 9)  # the server counts afterwards
+        assert served.sent["a.ds"] == origin.size - 9
+
+
+def test_a_stalled_server_is_asked_again(served):
+    served.faults.append(Misbehaviour(misbehaviour.stalled, times=2))
+    origin = origin_of(served, "b.ds")
+    streams, began = Streams(Network(stall_seconds=0.2)), time.monotonic()
+    assert streams.read([(origin, 0, 9_000)]) == [served.files["b.ds"][:9_000]]
+    assert time.monotonic() - began < 5
+
+
+def test_a_server_that_never_answers_is_one_line(served):
+    served.faults.append(Misbehaviour(misbehaviour.status(503)))
+    origin = origin_of(served, "b.ds")
+    assert refused(Streams(Network(attempts=3)), (origin, 5, 9_000)) == (
+        f"{origin.url}: answered 503 Service Unavailable, 3 times in a row, expected 8995 bytes "
+        "from offset 5"
+    )
+
+
+def test_a_file_that_changes_midway_is_an_error(served):
+    origin = origin_of(served, "b.ds")
+    change = misbehaviour.meanwhile(lambda: served.put("b.ds", bytes(9_999)))
+    served.faults.append(Misbehaviour(change, times=1))
+    said = refused(Streams(Network()), (origin, 0, 9_999))
+    assert said.startswith(f"{origin.url}: ") and "changed" in said
+
+
+@pytest.mark.parametrize("how", ["expect", "read"])
+def test_a_process_ends_at_once_while_requests_hang(served, how):
+    served.faults.append(Misbehaviour(misbehaviour.silent))
+    origin = origin_of(served, "a.ds")
+    command = [sys.executable, "-c", HANGING, origin.url, str(origin.size), how]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "hangs\n"
+    wait_until(lambda: served.seen)
+    began = time.monotonic()
+    _, said = process.communicate("\n", timeout=SECONDS)
+    assert (process.returncode, said) == (0, "")
+    assert time.monotonic() - began < 5

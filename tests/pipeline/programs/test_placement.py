@@ -1,0 +1,164 @@
+"""A peer on several devices that hold its arrays in parts trains as on one, in less memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as Spec
+
+from pipeline.errors import LockstepError
+from pipeline.programs.placement import Place, cut, places
+from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.runfile.run import Run
+from pipeline.swarm.peers import Peers, Work
+from pipeline.transcript.state import State
+from pipeline.wire import message as wire
+from tests import tiny
+
+OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO}
+
+
+def a_run(fsdp: int, optimizer: str = "Distro", **changes: object) -> Run:
+    changes |= {"peers__fsdp": fsdp, "peers__micro_batch": 4}
+    if optimizer in OPTIMIZERS:
+        changes["model__LLM__optimizer"] = OPTIMIZERS[optimizer]
+    return Run.model_validate(tiny.run_document("nowhere", **changes).unwrap())
+
+
+def begin(run: Run, model: dict) -> tuple[Programs, State]:
+    programs = Programs(run, model)
+    params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
+    own, shared = programs.init(params)
+    return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
+
+
+def losses(run: Run, model: dict, devices: int = 2, steps: int = 6) -> tuple[list[float], Peers]:
+    """The mean loss of each step, on random tokens, and the peers as they then are.
+
+    Two devices, since a device that waits for others holds a thread, and there are four.
+    """
+    programs, state = begin(run, model)
+    form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
+    peers = Peers(programs, run.peers.layout, state, jax.devices()[:devices])
+    rng, found = np.random.default_rng(0), []
+    for step in range(1, steps + 1):
+        work = {}
+        for peer in range(run.peers.count):
+            tokens_NT = rng.integers(tiny.VOCABULARY, size=(6, 16), dtype=np.int32)
+            work[peer] = Work(micro_batches(tokens_NT, 6, run.peers.micro_batch), 6)
+        done = peers.step(work, step)
+        found.append(float(np.mean([d.loss for d in done.values()])))
+        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
+    return found, peers
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "expected"),
+    [
+        ((6, 8), 1, Spec()),
+        ((6, 8), 2, Spec(None, "fsdp")),
+        ((8, 6), 4, Spec("fsdp")),
+        ((4, 8, 8), 4, Spec(None, None, "fsdp")),
+        ((3, 5), 2, Spec()),
+        ((0, 5), 5, Spec(None, "fsdp")),
+        ((), 2, Spec()),
+    ],
+)
+def test_an_array_is_cut_along_its_longest_axis_that_the_devices_divide(shape, parts, expected):
+    assert cut(shape, parts) == expected
+
+
+def test_places_are_disjoint_and_what_is_left_over_stays_idle():
+    devices = jax.devices()
+    assert places(devices[:3], 2) == [Place((devices[0], devices[1]))]
+    assert places(devices, 2) == [Place(tuple(devices[:2])), Place(tuple(devices[2:]))]
+    with pytest.raises(LockstepError, match=r"\[peers\] fsdp = 8, expected at most the 4 devices"):
+        places(devices, 8)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model"),
+    [("Distro", tiny.MODEL), ("AdaDistro", tiny.MODEL), ("AdamW", tiny.DEEPSEEK)],
+    ids=["Distro", "AdaDistro", "experts"],
+)
+def test_losses_are_those_of_one_device(optimizer, model):
+    expected, _ = losses(a_run(1, optimizer), model, devices=1)
+    found, peers = losses(a_run(2, optimizer), model)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert [len(place.devices) for place in peers.places] == [2]
+
+
+def test_one_program_for_all_peers_gives_the_same_losses():
+    expected, _ = losses(a_run(1), tiny.MODEL, devices=1)
+    found, peers = losses(a_run(2, peers__layout="shard_map"), tiny.MODEL)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert held(peers._own, jax.devices()[0]) <= 0.51 * size(peers._own)
+
+
+def test_every_device_holds_its_part_after_every_round():
+    _, peers = losses(a_run(2, "AdamW"), tiny.MODEL)
+    (place,) = peers.places
+    for tree in (peers.params_at[place], peers._own[0], peers._shared[place]):
+        for device in place.devices:
+            assert held(tree, device) <= 0.51 * size(tree) + 8  # AdamW counts its steps
+
+
+def size(tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def held(tree, device: jax.Device) -> int:
+    shards = [s for leaf in jax.tree.leaves(tree) for s in leaf.addressable_shards]
+    return sum(s.data.nbytes for s in shards if s.device == device)
+
+
+@pytest.mark.parametrize("optimizer", ["Distro", "AdamW"])
+def test_memory_of_a_device_falls_as_devices_are_added(optimizer):
+    """As XLA plans it: arguments, results and what is needed in between, of the larger program."""
+    model = tiny.MODEL | {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    memory = []
+    for fsdp in (1, 2, 4):
+        run = a_run(
+            fsdp,
+            optimizer,
+            peers__scan_layers=True,
+            peers__remat="nothing_saveable",
+            model__LLM__max_seq_len=64,
+        )
+        programs, state = begin(run, model)
+        place = places(jax.devices(), fsdp)[0]  # compiled for, and not run on
+        params, own, shared = place.put((state.params, state.own[0], state.shared))
+        tokens = place.put_sequences(np.zeros((1, 4, 64), np.int32))
+        count, step = place.put_whole((jnp.int32(4), jnp.int32(1)))
+        arguments = params, own, shared, tokens, count, step
+        message = jax.eval_shape(programs.peer_step, *arguments).message
+        messages = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), message)
+        messages, present = place.put(messages), place.put_whole(np.ones(2, bool))
+        lowered = (
+            programs.peer_step.lower(*arguments),
+            programs.receive.lower(messages, present, params, shared, step),
+        )
+        plans = [program.compile().memory_analysis() for program in lowered]
+        memory.append(
+            max(
+                p.argument_size_in_bytes + p.output_size_in_bytes + p.temp_size_in_bytes
+                for p in plans
+            )
+        )
+    one, two, four = memory
+    assert two < 0.75 * one
+    assert four < 0.8 * two
+
+
+def test_a_batch_that_the_devices_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"multiple of peers.fsdp \(2\)"):
+        Run.model_validate(
+            tiny.run_document("nowhere", peers__fsdp=2, peers__micro_batch=3).unwrap()
+        )

@@ -1,0 +1,260 @@
+"""The two programs of a round: pinned numbers, and what padding and turns must not change."""
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.runfile import run as config
+from pipeline.swarm.peers import Peers, Work
+from pipeline.tokens.columns import UNCOUNTED, split
+from pipeline.tokens.shards import PLAIN
+from pipeline.transcript.state import State
+from pipeline.wire import message as wire
+from tests import tiny
+
+CONSTANT = {"Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}}
+# Mean losses of steps 1 to 4. A change that should not alter results leaves them as they are.
+PINNED = {
+    "Distro": (4.15691876, 4.12517810, 4.07647610, 4.00819087),
+    "AdamW": (4.15691876, 4.09925985, 4.03186417, 3.93455422),
+    "Muon": (4.15691876, 4.07322168, 3.97814286, 3.82578206),
+}
+
+
+def a_run(optimizer: str = "Distro", **changes: object) -> config.Run:
+    changes["model__LLM__lr_schedule"] = CONSTANT
+    if optimizer != "Distro":
+        others = tiny.ADAMW | tiny.MUON | tiny.ADA_DISTRO
+        changes["model__LLM__optimizer"] = {optimizer: others[optimizer]}
+    return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+
+
+def begin(
+    run: config.Run, model: dict = tiny.MODEL, columns: tuple[str, ...] = PLAIN
+) -> tuple[Programs, State]:
+    programs = Programs(run, model, columns=columns)
+    params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
+    own, shared = programs.init(params)
+    return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
+
+
+def batch(peer: int, step: int) -> np.ndarray:
+    """Two sequences that a model can learn."""
+    starts = np.random.default_rng([peer, step]).integers(tiny.VOCABULARY, size=(2, 1))
+    return ((starts + 3 * np.arange(16)) % tiny.VOCABULARY).astype(np.int32)
+
+
+def losses(run: config.Run, layout: str, devices: int, steps: int) -> list[float]:
+    programs, state = begin(run)
+    form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
+    peers = Peers(programs, layout, state, jax.devices()[:devices])
+    found = []
+    for step in range(1, steps + 1):
+        work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(run.peers.count)}
+        done = peers.step(work, step)
+        found.append(float(np.mean([d.loss for d in done.values()])))
+        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", PINNED)
+def test_losses_of_the_first_steps_are_as_they_were(optimizer):
+    found = losses(a_run(optimizer), "each", devices=2, steps=4)
+    assert found == pytest.approx(PINNED[optimizer], abs=2e-6)
+
+
+@pytest.mark.parametrize("layout", ["shard_map", "vmap"])
+# one for each device, and uneven
+@pytest.mark.parametrize("count, overlap", [(4, 0), (3, 2), (6, 0)])
+def test_every_layout_trains_alike(layout, count, overlap):
+    run = a_run(peers__count=count, peers__overlap=overlap)
+    expected = losses(run, "each", devices=4, steps=4)
+    # with overlap a peer looks ahead by signs, of rounding too where its delta is all but zero
+    near = pytest.approx(expected, abs=1e-2 if overlap else 1e-4)
+    assert losses(run, layout, devices=4, steps=4) == near
+
+
+def test_peers_take_turns_on_fewer_devices_without_changing_a_bit():
+    run = a_run(peers__count=3)
+    expected = losses(run, "each", devices=3, steps=3)
+    assert losses(run, "each", devices=2, steps=3) == expected
+    assert losses(run, "each", devices=1, steps=3) == expected
+
+
+def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
+    tokens = np.concatenate([batch(0, step) for step in range(3)])[:5]
+    found = {}
+    for size in (1, 2, 5, 8):
+        programs, state = begin(a_run("AdamW", peers__micro_batch=size))
+        rows_MBW = micro_batches(tokens, capacity=7, size=size)
+        own = jax.tree.map(np.array, state.own[0])
+        found[size] = programs.peer_step(
+            state.params, own, state.shared, rows_MBW, np.int32(5), np.int32(1)
+        )
+    for size in (1, 2, 8):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6),
+            found[size].message,
+            found[5].message,
+        )
+        assert float(found[size].loss) == pytest.approx(float(found[5].loss), abs=1e-5)
+
+
+def test_nothing_is_compiled_anew_when_the_work_changes():
+    programs, state = begin(a_run())
+    for step, count in enumerate((7, 1, 4, 2), start=1):
+        rows_MBW = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2)
+        own = jax.tree.map(np.array, state.own[0])
+        programs.peer_step(
+            state.params, own, state.shared, rows_MBW, np.int32(count), np.int32(step)
+        )
+    assert programs.peer_step._cache_size() == 1
+
+
+def test_gradients_cannot_travel_during_the_next_round():
+    with pytest.raises(LockstepError, match=r"\[peers\] overlap = 1, expected 0 with"):
+        Programs(a_run("AdamW", peers__overlap=1), tiny.MODEL)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_what_balances_experts_no_gradient_moves(overlap):
+    """DeepSeek's correction has none; signs of 0 and weight decay would move it."""
+    run = a_run(peers__overlap=overlap)
+    programs, state = begin(run, tiny.DEEPSEEK)
+    params = jax.tree.map(np.array, state.params)
+    params["layers"]["mlp"]["router"]["correction"][:] = 0.25
+    peers = Peers(programs, "each", state._replace(params=params), jax.devices()[:2])
+    form = wire.form_of(programs.optimizer, params, "lockstep")
+    for step in (1, 2, 3):
+        work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(2)}
+        done = peers.step(work, step)
+        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
+    after = peers.state().params
+    router, before = after["layers"]["mlp"]["router"], params["layers"]["mlp"]["router"]
+    np.testing.assert_array_equal(router["correction"], 0.25)
+    assert (router["kernel"] != before["kernel"]).any()
+
+
+@pytest.mark.parametrize("optimizer", [tiny.MUON, tiny.ADA_DISTRO])
+def test_a_group_that_no_param_has_is_refused(optimizer):
+    ((name, settings),) = optimizer.items()
+    run = a_run().model_dump(mode="json")
+    run["model"]["LLM"]["optimizer"] = {name: settings | {"step_scale": {"head": 2.0}}}
+    with pytest.raises(LockstepError, match="step_scale: head is no group .* embed, layers, lm_"):
+        Programs(config.parse(run, "run.toml"), tiny.MODEL)
+
+
+def test_a_run_that_extends_another_warms_up_again():
+    run = a_run("AdamW", model__LLM__cold_start_warmup_steps=4)
+    _, state = begin(run)
+    moved = {}
+    for first_step in (0, 10):
+        programs = Programs(run, tiny.MODEL, first_step)
+        message = jax.tree.map(lambda leaf: np.ones((2, *leaf.shape), leaf.dtype), state.params)
+        present = np.ones(2, bool)
+        moved[first_step] = [
+            float(np.abs(after["embed"]["embedding"] - state.params["embed"]["embedding"]).max())
+            for step in (11, 13, 15, 16)
+            for after, _ in [programs.receive(message, present, state.params, state.shared, step)]
+        ]
+    ratio = np.array(moved[10]) / np.array(moved[0])
+    np.testing.assert_allclose(ratio, [0, 0.5, 1, 1], atol=1e-3)
+
+
+# ---- Rows of several columns ----
+
+LABELLED = ("inputs", "labels")
+ALL = (*LABELLED, "position_ids", "sequence_ids")
+
+
+def packed(count: int) -> np.ndarray:
+    """Rows of 16 tokens, of 9 and 5 of two sequences and padding; half of the labels count."""
+    rng = np.random.default_rng(7)
+    inputs = rng.integers(tiny.VOCABULARY, size=(count, 16))
+    labels = np.where(rng.random((count, 16)) < 0.5, inputs, UNCOUNTED)
+    labels[0, 3:] = UNCOUNTED  # so that rows differ in how much counts
+    sequences = np.repeat([0, 1, 2], [9, 5, 2])
+    positions = np.concatenate([np.arange(9), np.arange(5), np.arange(2)])
+    rows = [inputs, labels, np.tile(positions, (count, 1)), np.tile(sequences, (count, 1))]
+    return np.concatenate(rows, axis=1).astype(np.int32)
+
+
+def gradient(programs: Programs, state: State, rows: np.ndarray, size: int) -> tuple:
+    rows_MBW = micro_batches(rows, capacity=7, size=size)
+    return jax.device_get(programs.gradient(state.params, rows_MBW, np.int32(len(rows))))
+
+
+@pytest.mark.parametrize("model", [tiny.MODEL, tiny.DEEPSEEK], ids=["llama", "deepseek"])
+def test_the_loss_is_the_mean_over_labels_that_count_however_a_batch_is_cut(model):
+    rows = packed(5)
+    found = {}
+    for size in (1, 2, 7):
+        programs, state = begin(a_run("AdamW", peers__micro_batch=size), model, ALL)
+        found[size] = gradient(programs, state, rows, size)
+    # in float64, of the logits
+    given = split(rows, ALL)
+    how = {"positions_BT": given.position_ids, "sequences_BT": given.sequence_ids}
+    config = programs.model.Config.from_hf(model)
+    apply = jax.jit(
+        lambda p: programs.model.apply(config, p, given.inputs, scan=True, dtype=np.float32, **how)
+    )
+    logits = np.asarray(apply(state.params), np.float64)[:, :-1]
+    labels = given.labels[:, 1:]
+    chosen = np.take_along_axis(logits, np.maximum(labels, 0)[..., None], -1)[..., 0]
+    losses = np.log(np.exp(logits).sum(-1)) - chosen
+    expected = losses[labels != UNCOUNTED].mean()
+    assert abs(expected - losses.mean()) > 1e-3
+    for loss, grads in found.values():
+        assert float(loss) == pytest.approx(expected, abs=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6),
+            grads,
+            found[7][1],
+        )
+
+
+def test_labels_that_are_the_inputs_train_as_no_labels_do():
+    tokens = np.concatenate([batch(0, step) for step in range(3)])[:5]
+    others = [np.tile(np.arange(16), (5, 1)), np.zeros((5, 16), int)]
+    rows = np.concatenate([tokens, tokens, *others], axis=1).astype(np.int32)
+    loss, grads = gradient(*begin(a_run("AdamW")), tokens, 2)
+    for columns, width in ((LABELLED, 32), (ALL, 64)):
+        found = gradient(*begin(a_run("AdamW"), columns=columns), rows[:, :width], 2)
+        assert float(found[0]) == pytest.approx(float(loss), abs=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), found[1], grads
+        )
+
+
+@pytest.mark.parametrize("optimizer", ["Distro", "AdamW"])
+def test_a_batch_of_which_nothing_counts_has_no_gradient_and_no_nan(optimizer):
+    rows = packed(3)
+    rows[:, 17:32] = UNCOUNTED  # the first label is predicted by nothing
+    programs, state = begin(a_run(optimizer), columns=ALL)
+    loss, grads = gradient(programs, state, rows, 2)
+    assert float(loss) == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(grads))
+    own = jax.tree.map(np.array, state.own[0])
+    rows_MBW = micro_batches(rows, capacity=3, size=2)
+    result = programs.peer_step(state.params, own, state.shared, rows_MBW, np.int32(3), np.int32(1))
+    for leaf in jax.tree.leaves((result.own, result.message)):
+        assert np.isfinite(leaf).all()
+
+
+def test_fused_layouts_train_alike_on_labels():
+    found = {}
+    for name in ("each", "shard_map"):
+        programs, state = begin(a_run(), columns=ALL)
+        peers = Peers(programs, name, state, jax.devices()[:2])
+        work = {peer: Work(micro_batches(packed(4)[peer:], 4, 2), 4 - peer) for peer in range(2)}
+        found[name] = [peers.step(work, 1)[peer].loss for peer in range(2)]
+    assert found["shard_map"] == pytest.approx(found["each"], abs=1e-5)
+
+
+def test_packed_rows_are_not_left_to_a_fused_kernel():
+    run = a_run(peers__attention="cudnn", peers__precision="bfloat16")
+    Programs(run, tiny.MODEL, columns=LABELLED)
+    with pytest.raises(LockstepError, match='attention = "cudnn", expected "matmul": several seq'):
+        Programs(run, tiny.MODEL, columns=ALL)

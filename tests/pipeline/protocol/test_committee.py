@@ -1,0 +1,268 @@
+"""Psyche's golden vectors (LCG, shuffles, quorum) and what an assignment must always be."""
+
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.protocol import committee
+from pipeline.protocol.committee import Committee
+
+
+def test_lcg_gives_psyches_numbers():
+    assert list(islice(committee.lcg(42), 3)) == [
+        10481999410520546993,
+        4159066171780167020,
+        7615522811268512075,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "order"),
+    [(10, 42, [2, 1, 0, 6, 7, 5, 4, 9, 8, 3]), (5, 12345, [0, 2, 1, 4, 3])],
+)
+def test_deterministic_shuffle_gives_psyches_order(count, seed, order):
+    assert committee.deterministic_shuffle(range(count), seed) == order
+
+
+@pytest.mark.parametrize(
+    ("salt", "places"),
+    [("witness", (7, 4, 9, 2, 6, 1, 0, 3, 5, 8)), ("committee", (1, 7, 2, 9, 5, 0, 8, 3, 4, 6))],
+)
+def test_swap_or_not_gives_psyches_positions(salt, places):
+    assert committee.positions(12345, 10, salt) == places
+
+
+@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 600])
+def test_swap_or_not_is_a_permutation(count):
+    assert sorted(committee.positions(7, count, "witness")) == list(range(count))
+
+
+def test_swap_or_not_of_nobody_is_empty():
+    assert committee.positions(7, 0, "witness") == ()
+
+
+def test_witnesses_are_the_first_positions():
+    assert committee.witnesses(12345, 10, 3) == (3, 5, 6)  # those at positions 2, 1 and 0
+
+
+@pytest.mark.parametrize(("count", "elected"), [(4, 4), (32, 32), (40, 32)])
+def test_witness_nodes_zero_elects_everyone_up_to_32(count, elected):
+    assert len(committee.witnesses(1, count, 0)) == elected
+
+
+def test_more_witnesses_than_peers_is_refused():
+    with pytest.raises(ValueError, match="witness_nodes = 5, expected 0 to 4"):
+        committee.witnesses(1, 4, 5)
+
+
+def test_committee_seats_follow_the_positions():
+    seats = committee.committees(12345, 10, verification_percent=30, tie_breakers=2)
+    # Positions 0 and 1 break ties; floor(8 x 30 %) = 2 verify.
+    assert [seats[i] for i in (5, 0)] == [Committee.TieBreaker] * 2
+    assert [seats[i] for i in (2, 7)] == [Committee.Verifier] * 2
+    assert seats.count(Committee.Trainer) == 6
+
+
+def test_committee_sizes_are_psyches():
+    seats = committee.committees(12345, 100, verification_percent=30, tie_breakers=10)
+    counts = [seats.count(seat) for seat in Committee]
+    assert counts == [10, 27, 63]
+
+
+@pytest.mark.parametrize(("percent", "ties"), [(101, 0), (-1, 0), (0, 6)])
+def test_impossible_committee_is_refused(percent, ties):
+    with pytest.raises(ValueError, match="expected 0 to"):
+        committee.committees(1, 5, verification_percent=percent, tie_breakers=ties)
+
+
+QUORUM = {1: 1, 2: 2, 3: 2, 4: 2, 5: 3, 6: 4, 7: 4, 8: 5, 9: 6, 10: 6, 11: 7, 12: 8, 13: 8}
+QUORUM |= {14: 9, 15: 10, 16: 10, 20: 13, 24: 16, 32: 21}
+
+
+def test_witness_quorum_is_psyches():
+    assert {elected: committee.witness_quorum(elected) for elected in QUORUM} == QUORUM
+
+
+def test_quorum_of_no_witnesses_is_refused():
+    with pytest.raises(ValueError, match="0 witnesses"):
+        committee.witness_quorum(0)
+
+
+def test_assignment_gives_contiguous_ranges_in_shuffled_order():
+    # 5 trainers in the order 0, 2, 1, 4, 3 share 17 sequences: the first two take 4.
+    assert list(committee.assign(range(5), 12345, 100, 17).items()) == [
+        (0, (100, 103)),
+        (1, (108, 110)),
+        (2, (104, 107)),
+        (3, (114, 116)),
+        (4, (111, 113)),
+    ]
+
+
+def test_peers_beyond_the_batch_get_nothing():
+    assert committee.assign(range(5), 12345, 0, 2) == {0: (0, 0), 2: (1, 1)}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 8, 64, 65])
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_assignment_covers_the_batch_exactly_once(count, batch_size):
+    spans = sorted(committee.assign(range(count), 99, 1000, batch_size).values())
+    sequences = [i for first, last in spans for i in range(first, last + 1)]
+    assert sequences == list(range(1000, 1000 + batch_size))
+    sizes = [last - first + 1 for first, last in spans]
+    assert max(sizes) - min(sizes) <= 1 and len(sizes) == min(count, batch_size)
+
+
+def test_assignment_without_trainers_is_refused():
+    with pytest.raises(ValueError, match="no trainers"):
+        committee.assign([], 1, 0, 8)
+
+
+SPANS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), max_size=6)
+
+
+def spans_below(data_index: int, gaps_and_sizes: list[tuple[int, int]]) -> tuple:
+    """Disjoint spans, each some sequences below the one before it."""
+    spans, last = [], data_index
+    for gap, size in gaps_and_sizes:
+        last -= gap
+        spans.append((last - size + 1, last))
+        last -= size
+    return tuple(spans)
+
+
+def sequences(spans) -> list[int]:
+    return [index for first, last in spans for index in range(first, last + 1)]
+
+
+@given(
+    count=st.integers(1, 40),
+    seed=st.integers(0, 2**64 - 1),
+    batch_size=st.integers(1, 100),
+    gaps_and_sizes=SPANS,
+)
+def test_plan_loses_and_repeats_no_sequence(count, seed, batch_size, gaps_and_sizes):
+    untrained = spans_below(1000, gaps_and_sizes)
+    spans, fresh, waiting = committee.plan(range(count), seed, 1000, batch_size, untrained)
+    given_out = sequences(spans.values())
+    everything = sequences(untrained) + list(range(1000, 1000 + fresh))
+    assert sorted(given_out + sequences(waiting)) == sorted(everything)
+    assert len(set(given_out)) == len(given_out) <= batch_size
+    share = -(-batch_size // count)
+    assert all(0 < last - first + 1 <= share for first, last in spans.values())
+    assert set(spans) <= set(range(count)) and list(spans) == sorted(spans)
+
+
+@given(
+    count=st.integers(1, 40),
+    seed=st.integers(0, 2**64 - 1),
+    batch_size=st.integers(1, 100),
+    gaps_and_sizes=SPANS,
+)
+def test_plan_takes_what_is_untrained_first(count, seed, batch_size, gaps_and_sizes):
+    untrained = spans_below(1000, gaps_and_sizes)
+    spans, fresh, waiting = committee.plan(range(count), seed, 1000, batch_size, untrained)
+    given_out = sequences(spans.values())
+    again = [index for index in given_out if index < 1000]
+    share, used = -(-batch_size // count), len(again)
+    order = committee.deterministic_shuffle(range(count), seed)
+    takers = [peer for peer in order if peer in spans and spans[peer][0] < 1000]
+    assert takers == order[: len(takers)]
+    assert sequences(spans[peer] for peer in takers) == sequences(untrained)[:used]
+    assert sequences(waiting) == sequences(untrained)[used:]
+    if waiting:  # for want of a trainer, or of room in the batch for one more piece
+        first, last = waiting[0]
+        piece = min(share, last - first + 1)
+        assert len(takers) == count or used + piece > batch_size
+    new = [spans[peer] for peer in order[len(takers) :] if peer in spans]
+    assert sequences(new) == list(range(1000, 1000 + fresh))
+    assert fresh == min(batch_size - used, (count - len(takers)) * share)
+    if fresh:
+        sizes = [last - first + 1 for first, last in new]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+        assert len(sizes) == min(fresh, count - len(takers))
+
+
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 100), gaps_and_sizes=SPANS)
+def test_plan_round_by_round_trains_everything_that_waits(count, batch_size, gaps_and_sizes):
+    untrained, rounds = spans_below(1000, gaps_and_sizes), 0
+    while untrained:
+        left = len(sequences(untrained))
+        untrained = committee.plan(range(count), rounds, 1000, batch_size, untrained).waiting
+        assert len(sequences(untrained)) < left
+        rounds += 1
+
+
+def test_plan_by_hand():
+    # In the order 0, 2, 1, 4, 3 and at most ceil(17 / 5) = 4 sequences each: 6 untrained ones are
+    # pieces of 4 and 2, and three trainers share the 11 that are left.
+    plan = committee.plan(range(5), 12345, 100, 17, ((50, 55),))
+    assert plan.spans == {0: (50, 53), 1: (100, 103), 2: (54, 55), 3: (108, 110), 4: (104, 107)}
+    assert plan.fresh == 11 and plan.waiting == ()
+    assert committee.assign(range(5), 12345, 100, 17, ((50, 55),)) == plan.spans
+
+
+def test_plan_gives_no_trainer_more_than_its_share():
+    # Two pieces of 1 leave one trainer for 10 new sequences, of which it takes ceil(12 / 3) = 4.
+    plan = committee.plan(range(3), 1, 100, 12, ((5, 5), (7, 7)))
+    assert plan.fresh == 4
+    assert sorted(plan.spans.values()) == [(5, 5), (7, 7), (100, 103)]
+
+
+def test_plan_leaves_waiting_what_has_no_place():
+    plan = committee.plan(range(2), 1, 100, 8, ((10, 19), (30, 31)))
+    assert sorted(plan.spans.values()) == [(10, 13), (14, 17)]
+    assert plan.fresh == 0 and plan.waiting == ((18, 19), (30, 31))
+
+
+def test_verifiers_take_trainers_in_the_order_of_the_shuffle():
+    places = committee.positions(12345, 5, "verify")
+    order = [10 + places.index(position) for position in range(5)]
+    assert committee.verified(12345, (9, 3), range(10, 15)) == {3: order[0], 9: order[1]}
+    assert order != sorted(order)
+
+
+def test_verifiers_are_pinned():
+    assert committee.verified(12345, (1, 4), (0, 2, 3)) == {1: 3, 4: 2}
+
+
+def test_more_verifiers_than_trainers_begin_again():
+    checked = committee.verified(7, range(5), (8, 9))
+    assert checked[0] == checked[2] == checked[4] != checked[1] == checked[3]
+    assert set(checked.values()) == {8, 9}
+
+
+@pytest.mark.parametrize(("verifiers", "trainers"), [((), (1, 2)), ((1, 2), ()), ((), ())])
+def test_without_verifiers_or_trainers_nothing_is_verified(verifiers, trainers):
+    assert committee.verified(7, verifiers, trainers) == {}
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    peers=st.lists(st.integers(0, 500), unique=True, max_size=40),
+    data=st.data(),
+)
+def test_tie_breakers_are_an_odd_number_of_others(seed, peers, data):
+    parties = data.draw(st.sets(st.sampled_from(peers), max_size=4)) if peers else set()
+    chosen = committee.tie_breakers(seed, peers, parties)
+    left = len(peers) - len(parties)
+    assert len(chosen) == (3 if left >= 3 else 1 if left else 0)
+    assert set(chosen) <= set(peers) - parties and len(set(chosen)) == len(chosen)
+
+
+def test_tie_breakers_are_the_first_positions_of_the_committee():
+    # Positions of 0..9 are 1 7 2 9 5 0 8 3 4 6 (Psyche's golden vector).
+    peers = tuple(range(20, 30))
+    assert committee.tie_breakers(12345, peers, ()) == (25, 20, 22)
+    assert committee.tie_breakers(12345, peers, {20, 27}) == (25, 22, 28)
+    assert committee.tie_breakers(12345, (3, 5), {3}) == (5,)
+    assert len(committee.tie_breakers(12345, (3, 5, 7, 9), {3, 5})) == 1
+
+
+def test_round_seed_is_pinned_and_differs_by_run_and_step():
+    # SHA-256("lockstep/round_seed:0:1")[:8], little-endian: transcripts depend on it.
+    assert committee.round_seed(0, 1) == 10278363629702557079
+    seeds = {committee.round_seed(run, step) for run in (0, 1, 11) for step in (1, 11, 111)}
+    assert len(seeds) == 9 and all(0 <= seed < 2**64 for seed in seeds)

@@ -1,0 +1,76 @@
+"""Simulated seconds against sums done by hand."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.protocol import links
+
+
+@dataclass(frozen=True)
+class Table:
+    tokens_per_second: object = 1000.0
+    latency_seconds: object = 0.5
+    upload_mbps: object = 8.0  # one megabyte a second
+    download_mbps: object = 80.0  # ten
+
+
+def test_times_are_tokens_by_speed_and_bytes_by_bandwidth_and_latency():
+    times = links.round_times(Table(), 3, tokens=4000, bytes_up=2_000_000, bytes_down=5_000_000)
+    assert times == links.Times(train_seconds=4.0, upload_seconds=2.5, download_seconds=1.0)
+    assert times.arrival == 6.5
+
+
+def test_each_peer_has_its_own_number_where_a_list_is_given():
+    table = Table(tokens_per_second=(1000.0, 500.0), upload_mbps=[8.0, 4.0], latency_seconds=0)
+    for peer, arrival in ((0, 2.0), (1, 4.0)):
+        times = links.round_times(table, peer, tokens=1000, bytes_up=1_000_000, bytes_down=0)
+        assert times.arrival == arrival
+
+
+def test_list_too_short_for_a_peer_is_refused_with_its_key():
+    with pytest.raises(LockstepError, match=r"\[links\] upload_mbps: 2 numbers and a peer 2"):
+        links.round_times(Table(upload_mbps=[8.0, 8.0]), 2, tokens=1, bytes_up=1, bytes_down=1)
+
+
+def test_messages_arrive_when_the_slowest_receiver_has_downloaded_them():
+    table = Table(latency_seconds=0.0, download_mbps=(80.0, 80.0, 8.0))
+    sizes = {0: 1_000_000, 1: 1_000_000}
+    arrived = links.arrivals(table, range(3), {0: 1000, 1: 3000}, sizes)
+    # Sent after 2 and 4 s; peer 2 needs one more second for each, and is free in between.
+    assert arrived == {0: 3.0, 1: 5.0}
+
+
+def test_messages_queue_behind_each_other_on_a_slow_downlink():
+    table = Table(latency_seconds=0.0, download_mbps=(80.0, 80.0, 4.0))
+    sizes = {0: 1_000_000, 1: 1_000_000}
+    # Both sent after 2 s; peer 2 downloads one after the other, two seconds each.
+    assert links.arrivals(table, range(3), {0: 1000, 1: 1000}, sizes) == {0: 4.0, 1: 6.0}
+
+
+def test_peer_alone_downloads_nothing():
+    assert links.arrivals(Table(), [0], {0: 1000}, {0: 1_000_000}) == {0: 2.5}
+
+
+def test_a_check_takes_the_fetch_over_the_narrower_link_and_the_verifiers_own_speed():
+    table = Table(
+        tokens_per_second=(100.0, 1000.0, 500.0),
+        latency_seconds=(0.1, 0.2, 0.4),
+        upload_mbps=(8.0, 16.0, 80.0),
+        download_mbps=(80.0, 4.0, 40.0),
+    )
+    cases = {  # latency of the sender, 2 MB at the narrower of its upload and the other's download
+        (1, 0): 0.1 + 16 / 4 + 4000 / 1000,
+        (2, 0): 0.1 + 16 / 8 + 4000 / 500,
+        (0, 2): 0.4 + 16 / 80 + 4000 / 100,
+    }
+    for (verifier, peer), seconds in cases.items():
+        found = links.check_seconds(table, verifier, peer, tokens=4000, size=2_000_000)
+        assert found == pytest.approx(seconds)
+
+
+def test_who_joins_loads_the_params_over_its_own_downlink():
+    table = Table(latency_seconds=(0.5, 0.25), upload_mbps=1.0, download_mbps=(80.0, 16.0))
+    assert links.load_seconds(table, 0, size=20_000_000) == 0.5 + 2.0
+    assert links.load_seconds(table, 1, size=20_000_000) == 0.25 + 10.0

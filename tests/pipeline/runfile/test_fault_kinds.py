@@ -1,0 +1,59 @@
+"""The table of faults says of each kind what validation and the peers' wrappers need."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.runfile import run as config
+from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
+from pipeline.stage.keys import PROJECT
+
+each_kind = pytest.mark.parametrize("name", KINDS)
+
+WRAPS = {
+    "message": "free_rider copycat stale sign_flip scale_up scale_down noise opposite "
+    "little_enough drift collude forged",
+    "bytes": "malformed not_finite duplicated wrong_hash equivocation",
+    "work": "lazy wrong_data",
+    "program": "wrong_precision",
+    "clock": "dropped late crash join",
+    "attestation": "false_witness denying_witness",
+    "check": "false_verifier",
+}
+
+
+def fault(name: str, **changes) -> config.Fault:
+    peer = [1, 2] if name == "collude" else 1
+    return config.Fault(**{"kind": name, "peer": peer, "rounds": (1, 3)} | changes)
+
+
+def test_every_kind_is_there_and_takes_the_place_of_what_it_should():
+    found = {place: {name for name in KINDS if KINDS[name].wraps == place} for place in WRAPS}
+    assert found == {place: set(names.split()) for place, names in WRAPS.items()}
+    assert sum(map(len, found.values())) == len(KINDS)
+    assert KINDS.keys() >= OF_OTHERS
+
+
+@each_kind
+def test_a_kind_says_what_it_does_in_words_that_tell_of_its_size(name):
+    kind = KINDS[name]
+    assert kind.says and "\n" not in kind.says and not kind.says.endswith(".")
+    assert ("size" in kind.says) == (kind.size is not None)
+    assert f"{name}: it {kind.says}" in config.Fault.model_fields["kind"].description
+
+
+@each_kind
+def test_strength_is_the_size_or_the_kinds_own(name):
+    assert fault(name).strength == KINDS[name].size
+    if KINDS[name].size is not None:
+        assert fault(name, size=0.25).strength == 0.25
+
+
+def test_reading_the_table_imports_nothing_heavy():
+    program = (
+        "import sys, pipeline.runfile.fault_kinds; "
+        "print('jax' in sys.modules, 'numpy' in sys.modules)"
+    )
+    out = subprocess.check_output([sys.executable, "-c", program], cwd=PROJECT, text=True)
+    assert out.split() == ["False", "False"]

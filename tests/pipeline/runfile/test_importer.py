@@ -1,0 +1,143 @@
+"""A Psyche file becomes a whole run file with the same meaning."""
+
+import tomllib
+
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.runfile import importer
+from pipeline.runfile import run as config
+from pipeline.stage.keys import PROJECT
+
+OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
+DEFAULT = PROJECT / "params" / "run.toml"
+
+STATE = """
+run_id = "test"
+run_state = "WaitingForMembers"
+
+[progress]
+step = 7
+
+[config]
+warmup_time = 5
+cooldown_time = 5
+epoch_time = 60
+max_round_train_time = 5
+round_witness_time = 2
+min_clients = 2
+init_min_clients = 2
+verification_percent = 0
+witness_nodes = 1
+global_batch_size_start = 4
+global_batch_size_end = 4
+global_batch_size_warmup_tokens = 0
+total_steps = 10
+waiting_for_members_extra_time = 3
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 512
+cold_start_warmup_steps = 0
+LOCATION
+optimizer = "Dummy"
+
+[model.LLM.checkpoint.Dummy]
+repo_id = ""
+
+[model.LLM.lr_schedule.Constant]
+base_lr = 4.0e-5
+warmup_init_lr = 0.0
+warmup_steps = 20
+"""
+LOCATIONS = [
+    'data_location = "Dummy"',
+    'data_location = { Server = "127.0.0.1:20001" }',
+    'data_location = { Local = "C:\\\\a \\"folder\\"\\u007f" }',
+    'data_location = { Preprocessed = "ünïcode" }',
+    """data_location.Http.token_size_in_bytes = "FourBytes"
+data_location.Http.shuffle.Seeded = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, \
+1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 255]
+data_location.Http.location.NumberedFiles = { url_template = "a{}", start_index = 0, \
+n_left_pad_zeros = 5, num_files = 3 }""",
+]
+
+
+def imported(tmp_path, text: str) -> tuple[str, config.Run]:
+    source, target = tmp_path / "source.toml", tmp_path / "run.toml"
+    source.write_text(text)
+    whole = importer.import_psyche(source)
+    target.write_text(whole)
+    return whole, config.load(target)
+
+
+def tables(run: config.Run) -> dict:
+    return run.model_dump(mode="json", exclude_none=True)
+
+
+def test_older_sample_becomes_a_whole_run_that_means_the_same(tmp_path):
+    text, run = imported(tmp_path, OLDER.read_text())
+    assert tables(run) == tables(config.load(OLDER))
+    assert run.config.rounds_per_epoch == 20
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_state_file_becomes_a_run_without_its_state(tmp_path, location):
+    text, run = imported(tmp_path, STATE.replace("LOCATION", location))
+    told = next(line for line in text.splitlines() if "Left out" in line)
+    assert told.endswith("run_id, run_state, progress.")
+    psyche = tomllib.loads(STATE.replace("LOCATION", location))
+    dump = tables(run)
+    if "Local" in location:  # written as a table, in which the string's meaning is spelled out
+        folder = psyche["model"]["LLM"]["data_location"]["Local"]
+        assert dump["model"]["LLM"]["data_location"]["Local"]["path"] == folder
+        del dump["model"]["LLM"]["data_location"], psyche["model"]["LLM"]["data_location"]
+    assert dump["config"] == psyche["config"]
+    assert dump["model"] == psyche["model"]
+
+
+def test_every_table_and_key_is_written_with_its_default_and_its_meaning(tmp_path):
+    text, run = imported(tmp_path, OLDER.read_text())
+    document = tomllib.loads(text)
+    assert set(document) == set(config.Run.model_fields)
+    for name in config.Run.model_fields:
+        if name != "model":
+            assert document[name] == tables(run)[name]
+    # dvc.yaml tracks it by its own name
+    assert document["model"]["LLM"]["cold_start_warmup_steps"] == 0
+    lines = text.splitlines()
+    assert lines[0] == "#:schema ./run.schema.json"
+    for number, line in enumerate(lines):
+        if " = " in line and not line.startswith("#"):
+            assert lines[number - 1].startswith("# "), line
+
+
+def test_absent_keys_are_told_of(tmp_path):
+    text, _ = imported(tmp_path, OLDER.read_text())
+    for key in ("revision", "weight_decay", "seed"):
+        assert f"\n# {key} is absent.\n" in text
+
+
+def test_own_tables_of_the_source_are_kept(tmp_path):
+    own = "[peers]\ncount = 3\nlayout = 'pmap'\n[faults]\nschedule = [{kind = 'sign_flip', peer = 2, rounds = [2, 9]}]\n"  # noqa: E501
+    text, run = imported(tmp_path, f"{OLDER.read_text()}\n{own}[links]\nupload_mbps = [1, 2.5, 3]")
+    assert (run.peers.count, run.peers.layout) == (3, "shard_map")
+    assert run.links.upload_mbps == (1.0, 2.5, 3.0)
+    assert run.faults.schedule == (config.Fault(kind="sign_flip", peer=2, rounds=(2, 9)),)
+
+
+def test_default_run_survives_its_own_import(tmp_path):
+    _, run = imported(tmp_path, DEFAULT.read_text())
+    assert run == config.load(DEFAULT)
+
+
+def test_importing_twice_changes_nothing_more(tmp_path):
+    once, _ = imported(tmp_path, OLDER.read_text())
+    twice, _ = imported(tmp_path, once)
+    assert twice == once
+
+
+def test_unknown_key_in_the_source_is_refused(tmp_path):
+    with pytest.raises(LockstepError, match=r"source\.toml: colour: unknown key"):
+        imported(tmp_path, 'colour = "red"\n' + OLDER.read_text())

@@ -1,0 +1,1021 @@
+"""A run file loads whole, or one line says what is wrong with it."""
+
+import copy
+import subprocess
+import sys
+import tomllib
+from decimal import ROUND_HALF_UP, Decimal
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+FIXTURES = PROJECT / "tests" / "fixtures"
+OLDER = FIXTURES / "psyche_older_spelling.toml"  # a sample of Psyche's documentation, verbatim
+DEFAULT = PROJECT / "params" / "run.toml"
+
+BASE = tomllib.loads("""
+[config]
+warmup_time = 30
+cooldown_time = 5
+epoch_time = 60
+max_round_train_time = 15
+round_witness_time = 1
+min_clients = 2
+init_min_clients = 3
+verification_percent = 0
+witness_nodes = 1
+global_batch_size_start = 4
+global_batch_size_end = 8
+global_batch_size_warmup_tokens = 1000
+total_steps = 100
+waiting_for_members_extra_time = 3
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 64
+cold_start_warmup_steps = 0
+data_location = "Dummy"
+
+[model.LLM.checkpoint.Hub]
+repo_id = "owner/name"
+
+[model.LLM.lr_schedule.Cosine]
+base_lr = 4.0e-4
+warmup_steps = 25
+warmup_init_lr = 0.0
+total_steps = 100
+final_lr = 4.0e-5
+
+[model.LLM.optimizer.Distro]
+clip_grad_norm = 1.0
+compression_decay = 0.999
+compression_chunk = 64
+compression_topk = 8
+quantize_1bit = true
+
+[peers]
+count = 4
+""")
+REMOVE = type("Remove", (), {"__repr__": lambda self: "REMOVE"})()
+
+
+def edited(*edits: tuple[str, object]) -> dict:
+    """BASE with each value put at its dotted key, or removed from there."""
+    document = copy.deepcopy(BASE)
+    for key, value in edits:
+        *tables, last = key.split(".")
+        table = document
+        for name in tables:
+            table = table.setdefault(name, {})
+        if value is REMOVE:
+            del table[last]
+        else:
+            table[last] = value
+    return document
+
+
+def load(*edits: tuple[str, object]) -> config.Run:
+    return config.parse(edited(*edits), "run.toml")
+
+
+def complaint(*edits: tuple[str, object]) -> str:
+    with pytest.raises(LockstepError) as caught:
+        load(*edits)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("run.toml: ")
+    return message.removeprefix("run.toml: ")
+
+
+# ---- the files that are there ----
+
+
+def test_older_sample_loads_verbatim_without_any_table_of_ours():
+    run = config.load(OLDER)
+    assert run.peers.count == run.config.init_min_clients == run.config.min_clients == 1
+    assert (run.config.rounds_per_epoch, run.config.epoch_time) == (20, None)
+    assert run.config.global_batch_size_start == run.config.global_batch_size_end == 8
+    assert run.config.batch_size(0) == run.config.batch_size(10**12) == 8
+    assert run.config.checkpointers == ()
+    assert run.config.waiting_for_members_extra_time == 10
+    assert run.llm.cold_start_warmup_steps == 0
+    assert run.llm.checkpoint.repo_id == "emozilla/llama2-20m-init"
+    assert isinstance(run.llm.data_location.location, config.LocationGcp)
+    assert isinstance(run.llm.lr_schedule, config.ScheduleCosine)
+    assert isinstance(run.llm.optimizer, config.OptimizerDistro)
+    assert run.llm.optimizer.weight_decay is None
+    assert run.links == config.Links()
+    assert run.runtime == config.Runtime()
+
+
+def test_default_run_loads_and_has_every_table():
+    assert set(tomllib.loads(DEFAULT.read_text())) == set(config.Run.model_fields)
+    run = config.load(DEFAULT)
+    assert run.peers.count == 4
+    assert isinstance(run.llm.checkpoint, config.CheckpointInit)
+    assert isinstance(run.llm.data_location, config.DataCorpus)
+
+
+GCP = {
+    "Http": {
+        "token_size_in_bytes": "TwoBytes",
+        "shuffle": "DontShuffle",
+        "location": {
+            "Gcp": {
+                "bucket_name": "nous-pretraining-public-us",
+                "filter_directory": "fineweb-edu-tokenized-llama2",
+            }
+        },
+    }
+}
+SINGLE = {
+    "Http": {
+        "token_size_in_bytes": "TwoBytes",
+        "shuffle": "DontShuffle",
+        "location": {"SingleUrl": "https://example.org/tiny-ci-dataset/000_tiny-test.ds"},
+    }
+}
+SERVER = {"Server": "127.0.0.1:20001"}
+LLAMA_20M = {"Hub": {"repo_id": "emozilla/llama2-20m-init"}}
+
+
+def distro(decay, chunk, topk, one_bit, clip=None, weight_decay=None):
+    fields = {
+        "compression_decay": decay,
+        "compression_chunk": chunk,
+        "compression_topk": topk,
+        "quantize_1bit": one_bit,
+        "clip_grad_norm": clip,
+        "weight_decay": weight_decay,
+    }
+    return {"Distro": {key: value for key, value in fields.items() if value is not None}}
+
+
+def psyche(
+    times, clients, batch, seq, data, checkpoint, optimizer, *, lr=(250, 25000), extra=3, ramp=0,
+    witnesses=1, steps=25000, cold=0, verify=0, architecture="HfLlama", schedule=None,
+):  # fmt: skip
+    """A configuration in Psyche's current spelling."""
+    warmup, cooldown, epoch, train, witness = times
+    start, end = batch if isinstance(batch, tuple) else (batch, batch)
+    cosine = {
+        "base_lr": 4e-4,
+        "warmup_init_lr": 0.0,
+        "warmup_steps": lr[0],
+        "total_steps": lr[1],
+        "final_lr": 4e-5,
+    }
+    return {
+        "config": {
+            "warmup_time": warmup,
+            "cooldown_time": cooldown,
+            "epoch_time": epoch,
+            "max_round_train_time": train,
+            "round_witness_time": witness,
+            "min_clients": clients,
+            "init_min_clients": clients,
+            "verification_percent": verify,
+            "witness_nodes": witnesses,
+            "global_batch_size_start": start,
+            "global_batch_size_end": end,
+            "global_batch_size_warmup_tokens": ramp,
+            "total_steps": steps,
+            "waiting_for_members_extra_time": extra,
+        },
+        "model": {
+            "LLM": {
+                "architecture": architecture,
+                "data_type": "Pretraining",
+                "max_seq_len": seq,
+                "cold_start_warmup_steps": cold,
+                "checkpoint": checkpoint,
+                "data_location": data,
+                "lr_schedule": schedule or {"Cosine": cosine},
+                "optimizer": optimizer,
+            }
+        },
+    }
+
+
+DOLMA = distro(0.999, 64, 8, True)
+LIGHT = distro(0.999, 64, 8, True, clip=1.0)
+WSD_40B = {
+    "WarmupStableDecay": {
+        "base_lr": 2e-4,
+        "warmup_init_lr": 0.0,
+        "warmup_steps": 2000,
+        "stable_steps": 161000,
+        "cosine_decay_steps": 150000,
+        "cosine_decay_final_lr": 2e-5,
+        "linear_decay_steps": 12000,
+        "linear_decay_final_lr": 2e-5,
+    }
+}
+# The configurations in Psyche's repository.
+SHAPES = {
+    "consilience-match-llama2-20m": psyche(
+        (30, 5, 60, 30, 2), 2, 4, 512, SERVER, LLAMA_20M,
+        distro(0.999, 16, 4, False), lr=(20, 2000),
+    ),
+    "consilience": psyche(
+        (3600, 120, 100000, 360, 5), 16, (12288, 32768), 2048,
+        {"WeightedHttp": "https://example.org/weighted-config.json"},
+        {"Hub": {"repo_id": "PsycheFoundation/consilience-v1-40b-init"}},
+        distro(0.995, 64, 4, True, 1.0, 0.1), extra=10, ramp=549755813888, witnesses=0,
+        steps=325000, cold=100, architecture="HfDeepseek", schedule=WSD_40B,
+    ),
+    "kill-test-short-epoch": psyche(
+        (30, 5, 150, 30, 2), 2, 128, 2048, SERVER, LLAMA_20M, DOLMA, lr=(500, 25000)
+    ),
+    "dolma-noverify-first-checkpointer": psyche(
+        (30, 5, 600, 30, 2), 2, 8, 2048, SERVER, LLAMA_20M, DOLMA, lr=(500, 25000)
+    ),
+    "dolma-noverify-no-checkpointer": psyche(
+        (30, 10, 600, 30, 2), 2, 8, 2048, SERVER, LLAMA_20M, DOLMA, lr=(500, 25000)
+    ),
+    "dolma-verify-first-checkpointer": psyche(
+        (30, 1, 600, 30, 2), 2, 8, 2048, SERVER, LLAMA_20M, DOLMA, lr=(500, 25000), verify=50
+    ),
+    "solana-test": psyche(
+        (15, 30, 60, 15, 1), 1, 2048, 2048, GCP,
+        {"Hub": {"repo_id": "emozilla/llama2-1.1b-gqa-init"}},
+        distro(0.999, 64, 2, False, 1.0), witnesses=0,
+    ),
+    "solana-light": psyche(
+        (30, 30, 60, 15, 5), 1, 8, 2048, GCP, LLAMA_20M, LIGHT, witnesses=0
+    ),
+    "solana-light-gcs": psyche(
+        (30, 30, 60, 15, 1), 1, 8, 2048, GCP, {"Gcs": {"bucket": "llama220minit"}}, LIGHT,
+        witnesses=0,
+    ),
+    "solana-nano": psyche(
+        (100, 5, 120, 30, 5), 1, 4, 64, SINGLE,
+        {"Hub": {"repo_id": "pefontana/Nano-Llama", "revision": "cf48eac4" * 5}}, LIGHT,
+    ),
+    "test": psyche(
+        (5, 5, 60, 5, 2), 2, 4, 512, "Dummy", {"Dummy": {"repo_id": ""}}, "Dummy",
+        lr=(20, 2000), steps=10,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_configuration_of_psyches_repository_loads(name):
+    document = SHAPES[name]
+    run = config.parse(document, name)
+    dump = run.model_dump(mode="json", exclude_none=True)
+    assert {key: dump[key] for key in document} == document
+    assert run.peers.count == document["config"]["init_min_clients"]
+
+
+# ---- spellings ----
+
+
+def test_both_spellings_in_one_file_are_refused():
+    message = complaint(("config.rounds_per_epoch", 20))
+    assert message.startswith("config.rounds_per_epoch is 20, expected one spelling")
+    assert "epoch_time" in message
+
+
+def test_older_spelling_needs_all_of_its_own_keys():
+    document = tomllib.loads(OLDER.read_text())
+    del document["config"]["checkpointers"]
+    with pytest.raises(LockstepError, match=r"config\.checkpointers: missing, expected it"):
+        config.parse(document, "run.toml")
+
+
+@pytest.mark.parametrize("key", [f"config.{key}" for key in BASE["config"]])
+def test_every_key_of_config_is_required(key):
+    assert complaint((key, REMOVE)).startswith(f"{key}: missing, expected it (")
+
+
+@pytest.mark.parametrize("key", [f"model.LLM.{key}" for key in BASE["model"]["LLM"]])
+def test_every_key_of_llm_is_required_in_the_current_spelling(key):
+    message = complaint((key, REMOVE))
+    assert message.startswith(key)
+    assert "expected it (" in message
+
+
+def test_checkpointers_are_kept():
+    document = tomllib.loads(OLDER.read_text())
+    places = ["owner/name", "gs://bucket", "gs://bucket/a/b"]
+    document["config"]["checkpointers"] = places
+    assert config.parse(document, "run.toml").config.checkpointers == tuple(places)
+
+
+def test_a_checkpointer_that_is_no_destination_is_refused():
+    document = tomllib.loads(OLDER.read_text())
+    document["config"]["checkpointers"] = ["owner/name", "12D3KooW"]
+    said = r'checkpointers\[1\] is "12D3KooW", expected owner/name on the hub or gs://bucket/prefix'
+    with pytest.raises(LockstepError, match=said):
+        config.parse(document, "run.toml")
+
+
+# ---- rules: (edits, the key that is named, its value, what was expected) ----
+
+SCHEDULE = "model.LLM.lr_schedule"
+LINEAR = {**BASE["model"]["LLM"]["lr_schedule"]["Cosine"]}
+ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8, "clip_grad_norm": 1.0}
+DISTRO = "model.LLM.optimizer.Distro"
+DATA = "model.LLM.data_location"
+HUB = "model.LLM.checkpoint.Hub"
+NUMBERED = {
+    "url_template": "https://example.org/{}.ds",
+    "start_index": 0,
+    "n_left_pad_zeros": 5,
+    "num_files": 3,
+}
+
+
+def http(location):
+    return {**GCP["Http"], "location": location}
+
+
+def wsd(**changed):
+    return {"WarmupStableDecay": {**WSD_40B["WarmupStableDecay"], **changed}}
+
+
+def fault(**changed):
+    return {"kind": "sign_flip", "peer": 2, "rounds": [20, 29]} | changed
+
+
+RULES = [
+    # CoordinatorConfig::check_error
+    (("config.epoch_time", 0), "config.epoch_time is 0", "greater than or equal to 1"),
+    (("config.warmup_time", 60), "config.warmup_time is 60", "less than epoch_time (60)"),
+    (("config.max_round_train_time", 0), "config.max_round_train_time is 0", "equal to 1"),
+    (
+        ("config.max_round_train_time", 60),
+        "config.max_round_train_time is 60",
+        "less than epoch_time (60)",
+    ),
+    (("config.round_witness_time", 0), "config.round_witness_time is 0", "equal to 1"),
+    (("config.min_clients", 0), "config.min_clients is 0", "equal to 1"),
+    (("config.init_min_clients", 1), "config.init_min_clients is 1", "at least min_clients (2)"),
+    (("config.init_min_clients", 257), "config.init_min_clients is 257", "equal to 256"),
+    (("config.global_batch_size_start", 0), "config.global_batch_size_start is 0", "equal to 1"),
+    (("config.global_batch_size_end", 0), "config.global_batch_size_end is 0", "equal to 1"),
+    (
+        ("config.global_batch_size_end", 3),
+        "config.global_batch_size_end is 3",
+        "at least global_batch_size_start (4)",
+    ),
+    (("config.global_batch_size_end", 65536), "_end is 65536", "less than or equal to 65535"),
+    (("config.total_steps", 0), "config.total_steps is 0", "equal to 1"),
+    (("config.witness_nodes", 3), "config.witness_nodes is 3", "at most min_clients (2)"),
+    (("config.witness_nodes", 33), "config.witness_nodes is 33", "less than or equal to 32"),
+    (("config.cooldown_time", 0), "config.cooldown_time is 0", "equal to 1"),
+    (("config.waiting_for_members_extra_time", 0), "extra_time is 0", "equal to 1"),
+    (("config.waiting_for_members_extra_time", 256), "extra_time is 256", "equal to 255"),
+    (("config.verification_percent", 101), "verification_percent is 101", "equal to 100"),
+    (
+        ("config.verification_percent", 100),
+        "config.verification_percent is 100",
+        "less than 100: of min_clients (2) one at least must train",
+    ),
+    (("config.warmup_time", -1), "config.warmup_time is -1", "equal to 0"),
+    (
+        ("model.LLM.cold_start_warmup_steps", 3),
+        "model.LLM.cold_start_warmup_steps is 3",
+        "at most (epoch_time - warmup_time) / max_round_train_time = 2",
+    ),
+    # Model::check
+    (("model.LLM.max_seq_len", 0), "model.LLM.max_seq_len is 0", "equal to 1"),
+    ((DATA, {"Server": ""}), f'{DATA}.Server is ""', "a string that is not empty"),
+    ((DATA, {"WeightedHttp": ""}), f'{DATA}.WeightedHttp is ""', "not empty"),
+    ((DATA, {"Preprocessed": ""}), f'{DATA}.Preprocessed is ""', "not empty"),
+    ((DATA, {"Http": http({"SingleUrl": ""})}), f'{DATA}.Http.location.SingleUrl is ""', "empty"),
+    (
+        (DATA, {"Http": http({"NumberedFiles": {**NUMBERED, "num_files": 0}})}),
+        f"{DATA}.Http.location.NumberedFiles.num_files is 0",
+        "equal to 1",
+    ),
+    (
+        (DATA, {"Http": http({"NumberedFiles": {**NUMBERED, "url_template": "a{}b{}"}})}),
+        f'{DATA}.Http.location.NumberedFiles.url_template is "a{{}}b{{}}"',
+        "exactly one {}",
+    ),
+    (
+        (DATA, {"Http": http({"Gcp": {"bucket_name": "", "filter_directory": ""}})}),
+        f'{DATA}.Http.location.Gcp.bucket_name is ""',
+        "a string that is not empty",
+    ),
+    ((f"{HUB}.repo_id", ""), f'{HUB}.repo_id is ""', "a string that is not empty"),
+    (
+        ("model.LLM.checkpoint", {"P2P": {"repo_id": ""}}),
+        'model.LLM.checkpoint.P2P.repo_id is ""',
+        "not empty",
+    ),
+    (
+        ("model.LLM.checkpoint", {"P2PGcs": {"bucket": ""}}),
+        'model.LLM.checkpoint.P2PGcs.bucket is ""',
+        "not empty",
+    ),
+    # capacities, in bytes
+    ((f"{HUB}.repo_id", "x" * 65), f"{HUB}.repo_id is", "at most 64 bytes"),
+    ((f"{HUB}.revision", "x" * 65), f"{HUB}.revision is", "at most 64 bytes, and this has 65"),
+    ((DATA, {"Server": "é" * 33}), f"{DATA}.Server is", "at most 64 bytes, and this has 66"),
+    ((DATA, {"Local": "x" * 193}), f"{DATA}.Local is", "at most 192 bytes, and this has 193"),
+    # schedules
+    (
+        (f"{SCHEDULE}.Cosine.total_steps", 25),
+        f"{SCHEDULE}.Cosine.total_steps is 25",
+        "more than warmup_steps (25)",
+    ),
+    (
+        (SCHEDULE, {"Linear": {**LINEAR, "total_steps": 24}}),
+        f"{SCHEDULE}.Linear.total_steps is 24",
+        "more than warmup_steps (25)",
+    ),
+    (
+        (SCHEDULE, wsd(cosine_decay_final_lr=3e-4)),
+        f"{SCHEDULE}.WarmupStableDecay.cosine_decay_final_lr is 0.0003",
+        "at most base_lr (0.0002)",
+    ),
+    (
+        (SCHEDULE, wsd(linear_decay_final_lr=3e-5)),
+        f"{SCHEDULE}.WarmupStableDecay.linear_decay_final_lr is 3e-05",
+        "at most cosine_decay_final_lr (2e-05)",
+    ),
+    ((f"{SCHEDULE}.Cosine.base_lr", -1.0), f"{SCHEDULE}.Cosine.base_lr is -1.0", "equal to 0"),
+    # optimizers
+    ((f"{DISTRO}.compression_topk", 0), f"{DISTRO}.compression_topk is 0", "equal to 1"),
+    ((f"{DISTRO}.compression_topk", 65536), "compression_topk is 65536", "equal to 65535"),
+    ((f"{DISTRO}.compression_chunk", 0), f"{DISTRO}.compression_chunk is 0", "equal to 1"),
+    ((f"{DISTRO}.compression_decay", 1.01), f"{DISTRO}.compression_decay is 1.01", "equal to 1"),
+    ((f"{DISTRO}.clip_grad_norm", -1.0), f"{DISTRO}.clip_grad_norm is -1.0", "equal to 0"),
+    (
+        ("model.LLM.optimizer", {"AdamW": {**ADAMW, "betas": [0.9, 1.0]}}),
+        "model.LLM.optimizer.AdamW.betas[1] is 1.0",
+        "less than 1",
+    ),
+    (
+        ("model.LLM.optimizer", {"AdamW": {**ADAMW, "betas": [0.9]}}),
+        "model.LLM.optimizer.AdamW.betas is [0.9]",
+        "2 items",
+    ),
+    # our own tables
+    (("peers.count", 2), "peers.count is 2", "at least config.init_min_clients (3)"),
+    (("peers.count", 257), "peers.count is 257", "equal to 256"),
+    (("peers.layout", "pmapped"), 'peers.layout is "pmapped"', "'each', 'shard_map' or 'vmap'"),
+    (("peers.precision", "float64"), 'peers.precision is "float64"', "'float32' or 'bfloat16'"),
+    (("peers.micro_batch", 0), "peers.micro_batch is 0", "equal to 1"),
+    (("links.upload_mbps", [20, 20, 5]), "links.upload_mbps is [20, 20, 5]", "4 of them"),
+    (("links.upload_mbps", [20, 20, 0, 5]), "links.upload_mbps[2] is 0", "greater than 0"),
+    (("links.tokens_per_second", 0), "links.tokens_per_second is 0", "greater than 0"),
+    (("links.latency_seconds", -0.1), "links.latency_seconds is -0.1", "equal to 0"),
+    (("faults.schedule", [fault(kind="lie")]), 'schedule[0].kind is "lie"', "'sign_flip'"),
+    (("faults.schedule", [fault(peer=4)]), "schedule[0].peer is 4", "less than peers.count (4)"),
+    (("faults.schedule", [fault(rounds=[0, 2])]), "schedule[0].rounds[0] is 0", "equal to 1"),
+    (("faults.schedule", [fault(rounds=[3, 2])]), "rounds is [3, 2]", "first <= last"),
+    (
+        ("faults.schedule", [fault(), fault(rounds=[90, 101])]),
+        "faults.schedule[1].rounds is [90, 101]",
+        "up to config.total_steps (100)",
+    ),
+    (
+        ("faults.schedule", [fault(), fault(rounds=[29, 40])]),
+        "faults.schedule[1].rounds is [29, 40]",
+        "outside those of faults.schedule[0]",
+    ),
+    (
+        ("faults.schedule", [fault(peer=[0, 1]), fault(peer=[1, 2], rounds=[25, 25])]),
+        "faults.schedule[1].rounds is [25, 25]",
+        "outside those of faults.schedule[0]",
+    ),
+    (("faults.schedule", [fault(peer=[])]), "schedule[0].peer is []", "at least 1 item"),
+    (("faults.schedule", [fault(peer=[1, 1])]), "schedule[0].peer is [1, 1]", "each peer once"),
+    (("faults.schedule", [fault(peer=[1, -1])]), "schedule[0].peer[1] is -1", "equal to 0"),
+    (("faults.schedule", [fault(peer="all")]), 'schedule[0].peer is "all"', "an integer"),
+    (("faults.schedule", [fault(peer=[1, 4])]), "peer is [1, 4]", "less than peers.count (4)"),
+    (("faults.schedule", [fault(size=2.0)]), "schedule[0].size is 2.0", "sign_flip has no size"),
+    (("faults.schedule", [fault(kind="noise", size=0)]), "[0].size is 0", "greater than 0"),
+    (("faults.schedule", [fault(kind="lazy", size=1)]), "[0].size is 1", "less than 1: a share"),
+    (("faults.schedule", [fault(kind="join")]), "[0].rounds is [20, 29]", "[1, last]"),
+    (
+        ("faults.schedule", [fault(kind="join", peer=[1, 2], rounds=[1, 9])]),
+        "faults.schedule is [",
+        "at most 1 peers that join: config.init_min_clients are there",
+    ),
+    (("faults.schedule", [fault(kind="collude")]), "[0].peer is 2", "a list of at least 2 peers"),
+    (
+        ("faults.schedule", [fault(), fault(kind="scale_up")]),
+        'faults.schedule[1].kind is "scale_up"',
+        "a kind for signs, or quantize_1bit = false: signs have no size",
+    ),
+    (
+        ("faults.schedule", [fault(kind="duplicated")]),
+        'faults.schedule[0].kind is "duplicated"',
+        'peers.wire = "psyche" with it',
+    ),
+    (
+        ("faults.schedule", [fault(kind="false_verifier")]),
+        'faults.schedule[0].kind is "false_verifier"',
+        "config.verification_percent above 0",
+    ),
+    (("witness.replay", ["0:x"]), 'witness.replay[0] is "0:x"', "matches ^[0-9]+:[0-9]+$"),
+    (("witness.replay", ["0:0", "0:4"]), 'replay[1] is "0:4"', "below 2 and a peer below 4"),
+    (("witness.replay", ["2:0"]), 'replay[0] is "2:0"', "a window below 2"),
+    (("witness.replay", ["1" * 5000 + ":0"]), 'witness.replay[0] is "111', "20 characters"),
+    (("witness.policy", "loose"), 'witness.policy is "loose"', "'applied' or 'strict'"),
+    (("witness.snapshot_every", 0), "witness.snapshot_every is 0", "equal to 1"),
+    (("witness.replay_percent", 101), "witness.replay_percent is 101", "equal to 100"),
+    (("export.dtype", "float8"), 'export.dtype is "float8"', "'bfloat16' or 'float16'"),
+    (("runtime.log_level", "error"), 'runtime.log_level is "error"', "'info' or 'warning'"),
+    (("runtime.keep_steps", 0), "runtime.keep_steps is 0", "equal to 1"),
+    (
+        (DATA, {"Corpus": {"vocab_size": 256, "held_out_percent": 5, "shuffle": "DontShuffle"}}),
+        f"{DATA}.Corpus.vocab_size is 256",
+        "equal to 258",
+    ),
+    (
+        (DATA, {"Http": {**SINGLE["Http"], "shuffle": {"Seeded": [1] * 31}}}),
+        f"{DATA}.Http.shuffle.Seeded is [1, 1",
+        "32 items",
+    ),
+    (
+        (DATA, {"Http": {**SINGLE["Http"], "shuffle": {"Seeded": [1] * 31 + [256]}}}),
+        f"{DATA}.Http.shuffle.Seeded[31] is 256",
+        "equal to 255",
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "found", "expected"), RULES, ids=[rule[1] for rule in RULES])
+def test_broken_rule_is_named_with_key_value_and_expectation(edit, found, expected):
+    message = complaint(edit)
+    assert found in message
+    assert expected in message.split(", expected ", 1)[1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("config.warmup_time", 0),
+        ("config.warmup_time", 59),
+        ("config.max_round_train_time", 59),
+        ("config.witness_nodes", 0),
+        ("config.witness_nodes", 2),
+        ("config.init_min_clients", 2),
+        ("config.init_min_clients", 4),
+        ("config.global_batch_size_end", 4),
+        ("config.verification_percent", 99),
+        ("config.waiting_for_members_extra_time", 255),
+        ("model.LLM.cold_start_warmup_steps", 2),
+        (f"{SCHEDULE}.Cosine.total_steps", 26),
+        (f"{DISTRO}.compression_decay", 0),
+        (f"{DISTRO}.compression_decay", 1),
+        (f"{DISTRO}.clip_grad_norm", REMOVE),
+        (f"{HUB}.repo_id", "x" * 64),
+        (f"{HUB}.repo_id", "/" + "x" * 300),
+        (DATA, {"Local": "x" * 192}),
+        ("links.latency_seconds", 0),
+        ("links.upload_mbps", [20, 20, 5, 100]),
+        ("faults.schedule", [fault(), fault(rounds=[30, 100]), fault(peer=0)]),
+        ("faults.schedule", [fault(peer=[0, 1]), fault(peer=[2, 3])]),
+        ("faults.schedule", [fault(kind="join", peer=2, rounds=[1, 100])]),
+        ("faults.schedule", [fault(kind="collude", peer=[3, 0])]),
+        ("faults.schedule", [fault(kind="wrong_precision", size=None)]),
+        ("witness.replay", ["0:0", "1:3"]),
+        ("witness.replay_percent", 0),
+        ("witness.seed", "any text"),
+    ],
+    ids=str,
+)
+def test_value_at_the_edge_of_a_rule_loads(edit):
+    load(edit)
+
+
+VALUES = (f"{DISTRO}.quantize_1bit", False)
+PLAIN = ("peers.wire", "psyche")
+VERIFIED = ("config.verification_percent", 50)
+
+
+def scheduled(kind: str, **changes) -> tuple[str, object]:
+    return "faults.schedule", [fault(kind=kind) | changes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs(kind):
+    needed = {"not_finite": [VALUES], "duplicated": [PLAIN], "false_verifier": [VERIFIED]}
+    changes = {"collude": {"peer": [0, 2]}, "join": {"rounds": [1, 9]}}.get(kind, {})
+    edits = [VALUES] if kind.startswith("scale_") else needed.get(kind, [])
+    run = load(scheduled(kind, **changes), *edits)
+    assert run.faults.schedule[0].kind == kind
+    assert (KINDS[kind].needs, bool(edits)) in {("", False), ("values", True), ("plain", True)} or (
+        kind == "false_verifier"
+    )
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        (
+            [scheduled("wrong_precision"), ("peers.layout", "vmap")],
+            'peers.layout = "each" with it',
+        ),
+        (
+            [scheduled("wrong_precision"), ("peers.attention", "cudnn")],
+            'peers.attention = "matmul" with it',
+        ),
+        (
+            [scheduled("duplicated"), PLAIN, (f"{DISTRO}.compression_topk", 1)],
+            "more than one coefficient of a block",
+        ),
+        (
+            [scheduled("duplicated"), ("model.LLM.optimizer", {"AdamW": ADAMW})],
+            "a kind for gradients: they name no places",
+        ),
+        *(
+            (
+                [
+                    scheduled(kind, peer=0),
+                    ("peers.count", 1),
+                    ("config.min_clients", 1),
+                    ("config.init_min_clients", 1),
+                ],
+                "a kind for one peer: this one is about others",
+            )
+            for kind in sorted(OF_OTHERS)
+        ),
+    ],
+    ids=str,
+)
+def test_a_kind_that_the_run_makes_impossible_is_refused(edits, expected):
+    kind = edits[0][1][0]["kind"]
+    said = f'faults.schedule[0].kind is "{kind}", expected {expected}'
+    assert said in complaint(*edits)
+
+
+def test_gradients_have_a_size():
+    load(scheduled("scale_up", size=3.0), ("model.LLM.optimizer", {"AdamW": ADAMW}))
+
+
+def test_a_verifier_needs_a_program_of_one_peer():
+    said = complaint(VERIFIED, ("peers.layout", "shard_map"))
+    assert said.startswith("config.verification_percent is 50, expected 0 with peers.layout = ")
+
+
+def test_peers_of_a_fault_are_a_tuple_however_they_are_written():
+    one, more = load(("faults.schedule", [fault(), fault(peer=[3, 0])])).faults.schedule
+    assert (one.peers, more.peers) == ((2,), (3, 0))
+
+
+def test_chosen_windows_are_pairs_of_window_and_peer():
+    assert load(("witness.replay", ["0:3", "01:0"])).witness.chosen == ((0, 3), (1, 0))
+
+
+def test_cold_start_of_the_older_spelling_fits_into_its_rounds():
+    document = tomllib.loads(OLDER.read_text())
+    document["model"]["LLM"]["cold_start_warmup_steps"] = 20
+    config.parse(document, "run.toml")
+    document["model"]["LLM"]["cold_start_warmup_steps"] = 21
+    with pytest.raises(LockstepError, match="is 21, expected at most rounds_per_epoch = 20"):
+        config.parse(document, "run.toml")
+
+
+# ---- types and keys ----
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (("config.total_steps", 1.0), "config.total_steps is 1.0, expected an integer"),
+        (("config.total_steps", True), "config.total_steps is true, expected an integer"),
+        (("config.total_steps", "100"), 'config.total_steps is "100", expected an integer'),
+        (("config", 3), "config is 3, expected a table"),
+        (("model.LLM", []), "model.LLM is [], expected a table"),
+        (("peers", "four"), 'peers is "four", expected a table'),
+        ((f"{DISTRO}.quantize_1bit", 1), f"{DISTRO}.quantize_1bit is 1, expected true or false"),
+        ((f"{DISTRO}.clip_grad_norm", "1"), f'{DISTRO}.clip_grad_norm is "1", expected a number'),
+        (
+            (f"{DISTRO}.clip_grad_norm", float("inf")),
+            f"{DISTRO}.clip_grad_norm is Infinity, expected a finite number",
+        ),
+        (("evaluate.prompt", 3), "evaluate.prompt is 3, expected a string"),
+        (("links.upload_mbps", "fast"), 'links.upload_mbps is "fast", expected a number'),
+        (("links.upload_mbps", {"a": 1}), "upload_mbps is a table with a, expected a number"),
+        (("faults.schedule", 3), "faults.schedule is 3, expected a list"),
+        (("faults.schedule", [3]), "faults.schedule[0] is 3, expected a table"),
+        (
+            ("runtime.log_level", tomllib.loads("a = 2024-01-02")["a"]),
+            "runtime.log_level is the date 2024-01-02, expected 'debug', 'info' or 'warning'",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_type_is_named_with_the_type_expected(edit, message):
+    assert message in complaint(edit)
+
+
+def test_integer_is_a_number():
+    run = load((f"{DISTRO}.clip_grad_norm", 1), ("links.upload_mbps", 20))
+    assert (run.llm.optimizer.clip_grad_norm, run.links.upload_mbps) == (1.0, 20.0)
+    assert isinstance(run.llm.optimizer.clip_grad_norm, float)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("config.total_step", "total_steps"),
+        ("config.global_batch_size_ends", "global_batch_size_end"),
+        ("model.LLM.optimiser", "optimizer"),
+        (f"{DISTRO}.clip_gradnorm", "clip_grad_norm"),
+        (f"{HUB}.revison", "revision"),
+        ("peers.layuot", "layout"),
+        ("witnes", "witness"),
+    ],
+)
+def test_unknown_key_is_refused_with_the_known_ones_and_the_closest(key, suggestion):
+    message = complaint((key, 1))
+    assert message.startswith(f"{key}: unknown key, expected one of ")
+    assert message.endswith(f"; did you mean {suggestion}?")
+
+
+def test_unknown_key_in_a_list_of_tables_is_named():
+    message = complaint(("faults.schedule", [fault(round=1)]))
+    assert message.startswith("faults.schedule[0].round: unknown key, expected one of kind, peer, ")
+
+
+def test_key_with_a_line_break_is_still_one_line():
+    document = edited()
+    document["peers"]["a\nb"] = 1
+    with pytest.raises(LockstepError, match=r'^run\.toml: peers\."a\\nb": unknown key'):
+        config.parse(document, "run.toml")
+    assert 'a table with "a\\nb"' in complaint(("links.upload_mbps", {"a\nb": 1}))
+
+
+def test_unknown_key_of_the_older_spelling_lists_the_older_keys():
+    document = tomllib.loads(OLDER.read_text())
+    document["config"]["rounds"] = 3
+    with pytest.raises(LockstepError, match="unknown key, expected one of .*rounds_per_epoch"):
+        config.parse(document, "run.toml")
+
+
+def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
+    message = complaint(
+        ("config.total_steps", 0), ("peers.micro_batch", 0), ("runtime.colour", "red")
+    )
+    assert message.startswith("config.total_steps is 0")
+    assert message.endswith("(and 2 more)")
+    assert "more)" not in complaint(("config.total_steps", 0))
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT / "params").glob("*.toml")), ids=lambda f: f.name)
+def test_every_run_file_of_the_project_loads(file):
+    assert config.load(file).config.total_steps > 0
+
+
+def test_run_is_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        load().peers.count = 5
+
+
+# ---- variants ----
+
+INIT = {"config": {"model_type": "llama", "rope_scaling": {"factor": 2.0}}, "seed": 1}
+HUB_REPO = {"repo_id": "owner/name", "revision": "main"}
+SEEDED = {"Seeded": list(range(32))}
+ADA_DISTRO = {
+    "AdaDistro": {
+        **distro(0.9, 32, 4, False)["Distro"],
+        "second_moment_decay": 0.95,
+        "update": "orthogonal",
+        "step_scale": {"lm_head": 2.0},
+        "topk_of": {"norm": 64},
+        "untransformed": ["embed"],
+        "removed": 0.2,
+    }
+}
+TWO_BYTES = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
+VARIANTS = [
+    ("optimizer", "Dummy", config.OptimizerDummy),
+    ("optimizer", {"AdamW": ADAMW}, config.OptimizerAdamW),
+    ("optimizer", tiny.MUON, config.OptimizerMuon),
+    ("optimizer", distro(0.9, 32, 4, False), config.OptimizerDistro),
+    ("optimizer", ADA_DISTRO, config.OptimizerAdaDistro),
+    ("checkpoint", "Ephemeral", config.CheckpointEphemeral),
+    ("checkpoint", {"Dummy": {"repo_id": ""}}, config.CheckpointDummy),
+    ("checkpoint", {"Hub": HUB_REPO}, config.CheckpointHub),
+    ("checkpoint", {"P2P": HUB_REPO}, config.CheckpointP2P),
+    ("checkpoint", {"Gcs": {"bucket": "b", "prefix": "p"}}, config.CheckpointGcs),
+    ("checkpoint", {"P2PGcs": {"bucket": "b"}}, config.CheckpointP2PGcs),
+    ("checkpoint", {"Init": INIT}, config.CheckpointInit),
+    ("checkpoint", {"Run": "0123abcd"}, config.CheckpointRun),
+    ("data_location", "Dummy", config.DataDummy),
+    ("data_location", SERVER, config.DataServer),
+    (
+        "data_location",
+        {"Local": {"path": "d", "token_size_in_bytes": "FourBytes", "shuffle": SEEDED}},
+        config.DataLocal,
+    ),
+    ("data_location", GCP, config.DataHttp),
+    ("data_location", SINGLE, config.DataHttp),
+    ("data_location", {"Http": http({"NumberedFiles": NUMBERED})}, config.DataHttp),
+    ("data_location", {"WeightedHttp": "https://example.org/a.json"}, config.DataWeightedHttp),
+    ("data_location", {"Preprocessed": "folder"}, config.DataPreprocessed),
+    (
+        "data_location",
+        {
+            "Corpus": {
+                "text_key": "text",
+                "vocab_size": 4096,
+                "held_out_percent": 5.0,
+                "shuffle": "DontShuffle",
+            }
+        },
+        config.DataCorpus,
+    ),
+    ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, config.DataHub),
+    ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, config.DataUrl),
+    (
+        "lr_schedule",
+        {"Constant": {"base_lr": 0.0, "warmup_init_lr": 0.0, "warmup_steps": 0}},
+        config.ScheduleConstant,
+    ),
+    ("lr_schedule", {"Linear": LINEAR}, config.ScheduleLinear),
+    ("lr_schedule", {"Cosine": LINEAR}, config.ScheduleCosine),
+    ("lr_schedule", WSD_40B, config.ScheduleWarmupStableDecay),
+]
+
+
+@pytest.mark.parametrize(("enum", "value", "kind"), VARIANTS, ids=str)
+def test_every_variant_loads_and_is_written_back_as_it_was(enum, value, kind):
+    run = load((f"model.LLM.{enum}", value))
+    variant = getattr(run.llm, enum)
+    assert type(variant) is kind
+    assert run.llm.model_dump(mode="json", exclude_none=True)[enum] == value
+
+
+def test_no_variant_is_left_untested():
+    tested = {kind for _, _, kind in VARIANTS}
+    enums = (config.Optimizer, config.Checkpoint, config.Data, config.Schedule)
+    leaves = {kind for enum in enums for kind in _leaves(enum)}
+    assert tested == leaves
+
+
+def _leaves(kind):
+    below = kind.__subclasses__()
+    return {leaf for child in below for leaf in _leaves(child)} if below else {kind}
+
+
+def test_variant_name_is_where_a_user_finds_it():
+    llm = load(("model.LLM.optimizer", "Dummy"), (DATA, GCP)).llm
+    assert config.variant_name(llm.optimizer) == "model.LLM.optimizer.Dummy"
+    assert config.variant_name(llm.lr_schedule) == "model.LLM.lr_schedule.Cosine"
+    assert config.variant_name(llm.checkpoint) == "model.LLM.checkpoint.Hub"
+    location = llm.data_location.location
+    assert config.variant_name(location) == "model.LLM.data_location.Http.location.Gcp"
+
+
+def test_local_folder_as_a_string_holds_two_byte_tokens_unshuffled():
+    location = load((DATA, {"Local": "folder"})).llm.data_location
+    assert (location.path, location.token_size_in_bytes) == ("folder", "TwoBytes")
+    assert location.shuffle == config.ShuffleDontShuffle()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            ("model.LLM.optimizer", {"AdamV": ADAMW}),
+            "model.LLM.optimizer is a table with AdamV, expected exactly one of Dummy, AdamW, "
+            "Muon, Distro, AdaDistro; did you mean AdamW?",
+        ),
+        (
+            ("model.LLM.optimizer.AdamW", ADAMW),
+            "model.LLM.optimizer is a table with Distro, AdamW, expected exactly one of Dummy, ",
+        ),
+        (("model.LLM.optimizer", {}), "model.LLM.optimizer is an empty table, expected exactly"),
+        (("model.LLM.optimizer", 3), "model.LLM.optimizer is 3, expected exactly one of"),
+        (
+            ("model.LLM.optimizer", "Distro"),
+            'model.LLM.optimizer is "Distro", expected a table with the key Distro',
+        ),
+        (
+            ("model.LLM.optimizer", {"Dummy": {}}),
+            'model.LLM.optimizer.Dummy is an empty table, expected the string "Dummy"',
+        ),
+        ((DATA, {"Server": 3}), "model.LLM.data_location.Server is 3, expected a string"),
+        (
+            (DATA, {"Server": {"address": "a:1"}}),
+            "data_location.Server is a table with address, expected a value that is no table",
+        ),
+        ((DATA, {"Local": 3}), "model.LLM.data_location.Local is 3, expected a string"),
+        ((DATA, {"Local": {"folder": "a"}}), "model.LLM.data_location.Local.path: missing"),
+        (
+            ("model.LLM.checkpoint", {"Run": "../../etc"}),
+            'model.LLM.checkpoint.Run is "../../etc", expected',
+        ),
+        (
+            ("model.LLM.checkpoint", {"Init": {"config": {"a": float("nan")}, "seed": 0}}),
+            "model.LLM.checkpoint.Init.config.a is NaN, expected",
+        ),
+        (("model.GPT", {}), "model.GPT: unknown key, expected one of LLM"),
+    ],
+    ids=str,
+)
+def test_malformed_variant_is_named(edit, message):
+    assert message in complaint(edit)
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[config]\nwarmup_time = \n", ":2: Invalid value, expected TOML"),
+        (b"[config]\n\nwarmup_time 3\n", ":3: Expected '=' after a key"),
+        (b"[config]\na = 1\na = 2\n", ":3: Cannot overwrite a value, expected TOML"),
+        (b"a = '''\n\n", ":3: "),
+        (b"[config]\n# \xff\n", ":2: byte 0xff, expected UTF-8"),
+    ],
+)
+def test_file_that_is_no_toml_is_refused_with_its_line(tmp_path, content, message):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(LockstepError) as caught:
+        config.load(path)
+    assert str(caught.value).startswith(f"{path}{message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "1" * 5000])
+def test_file_beyond_the_parsers_limits_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "huge.toml"
+    path.write_text(content)
+    with pytest.raises(LockstepError, match=r"^\S+huge\.toml: .*, expected TOML$"):
+        config.load(path)
+
+
+def test_missing_file_and_folder_are_refused_by_name(tmp_path):
+    with pytest.raises(LockstepError, match=r"none\.toml: No such file"):
+        config.load(tmp_path / "none.toml")
+    with pytest.raises(LockstepError, match="Is a directory"):
+        config.load(tmp_path)
+
+
+def test_state_file_is_sent_to_import(tmp_path):
+    path = tmp_path / "state.toml"
+    path.write_text('run_id = "test"\nrun_state = "WaitingForMembers"\n')
+    with pytest.raises(LockstepError, match=r"state\.toml: run_id: .*`lockstep import .*state"):
+        config.load(path)
+
+
+def test_layout_pmap_is_shard_map():
+    assert load(("peers.layout", "pmap")).peers.layout == "shard_map"
+
+
+def test_config_imports_no_jax():
+    code = (
+        "import sys, pipeline.runfile.run; print([m for m in ('jax', 'optax') if m in sys.modules])"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+    )
+    assert printed.stdout.strip() == "[]"
+
+
+# ---- the batch ramp ----
+
+
+def test_batch_ramp_gives_psyches_numbers():
+    ramp = config.parse(SHAPES["consilience"], "run.toml").config
+    tokens = (0, 2**37, 2**38, 2**39 - 1, 2**39, 2**62)
+    sizes = [ramp.batch_size(count) for count in tokens]
+    assert sizes == [12288, 17408, 22528, 32768, 32768, 32768]
+
+
+def test_batch_ramp_rounds_half_away_from_zero():
+    ramp = load().config  # 4 -> 8 over 1000 tokens
+    assert [ramp.batch_size(tokens) for tokens in (124, 125, 374, 375, 624, 625)] == [
+        4, 5, 5, 6, 6, 7,
+    ]  # fmt: skip
+
+
+def test_batch_ramp_agrees_with_exact_arithmetic():
+    ramp = load(
+        ("config.global_batch_size_start", 3),
+        ("config.global_batch_size_end", 61),
+        ("config.global_batch_size_warmup_tokens", 4096),
+    ).config
+    for tokens in range(0, 5000, 7):
+        exact = 3 + Decimal(58 * min(tokens, 4096)) / 4096
+        assert ramp.batch_size(tokens) == int(exact.to_integral_value(ROUND_HALF_UP))
+
+
+def test_no_ramp_is_the_end_from_the_start():
+    assert load(("config.global_batch_size_warmup_tokens", 0)).config.batch_size(0) == 8

@@ -1,0 +1,82 @@
+"""params/run.schema.json is what the models say, and agrees with the loader."""
+
+import copy
+import json
+import tomllib
+
+import pytest
+
+from pipeline.runfile import schema
+from pipeline.stage.keys import PROJECT
+
+PARAMS = PROJECT / "params"
+OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
+
+
+def test_schema_file_is_up_to_date():
+    stale = (PARAMS / "run.schema.json").read_text() != schema.generate()
+    assert not stale, (
+        "params/run.schema.json is stale: run `lockstep schema > params/run.schema.json`"
+    )
+
+
+def test_default_run_names_its_schema_on_the_first_line():
+    assert (PARAMS / "run.toml").read_text().startswith("#:schema ./run.schema.json\n")
+
+
+def test_every_key_is_described():
+    whole = json.loads(schema.generate())
+    tables = {"Run": whole, **whole["$defs"]}
+    bare = [
+        f"{name}.{key}"
+        for name, table in tables.items()
+        if "properties" in table
+        for key, field in table["properties"].items()
+        if "description" not in field and "$ref" not in field
+    ]
+    assert bare == []
+
+
+def test_schema_has_no_null_since_toml_has_none():
+    assert "null" not in schema.generate()
+
+
+@pytest.fixture
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    whole = json.loads(schema.generate())
+    jsonschema.Draft202012Validator.check_schema(whole)
+    return jsonschema.Draft202012Validator(whole)
+
+
+@pytest.mark.parametrize("path", [PARAMS / "run.toml", OLDER], ids=lambda path: path.name)
+def test_run_files_satisfy_the_schema(validator, path):
+    assert list(validator.iter_errors(tomllib.loads(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        (("config",), "total_steps", 0),
+        (("config",), "totl_steps", 3),
+        (("model", "LLM"), "optimizer", "Distro"),
+        (("model", "LLM", "optimizer", "Distro"), "compression_decay", 1.5),
+        (("peers",), "layout", "pmapped"),
+        (("faults",), "schedule", [{"kind": "sign_flip", "peer": 0}]),
+        (("links",), "upload_mbps", [1, 0]),
+    ],
+)
+def test_schema_refuses_what_the_loader_refuses(validator, table, key, value):
+    document = copy.deepcopy(tomllib.loads((PARAMS / "run.toml").read_text()))
+    place = document
+    for name in table:
+        place = place[name]
+    place[key] = value
+    assert not validator.is_valid(document)
+
+
+def test_schema_takes_every_form_of_a_local_folder(validator):
+    document = tomllib.loads((PARAMS / "run.toml").read_text())
+    for form in ("folder", {"path": "folder", "token_size_in_bytes": "FourBytes"}):
+        document["model"]["LLM"]["data_location"] = {"Local": form}
+        assert validator.is_valid(document)

@@ -1,0 +1,190 @@
+"""One place for each data location that there is, with the same tokens wherever that can be."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.servers import hub as hub_server
+from tests.servers import s3 as s3_server
+from tests.servers import web
+from tests.servers.bucket import Bucket
+from tests.servers.files import Files
+from tests.servers.hub import Repo
+
+SEEDED = {"Seeded": list(range(32))}
+HOW = {"token_size_in_bytes": "TwoBytes", "shuffle": SEEDED}
+LENGTH = 32  # tokens of a sequence in these tests
+VOCAB = 900
+
+
+def token_file(number: int, tokens: int) -> bytes:
+    """A file of tokens that no other file has in this order."""
+    rng = np.random.default_rng(number)
+    return rng.integers(0, VOCAB, tokens).astype("<u2").tobytes()
+
+
+# The last is held out; lengths are no multiples of a sequence's.
+TRUTH = {f"{number}.ds": token_file(number, 700 + 10 * number) for number in range(4)}
+
+
+@dataclass
+class Place:
+    """Where tokens are.
+
+    Attributes:
+      location: as a run file has it.
+      servers: that are asked.
+      listed: whether it is token files as they stand, so that it can be limited and streamed.
+      sure: whether each sequence comes just once.
+    """
+
+    location: dict | str
+    servers: list[web.Served] = field(default_factory=list)
+    listed: bool = True
+    sure: bool = True
+
+    def sent(self) -> int:
+        """Bytes of files that servers have sent."""
+        return sum(sum(server.sent.values()) for server in self.servers)
+
+
+@contextmanager
+def _local(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for name, content in TRUTH.items():
+        (folder / name).write_bytes(content)
+    yield Place({"Local": {"path": str(folder), **HOW}})
+
+
+@contextmanager
+def _single_url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    files = Files({"0.ds": TRUTH["0.ds"]})
+    with files.serving():
+        yield Place({"Http": {**HOW, "location": {"SingleUrl": files.url("0.ds")}}}, [files])
+
+
+def _numbers(files: Files, start: int, count: int, digits: int) -> dict:
+    return {
+        "url_template": files.url("{}.ds"),
+        "start_index": start,
+        "n_left_pad_zeros": digits,
+        "num_files": count,
+    }
+
+
+@contextmanager
+def _numbered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    files = Files({f"{name[0]:0>3}.ds": content for name, content in TRUTH.items()})
+    with files.serving():
+        where = {"NumberedFiles": _numbers(files, 0, len(TRUTH), 3)}
+        yield Place({"Http": {**HOW, "location": where}}, [files])
+
+
+@contextmanager
+def _gcp(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    bucket = Bucket()
+    for name, content in TRUTH.items():
+        bucket.put(f"tokens/{name}", content)
+    bucket.put("tokens-of-others/0.ds", b"12")
+    bucket.put("tokens/readme.md", b"no tokens")
+    with bucket.serving():
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.address)
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        where = {"Gcp": {"bucket_name": bucket.name, "filter_directory": "tokens"}}
+        yield Place({"Http": {**HOW, "location": where}}, [bucket])
+
+
+@contextmanager
+def _hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with hub_server.found(monkeypatch, folder / "home") as hub:
+        hub.datasets["ours/tokens"] = repo = Repo()
+        repo.commit({f"data/{name}": content for name, content in TRUTH.items()} | {"a.txt": b"a"})
+        yield Place({"Hub": {"repo_id": "ours/tokens", **HOW}}, [hub])
+
+
+@contextmanager
+def _url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with s3_server.found(monkeypatch) as bucket:
+        bucket.objects |= {f"tokens/{name}": content for name, content in TRUTH.items()}
+        yield Place({"Url": {"url": f"s3://{bucket.name}/tokens", **HOW}}, [bucket])
+
+
+def _weighted(shape: Callable[[dict, float], object], sure: bool) -> Callable:
+    @contextmanager
+    def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+        files = Files(dict(TRUTH))
+        with files.serving():
+            # two locations: one file, and three numbered ones, of which the last is held out
+            one = {**HOW, "location": {"SingleUrl": files.url("0.ds")}}
+            other = {**HOW, "location": {"NumberedFiles": _numbers(files, 1, 3, 1)}}
+            document = {"shuffle": SEEDED, "providers": [shape(one, 0.7), shape(other, 0.3)]}
+            files.put("mix.json", json.dumps(document).encode())
+            yield Place({"WeightedHttp": files.url("mix.json")}, [files], sure=sure)
+
+    return place
+
+
+@contextmanager
+def _preprocessed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    import pyarrow
+    from pyarrow import parquet
+
+    for split, number in (("train", 0), ("validation", 3)):
+        rows = np.frombuffer(TRUTH[f"{number}.ds"], "<u2")[: 20 * LENGTH].reshape(-1, LENGTH)
+        table = pyarrow.table({"inputs": [row.tolist() for row in rows]})
+        parquet.write_table(table, folder / f"{split}-00000-of-00001.parquet")
+    yield Place({"Preprocessed": str(folder)}, listed=False)
+
+
+@contextmanager
+def _corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """What stands for the standard library."""
+    for n in range(20):
+        (folder / f"m{n}.py").write_text("".join(f"x{i} = {i + n}\n" for i in range(60)))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(folder))
+    location = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": SEEDED}
+    yield Place({"Corpus": location}, listed=False)
+
+
+@contextmanager
+def _text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """Two files of JSON lines, one of them compressed."""
+    for number, opened in enumerate((open, gzip.open)):
+        name = "lines.jsonl" + (".gz" if opened is gzip.open else "")
+        with opened(folder / name, "wt", encoding="utf-8") as file:
+            for line in range(200):
+                text = " ".join(f"{number} {line + word}" for word in range(20))
+                print(json.dumps({"text": text}), file=file)
+    location = {
+        "path": str(folder),
+        "vocab_size": 300,
+        "held_out_percent": 50.0,
+        "shuffle": SEEDED,
+    }
+    yield Place({"Corpus": location}, listed=False)
+
+
+@contextmanager
+def _dummy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    yield Place("Dummy", listed=False, sure=False)
+
+
+PLACES = {
+    "corpus": _corpus,
+    "text": _text,
+    "local": _local,
+    "single_url": _single_url,
+    "numbered": _numbered,
+    "gcp": _gcp,
+    "hub": _hub,
+    "url": _url,
+    "weighted_by_length": _weighted(lambda location, weight: location, sure=True),
+    "weighted": _weighted(lambda location, weight: [location, weight], sure=False),
+    "preprocessed": _preprocessed,
+    "dummy": _dummy,
+}

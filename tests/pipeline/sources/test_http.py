@@ -1,0 +1,156 @@
+import os
+
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+from pipeline.sources import http, weighted_http
+from tests.pipeline.sources.wanted import wanted
+from tests.servers.files import Files
+
+HOW = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+
+
+@pytest.fixture
+def files(monkeypatch):
+    with Files().serving() as served:
+        yield served
+
+
+def at(location: dict, **how: str) -> config.DataHttp:
+    return config.DataHttp.model_validate(HOW | how | {"location": location})
+
+
+def numbered(files: Files, start: int, pad: int, count: int) -> config.DataHttp:
+    return at(
+        {
+            "NumberedFiles": {
+                "url_template": files.url("{}.ds"),
+                "start_index": start,
+                "n_left_pad_zeros": pad,
+                "num_files": count,
+            }
+        }
+    )
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(LockstepError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_numbered_files_come_in_the_order_of_their_numbers(files, tmp_path):
+    for number in range(8, 12):
+        files.put(f"{number:02}.ds", bytes([number, 0]))
+    fetched = http.fetch(numbered(files, 8, 2, 4), tmp_path, wanted(tmp_path / "store"))
+    assert [file.name for file in fetched.files] == ["08.ds", "09.ds", "10.ds", "11.ds"]
+    assert [(tmp_path / file.path).read_bytes()[0] for file in fetched.files] == [8, 9, 10, 11]
+
+
+def test_a_number_that_is_missing_is_named(files, tmp_path):
+    files.put("0.ds", b"12")
+    said = refusal(http.fetch, numbered(files, 0, 1, 2), tmp_path, wanted(tmp_path / "store"))
+    assert said == f"{files.url('1.ds')}: answered 404 Not Found, expected a file that may be read"
+
+
+def test_a_file_of_odd_length_is_refused_before_it_is_fetched(files, tmp_path):
+    files.put("0.ds", b"123")
+    where = at({"SingleUrl": files.url("0.ds")})
+    said = refusal(http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    assert said.startswith(f"{files.url('0.ds')}: found 3 bytes, expected a multiple")
+    assert not files.sent.get("0.ds")
+
+
+def test_an_id_beyond_what_four_bytes_may_hold_is_named_with_file_and_offset(files, tmp_path):
+    tokens = [1, 2, 2**31, 3]
+    files.put("0.ds", b"".join(token.to_bytes(4, "little") for token in tokens))
+    where = at({"SingleUrl": files.url("0.ds")}, token_size_in_bytes="FourBytes")
+    said = refusal(http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    assert said.startswith(f"{files.url('0.ds')}: found token id {2**31} at token 2, ")
+
+
+def test_user_and_password_open_the_door_and_are_written_nowhere(files, tmp_path):
+    files.put("0.ds", b"12")
+    bare = files.url("0.ds")
+    address = bare.replace("://", "://me:open%25sesame@")
+    files.user = "me:open%sesame"
+    where = at({"SingleUrl": address})
+    http.fetch(where, tmp_path, wanted(tmp_path / "store"))
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"sesame" not in path.read_bytes()
+    (tmp_path / "other").mkdir()
+    said = refusal(http.fetch, where, tmp_path / "other", wanted(tmp_path / "store", stream=True))
+    assert said.startswith(f"{bare}: found a password in its address")
+
+
+def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):
+    files.put("0.ds", b"12")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    where = at({"SingleUrl": files.url("0.ds")})
+    assert "expected an answer" in refusal(http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    http.fetch(where, tmp_path, wanted(tmp_path / "store"))
+    assert os.listdir(tmp_path / "train") == ["00000.ds"]
+
+
+# ---- WeightedHttp ----
+
+
+def mixed(files: Files, document: object) -> config.DataWeightedHttp:
+    import json
+
+    files.put("mix.json", json.dumps(document).encode())
+    return config.DataWeightedHttp(url=files.url("mix.json"))
+
+
+def single(files: Files, name: str, **how: str) -> dict:
+    return HOW | how | {"location": {"SingleUrl": files.url(name)}}
+
+
+def test_locations_of_different_token_size_are_refused(files, tmp_path):
+    files.put("0.ds", b"1234")
+    both = [single(files, "0.ds"), single(files, "0.ds", token_size_in_bytes="FourBytes")]
+    where = mixed(files, {"shuffle": "DontShuffle", "providers": both})
+    said = refusal(weighted_http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    assert "found tokens of FourBytes and TwoBytes, expected one token size" in said
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {"providers": []},
+        {"shuffle": "DontShuffle", "providers": []},
+        {"shuffle": "DontShuffle", "providers": [[{}, 1]]},
+        {"shuffle": "Sorted", "providers": [["x", 1]]},
+        {"shuffle": "DontShuffle", "providers": [["x", -1]], "more": 1},
+    ],
+)
+def test_a_document_of_another_form_is_one_line(files, tmp_path, document):
+    where = mixed(files, document)
+    said = refusal(weighted_http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    assert said.startswith(f"{files.url('mix.json')}: ")
+    assert "as Psyche's weighted configurations have them" in said
+
+
+def test_what_is_no_json_is_one_line(files, tmp_path):
+    files.put("mix.json", b"<html>")
+    where = config.DataWeightedHttp(url=files.url("mix.json"))
+    said = refusal(weighted_http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    assert said.startswith(f"{files.url('mix.json')}: expected JSON: ")
+
+
+@pytest.mark.parametrize("weights", [(1, 2), (0.5, 1.5), None])
+def test_both_shapes_of_the_document_say_the_parts(files, weights):
+    locations = [single(files, "0.ds"), single(files, "1.ds")]
+    providers = (
+        locations if weights is None else [list(p) for p in zip(locations, weights, strict=True)]
+    )
+    document = {"shuffle": {"Seeded": [7] * 32}, "providers": providers}
+    found = weighted_http.parse(document, "mix.json")
+    got = [one[1] if isinstance(one, tuple) else None for one in found.providers]
+    assert got == (list(weights) if weights else [None, None])
+    assert found.shuffle.seed == (7,) * 32

@@ -1,0 +1,222 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+
+from pipeline.errors import LockstepError
+from pipeline.runfile.data import DataLocal
+from pipeline.sources import local
+from tests.pipeline.sources.wanted import wanted
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    return folder
+
+
+def put(path: Path, *ids: int, size=2) -> None:
+    path.parent.mkdir(exist_ok=True)
+    np.array(ids).astype(f"<u{size}").tofile(path)
+
+
+def put_tokenizer(path: Path, vocab_size: int) -> None:
+    path.parent.mkdir(exist_ok=True)
+    vocab = {f"t{number}": number for number in range(vocab_size - 1)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(path))
+
+
+def fetch(root: Path | str, folder: Path, token_size="TwoBytes"):
+    folder.mkdir()
+    where = DataLocal(path=str(root), token_size_in_bytes=token_size)
+    return local.fetch(where, folder, wanted(folder.parent / "store"))
+
+
+def read(folder: Path) -> dict[str, list[int]]:
+    return {
+        path.relative_to(folder).as_posix(): np.fromfile(path, "<u2").tolist()
+        for path in sorted(folder.rglob("*.ds"))
+    }
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(LockstepError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_files_are_copied_in_the_order_of_their_names(root, tmp_path):
+    for number, name in enumerate(["c.ds", "a.npy", "b.bin"]):
+        put(root / name, number, 7)
+    put(root / "held_out" / "z.ds", 8)
+    put(root / "held_out" / "y.ds", 9)
+    fetched = fetch(root, tmp_path / "out")
+    assert read(tmp_path / "out") == {
+        "train/00000.ds": [1, 7],
+        "train/00001.ds": [2, 7],
+        "train/00002.ds": [0, 7],
+        "held_out/00000.ds": [9],
+        "held_out/00001.ds": [8],
+    }
+    assert fetched.warnings == ()
+    assert fetched.source["files"] == {
+        "train": ["a.npy", "b.bin", "c.ds"],
+        "held_out": ["held_out/y.ds", "held_out/z.ds"],
+    }
+
+
+def test_two_fetches_give_identical_bytes_whatever_the_order_on_disk(root, tmp_path, monkeypatch):
+    for name in "abcdefgh":
+        put(root / f"{name}.ds", ord(name))
+    one = fetch(root, tmp_path / "one")
+    iterdir = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: reversed(list(iterdir(path))))
+    other = fetch(root, tmp_path / "other")
+    assert one == other
+    assert read(tmp_path / "one") == read(tmp_path / "other")
+
+
+def test_only_token_files_of_the_folder_itself_are_read(root, tmp_path):
+    put(root / "a.ds", 1)
+    put(root / "held_out" / "b.ds", 2)
+    put(root / ".hidden.ds", 3)
+    put(root / "notes.txt", 4)
+    put(root / "below" / "c.ds", 5)
+    (root / "d.ds").mkdir()
+    fetch(root, tmp_path / "out")
+    assert read(tmp_path / "out") == {"train/00000.ds": [1], "held_out/00000.ds": [2]}
+
+
+def test_without_a_held_out_folder_the_last_file_is_held_out_and_a_warning_says_so(root, tmp_path):
+    for name in "abc":
+        put(root / f"{name}.ds", ord(name))
+    fetched = fetch(root, tmp_path / "out")
+    assert fetched.source["files"] == {"train": ["a.ds", "b.ds"], "held_out": ["c.ds"]}
+    assert read(tmp_path / "out")["held_out/00000.ds"] == [ord("c")]
+    (warning,) = fetched.warnings
+    assert str(root) in warning and "c.ds" in warning
+
+
+def test_one_file_alone_is_all_train_and_a_warning_says_so(root, tmp_path):
+    put(root / "a.ds", 1, 2, 3)
+    fetched = fetch(root, tmp_path / "out")
+    assert read(tmp_path / "out") == {"train/00000.ds": [1, 2, 3]}
+    (warning,) = fetched.warnings
+    assert "nothing is held out" in warning
+
+
+def test_an_empty_held_out_folder_holds_nothing_out(root, tmp_path):
+    put(root / "a.ds", 1)
+    put(root / "b.ds", 2)
+    (root / "held_out").mkdir()
+    fetched = fetch(root, tmp_path / "out")
+    assert len(read(tmp_path / "out")) == 2
+    assert fetched.source["files"]["held_out"] == []
+
+
+@pytest.mark.parametrize("below", [True, False])
+def test_tokenizer_is_copied_and_gives_the_vocabulary(root, tmp_path, below):
+    put(root / "a.ds", 1, 49)
+    folder = root / "tokenizer" if below else root
+    put_tokenizer(folder / "tokenizer.json", 50)
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "code.py").write_text("raise SystemExit")
+    fetched = fetch(root, tmp_path / "out")
+    assert fetched.vocab_size == 50
+    copied = {path.name for path in (tmp_path / "out" / "tokenizer").iterdir()}
+    assert copied == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_without_a_tokenizer_the_vocabulary_is_unknown(root, tmp_path):
+    put(root / "a.ds", 65535)
+    assert fetch(root, tmp_path / "out").vocab_size is None
+    assert not (tmp_path / "out" / "tokenizer").exists()
+
+
+def test_four_byte_tokens_are_kept(root, tmp_path):
+    put(root / "a.ds", 1, 100_000, size=4)
+    fetched = fetch(root, tmp_path / "out", "FourBytes")
+    assert fetched.token_size_in_bytes == 4
+    copied = np.fromfile(tmp_path / "out" / "train" / "00000.ds", "<u4")
+    assert copied.tolist() == [1, 100_000]
+
+
+def test_home_and_relative_folders_are_found(root, tmp_path, monkeypatch):
+    put(root / "a.ds", 1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fetch("~/tokens", tmp_path / "home").source["read"] == "~/tokens"
+    monkeypatch.chdir(tmp_path)
+    fetch("tokens", tmp_path / "relative")
+    assert read(tmp_path / "home") == read(tmp_path / "relative") == {"train/00000.ds": [1]}
+
+
+def test_another_content_or_name_is_another_source_hash(root, tmp_path):
+    put(root / "a.ds", 1)
+    put(root / "b.ds", 2)
+    hashes = [fetch(root, tmp_path / "0").source["sha256"]]
+    put(root / "b.ds", 3)
+    hashes.append(fetch(root, tmp_path / "1").source["sha256"])
+    os.rename(root / "b.ds", root / "c.ds")
+    hashes.append(fetch(root, tmp_path / "2").source["sha256"])
+    assert len(set(hashes)) == 3
+
+
+def test_missing_folder_is_refused_with_its_name(tmp_path):
+    message = refusal(fetch, tmp_path / "nowhere", tmp_path / "out")
+    assert "model.LLM.data_location.Local" in message
+    assert str(tmp_path / "nowhere") in message
+
+
+def test_folder_without_token_files_is_refused_with_its_name(root, tmp_path):
+    (root / "readme.md").touch()
+    message = refusal(fetch, root, tmp_path / "out")
+    assert str(root) in message
+    assert ".ds, .bin, .npy" in message
+
+
+def test_empty_file_is_refused_with_its_name(root, tmp_path):
+    put(root / "a.ds", 1)
+    (root / "b.ds").touch()
+    assert f"{root / 'b.ds'}: found 0 bytes" in refusal(fetch, root, tmp_path / "out")
+
+
+@pytest.mark.parametrize("split", ["", "held_out/"])
+def test_file_of_odd_length_is_refused_with_its_name(root, tmp_path, split):
+    put(root / "a.ds", 1)
+    (root / "held_out").mkdir()
+    (root / f"{split}b.ds").write_bytes(b"123")
+    message = refusal(fetch, root, tmp_path / "out")
+    assert f"{root / split / 'b.ds'}: found 3 bytes" in message
+    assert "2 bytes" in message
+
+
+def test_id_beyond_the_tokenizer_is_refused_with_the_name_the_user_knows(root, tmp_path):
+    put(root / "a.ds", 1, 2)
+    put(root / "b.ds", 3, 4, 50)
+    put_tokenizer(root / "tokenizer.json", 50)
+    message = refusal(fetch, root, tmp_path / "out")
+    assert f"{root / 'b.ds'}: found token id 50 at token 2, expected ids below 50" in message
+
+
+def test_numpy_file_with_a_header_is_refused_with_its_name(root, tmp_path):
+    np.save(root / "a.npy", np.arange(8, dtype=np.uint16))
+    message = refusal(fetch, root, tmp_path / "out")
+    assert f"{root / 'a.npy'}: found a NumPy header" in message
+
+
+def test_tokenizer_folder_without_a_tokenizer_is_refused_with_its_name(root, tmp_path):
+    put(root / "a.ds", 1)
+    (root / "tokenizer").mkdir()
+    assert str(root / "tokenizer") in refusal(fetch, root, tmp_path / "out")
+
+
+def test_tokenizer_that_cannot_be_read_is_refused_with_its_name(root, tmp_path):
+    put(root / "a.ds", 1)
+    (root / "tokenizer.json").write_text('{\n"version": 3')
+    assert str(root / "tokenizer.json") in refusal(fetch, root, tmp_path / "out")

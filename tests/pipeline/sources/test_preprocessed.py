@@ -1,0 +1,399 @@
+"""Preprocessed data: what becomes of the rows of parquet files, and what is refused of them."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from pipeline.errors import LockstepError
+from pipeline.runfile.data import DataPreprocessed, Limit
+from pipeline.sources import Fetched, preprocessed
+from pipeline.tokens import sequences as tokens
+from pipeline.tokens.columns import split
+from tests.pipeline.sources.test_local import put_tokenizer, refusal
+from tests.pipeline.sources.wanted import wanted
+from tests.servers import hub as hub_server
+from tests.servers.hub import Repo
+
+ROW = 4
+ALL = {
+    "inputs": [[1, 2, 3, 4], [5, 6, 7, 8]],
+    "labels": [[-100, 2, -100, 4], [5, 6, 7, -100]],
+    "position_ids": [[0, 1, 0, 1], [0, 1, 2, 3]],
+    "sequence_lengths": [[2, 1], [4]],
+}
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    return folder
+
+
+def put(path: Path, columns: dict, **how: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), path, **how)
+
+
+def rows_of(*firsts: int) -> dict:
+    """Rows of inputs alone, by their first token."""
+    return {"inputs": [list(range(first, first + ROW)) for first in firsts]}
+
+
+def fetch(source: object, tmp_path: Path, limit: Limit | None = None, **how: object) -> Fetched:
+    folder = tmp_path / "out"
+    folder.mkdir(parents=True)
+    asked = wanted(tmp_path / "store", limit, **how)
+    return preprocessed.fetch(DataPreprocessed(source=str(source)), folder, asked)
+
+
+def sequences(fetched: Fetched, tmp_path: Path, of: str = "train") -> list[list[int]]:
+    """What training reads of it."""
+    shards = tokens.Shards(
+        format=2,
+        token_size_in_bytes=fetched.token_size_in_bytes,
+        vocab_size=fetched.vocab_size,
+        shuffle=fetched.shuffle,
+        columns=fetched.columns,
+        files=fetched.files,
+        source=fetched.source,
+    )
+    tokens.write_shards(tmp_path / "out", shards)
+    found = tokens.open_shards(tmp_path / "out", of, fetched.source["row_tokens"])
+    return found.take(np.arange(len(found))).tolist()
+
+
+# ---- Rows ----
+
+
+def test_all_columns_of_a_row_come_out_as_they_were_written(root, tmp_path):
+    put(root / "train-0.parquet", ALL | {"text": ["not", "looked at"]})
+    fetched = fetch(root, tmp_path)
+    assert fetched.columns == ("inputs", "labels", "position_ids", "sequence_ids")
+    found = split(np.array(sequences(fetched, tmp_path)), fetched.columns)
+    assert found.inputs.tolist() == ALL["inputs"]
+    assert found.labels.tolist() == ALL["labels"]
+    assert found.position_ids.tolist() == ALL["position_ids"]
+    # two sequences and padding; one that fills its row
+    assert found.sequence_ids.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
+    assert (fetched.token_size_in_bytes, fetched.source["row_tokens"]) == (4, ROW)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([[1, 1, 1, 1]], [[0, 1, 2, 3]]),
+        ([[0, 2, 0, 0, 2, 0]], [[0, 0, 1, 1]]),  # none of its own for no tokens
+        ([[]], [[0, 0, 0, 0]]),
+        ([[3], [], [1, 2]], [[0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 2]]),
+    ],
+)
+def test_each_token_is_given_the_number_of_its_sequence(root, tmp_path, lengths, expected):
+    lists = pa.array(lengths, pa.list_(pa.int64()))
+    put(root / "a.parquet", rows_of(*range(len(lengths))) | {"sequence_lengths": lists})
+    fetched = fetch(root, tmp_path)
+    found = split(np.array(sequences(fetched, tmp_path)), fetched.columns)
+    assert found.sequence_ids.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.large_list(pa.uint16()), pa.list_(pa.int32(), ROW)], ids=str
+)
+def test_lists_of_any_integers_are_read(root, tmp_path, kind):
+    put(root / "a.parquet", {"inputs": pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], kind)})
+    assert sequences(fetch(root, tmp_path), tmp_path) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_rows_keep_their_order_over_row_groups_shards_and_files(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(preprocessed, "SHARD_NUMBERS", 5 * ROW)
+    put(root / "train-1.parquet", rows_of(*range(100, 107)))
+    put(root / "train-0.parquet", rows_of(*range(13)), row_group_size=3)
+    put(root / "test-0.parquet", rows_of(50))
+    fetched = fetch(root, tmp_path)
+    assert [file.tokens // ROW for file in fetched.files] == [5, 5, 3, 5, 2, 1]
+    assert [file.name for file in fetched.files[2:4]] == [
+        "train-0.parquet, rows 10 to 12",
+        "train-1.parquet, rows 0 to 4",
+    ]
+    found = sequences(fetched, tmp_path)
+    assert [row[0] for row in found] == [*range(13), *range(100, 107)]
+    assert sequences(fetched, tmp_path, "held_out") == [[50, 51, 52, 53]]
+    assert fetched.source["rows"] == {"train": 20, "held_out": 1}
+
+
+def test_a_tokenizer_beside_the_files_comes_along_and_bounds_their_ids(root, tmp_path):
+    put(root / "train/0.parquet", rows_of(0, 4))
+    put_tokenizer(root / "tokenizer.json", 8)
+    assert fetch(root, tmp_path).vocab_size == 8
+    assert (tmp_path / "out/tokenizer/tokenizer.json").is_file()
+    put(root / "train/0.parquet", rows_of(0, 5))
+    said = refusal(fetch, root, tmp_path / "again")
+    assert "train/0.parquet: column inputs, row 1: found 8, expected a token id" in said
+    assert said.endswith("from 0 and below 8")
+
+
+# ---- Splits ----
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "held_out", "said"),
+    [
+        (
+            ["train-0", "test-0", "validation-0"],
+            ["train-0"],
+            ["validation-0"],
+            "1 files of split t",
+        ),
+        (["train/0", "dev/0", "dev/1"], ["train/0"], ["dev/0", "dev/1"], None),
+        (["default/train/0", "default/val/1"], ["default/train/0"], ["default/val/1"], None),
+        (["a", "b", "c"], ["a", "b"], ["c"], "so the last file, c.parquet, is held out"),
+        (["train-0", "train-1"], ["train-0"], ["train-1"], "no files of validation, val, dev, te"),
+        (["a"], ["a"], [], "and one file, so nothing is held out"),
+        (["a", "validation"], ["a"], ["validation"], None),
+        (["trained", "train-0", "val.0"], ["train-0"], ["val.0"], "1 files that say no split are"),
+        ([".hidden/a", ".a", "b", "Test-1"], ["b"], ["Test-1"], None),
+    ],
+)
+def test_names_say_what_is_held_out(root, tmp_path, names, train, held_out, said):
+    for number, name in enumerate(names):
+        put(root / f"{name}.parquet", rows_of(number))
+    fetched = fetch(root, tmp_path)
+    assert fetched.source["files"] == {
+        "train": [f"{name}.parquet" for name in train],
+        "held_out": [f"{name}.parquet" for name in held_out],
+    }
+    assert len(fetched.warnings) == (said is not None)
+    assert said is None or said in fetched.warnings[0]
+    expected = [names.index(name) for name in train]
+    assert [row[0] for row in sequences(fetched, tmp_path)] == expected
+
+
+def test_held_out_files_alone_are_nothing_to_train_on(root, tmp_path):
+    put(root / "test-0.parquet", rows_of(0))
+    assert "found no files of the split train" in refusal(fetch, root, tmp_path)
+
+
+# ---- Limits and surveys ----
+
+
+@pytest.mark.parametrize(
+    ("limit", "firsts", "read"),
+    [
+        ({"files": 2}, [0, 1, 2, 10, 11, 12], 2),
+        ({"tokens": 5 * ROW + 3}, [0, 1, 2, 10, 11], 2),
+        ({"tokens": 3 * ROW}, [0, 1, 2], 1),
+        ({"steps": 2, "batch": 2, "max_seq_len": ROW}, [0, 1, 2, 10], 2),
+        ({"tokens": 99 * ROW}, [0, 1, 2, 10, 11, 12, 20, 21, 22], 3),
+    ],
+)
+def test_a_limit_takes_the_first_rows(root, tmp_path, limit, firsts, read):
+    for number in range(3):
+        put(root / f"train-{number}.parquet", rows_of(*range(10 * number, 10 * number + 3)))
+    put(root / "val-0.parquet", rows_of(90))
+    fetched = fetch(root, tmp_path, Limit(**limit))
+    assert [row[0] for row in sequences(fetched, tmp_path)] == firsts
+    assert len(fetched.source["files"]["train"]) == read
+    asked = wanted(tmp_path / "store", Limit(**limit))
+    survey = preprocessed.survey(DataPreprocessed(source=str(root)), asked)
+    train = [file for file in survey.files if file.split == "train"]
+    assert (len(train), survey.train_files) == (read, 3)
+    whole = limit.get("tokens", 0) % ROW
+    assert sum(file.tokens for file in train) == len(firsts) * ROW + whole
+
+
+def test_a_survey_says_what_there_is_without_reading_rows(root, tmp_path):
+    put(root / "train-0.parquet", {"inputs": [[1, 2, 3, 4], None, [5, 6]]})
+    put(root / "test-0.parquet", ALL)
+    survey = preprocessed.survey(DataPreprocessed(source=str(root)), wanted(tmp_path / "store"))
+    assert [(file.name, file.split, file.tokens) for file in survey.files][1:] == [
+        ("test-0.parquet", "held_out", 8)
+    ]
+    assert survey.files[0].bytes == (root / "train-0.parquet").stat().st_size
+    assert not (tmp_path / "store").exists()
+
+
+# ---- What is refused ----
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"text": ["a"]}, "found columns text, expected inputs among them"),
+        ({"inputs": [1, 2]}, "column inputs is of int64, expected lists of integers"),
+        ({"inputs": ["a"]}, "column inputs is of string, expected lists of integers"),
+        ({"inputs": [[1.0]]}, "column inputs is of list<element: double>, expected lists of int"),
+        (
+            {"inputs": [[1, 2]], "labels": [["a", "b"]]},
+            "column labels is of list<element: string>, expected lists of integers",
+        ),
+        (
+            {"inputs": [[1, 2], [3, 4, 5], [6, 7]]},
+            "column inputs, row 1: found 3 numbers, expected 2 as the first row of inputs has",
+        ),
+        (
+            {"inputs": [[1, 2], [3, 4]], "labels": [[1, 2], [3]]},
+            "column labels, row 1: found 1 numbers, expected 2 as the first row of inputs has",
+        ),
+        (
+            {"inputs": [[1, 2], [3, 4]], "position_ids": [[0, 1, 2], [0, 1, 2]]},
+            "column position_ids, row 0: found 3 numbers, expected 2",
+        ),
+        ({"inputs": [[1, 2], None]}, "column inputs, row 1: found null, expected a list of int"),
+        ({"inputs": [[1, 2], [3, 4], [5, None]]}, "column inputs, row 2: found null, expected int"),
+        (
+            {"inputs": [[1, 2], [-1, 2]]},
+            "column inputs, row 1: found -1, expected a token id from 0 and below 2147483648",
+        ),
+        ({"inputs": [[1, 2], [-100, 2]]}, "column inputs, row 1: found -100, expected a token id"),
+        ({"inputs": [[2**31, 2]]}, "column inputs, row 0: found 2147483648, expected a token id"),
+        (
+            {"inputs": pa.array([[2**63 + 1, 2]], pa.list_(pa.uint64()))},
+            "column inputs, row 0: found 9223372036854775809, expected a token id",
+        ),
+        (
+            {"inputs": [[1, 2], [3, 4]], "labels": [[1, -100], [-1, 4]]},
+            "column labels, row 1: found -1, expected -100 or a token id from 0",
+        ),
+        (
+            {"inputs": [[1, 2]], "position_ids": [[0, 2]]},
+            "column position_ids, row 0: found 2, expected a position from 0 and below the row's "
+            "length, 2",
+        ),
+        (
+            {"inputs": [[1, 2], [3, 4]], "sequence_lengths": [[2], [1, 1, 1]]},
+            "column sequence_lengths, row 1: found lengths that sum to 3, expected at most 2",
+        ),
+        (
+            {"inputs": [[1, 2], [3, 4]], "sequence_lengths": [[2], [-1, 1]]},
+            "column sequence_lengths, row 1: found -1, expected a length from 0 to 2",
+        ),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_what_a_row_may_not_have_is_named_by_file_column_and_row(root, tmp_path, columns, said):
+    put(root / "val-0.parquet", rows_of(0))
+    put(root / "train-0.parquet", columns)
+    assert f"{root / 'train-0.parquet'}: {said}" in refusal(fetch, root, tmp_path)
+
+
+def test_a_row_is_counted_from_the_files_first_whatever_is_read_at_once(
+    root, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(preprocessed, "SHARD_NUMBERS", 3 * ROW)
+    put(root / "a.parquet", {"inputs": [*rows_of(*range(7))["inputs"], [1, 2, 3, -7]]})
+    assert "a.parquet: column inputs, row 7: found -7" in refusal(fetch, root, tmp_path)
+
+
+def test_files_of_other_columns_or_other_rows_are_refused(root, tmp_path):
+    put(root / "train-0.parquet", ALL)
+    put(root / "train-1.parquet", {name: ALL[name] for name in ("inputs", "labels")})
+    said = refusal(fetch, root, tmp_path)
+    assert "train-1.parquet: found columns inputs, labels, expected inputs, labels, posi" in said
+    assert said.endswith(f"as in {root / 'train-0.parquet'}")
+    put(root / "train-1.parquet", {"inputs": [[1, 2, 3]]} | dict.fromkeys(ALL, [[0, 0, 0]]))
+    said = refusal(fetch, root, tmp_path / "again")
+    assert "train-1.parquet: column inputs, row 0: found 3 numbers, expected 4" in said
+
+
+def test_no_parquet_file_is_one_line(root, tmp_path):
+    put(root / "a.parquet", rows_of(0, 1))
+    content = (root / "a.parquet").read_bytes()
+    (root / "a.parquet").write_bytes(content[:-10])
+    assert refusal(fetch, root, tmp_path).endswith("expected a parquet file")
+    # one whose data alone are damaged
+    (root / "a.parquet").write_bytes(content[:4] + b"\xff" * 20 + content[24:])
+    said = refusal(fetch, root, tmp_path / "again")
+    assert said.startswith(f"{root / 'a.parquet'}: ")
+
+
+def test_a_file_without_rows_is_said_and_nothing_but_such_is_refused(root, tmp_path):
+    none = {"inputs": pa.array([], pa.list_(pa.int32()))}
+    put(root / "train-0.parquet", none)
+    put(root / "train-1.parquet", rows_of(3))
+    put(root / "val-0.parquet", none)
+    fetched = fetch(root, tmp_path)
+    assert [row[0] for row in sequences(fetched, tmp_path)] == [3]
+    assert fetched.warnings == (
+        f"{root / 'train-0.parquet'}: has no rows",
+        f"{root / 'val-0.parquet'}: has no rows",
+    )
+    put(root / "train-1.parquet", none)
+    assert "found no rows to train on" in refusal(fetch, root, tmp_path / "again")
+
+
+def test_a_folder_that_is_not_there_or_has_no_parquet_is_refused(root, tmp_path):
+    said = refusal(fetch, tmp_path / "nothing", tmp_path)
+    assert said.startswith("model.LLM.data_location.Preprocessed: found no folder ")
+    assert "or owner/name of a dataset on the hub" in said
+    (root / "a.txt").touch()
+    assert "found no file that ends in .parquet" in refusal(fetch, root, tmp_path / "again")
+
+
+def test_a_file_that_may_not_be_read_is_refused(root, tmp_path, monkeypatch):
+    put(root / "a.parquet", rows_of(0))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may read anything
+    assert "a.parquet: no permission, expected a file to read" in refusal(fetch, root, tmp_path)
+
+
+def test_rows_cannot_be_streamed(root, tmp_path):
+    put(root / "a.parquet", rows_of(0))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    asked = wanted(tmp_path / "store", stream=True)
+    said = refusal(preprocessed.fetch, DataPreprocessed(source=str(root)), folder, asked)
+    assert said.startswith("download.stream is true, expected false with model.LLM.data_location.P")
+
+
+def test_without_pyarrow_the_extra_is_named(root, tmp_path, monkeypatch):
+    put(root / "a.parquet", rows_of(0))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    said = refusal(fetch, root, tmp_path)
+    assert "pyarrow is not installed, expected the extra parquet: pip install" in said
+
+
+# ---- On the hub ----
+
+
+def test_a_dataset_of_the_hub_gives_what_the_folder_gives(root, tmp_path, monkeypatch):
+    put(root / "data/train-0.parquet", ALL)
+    put(root / "data/train-1.parquet", ALL)
+    put(root / "data/validation-0.parquet", ALL)
+    put_tokenizer(root / "tokenizer.json", 64)
+    expected = sequences(fetch(root, tmp_path / "a"), tmp_path / "a")
+    files = {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*.*")}
+    with hub_server.found(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/rows"] = Repo()
+        commit = hub.datasets["ours/rows"].commit(files | {"README.md": b"rows"})
+        location = DataPreprocessed(source=" ours/rows\n")
+        survey = preprocessed.survey(location, wanted(tmp_path / "store"))
+        fetched = fetch(location.source, tmp_path / "b")
+        assert sequences(fetched, tmp_path / "b") == expected
+        assert (fetched.vocab_size, fetched.source["commit"]) == (64, commit)
+        hub.datasets["ours/rows"].commit(files | {"data/train-1.parquet": b"no parquet"})
+        with pytest.raises(LockstepError, match="train-1.parquet: .*, expected a parquet file"):
+            fetch(location.source, tmp_path / "c")
+    assert [(file.name, file.tokens) for file in survey.files] == [
+        ("data/train-0.parquet", None),
+        ("data/train-1.parquet", None),
+        ("data/validation-0.parquet", None),
+    ]
+
+
+def test_a_limit_of_tokens_fetches_no_more_than_it_needs(root, tmp_path, monkeypatch):
+    contents = {}
+    for number in range(9):
+        put(root / "a.parquet", rows_of(number))
+        contents[f"train-{number}.parquet"] = (root / "a.parquet").read_bytes()
+    with hub_server.found(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/rows"] = Repo()
+        hub.datasets["ours/rows"].commit(contents)
+        fetched = fetch("ours/rows", tmp_path / "b", Limit(tokens=2 * ROW))
+        asked = {path for method, path, _ in hub.elsewhere if method == "GET"}
+    assert list(fetched.source["files"]["train"]) == ["train-0.parquet", "train-1.parquet"]
+    assert len(asked) == 4 + 1  # as many as are fetched at once, and what is held out
+    assert json.dumps(fetched.source)

@@ -1,0 +1,494 @@
+"""Psyche's own example configurations are runs of ours, and so are the two that its pages show."""
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+from pipeline.stage.keys import PROJECT
+from tests.servers import hub as hub_server
+from tests.servers import web
+from tests.servers.bucket import Bucket
+from tests.servers.files import Files
+
+FIXTURES = PROJECT / "tests" / "fixtures"
+SAMPLE = FIXTURES / "psyche_older_spelling.toml"
+FILES = {file.stem: file for file in sorted((FIXTURES / "psyche").glob("*.toml"))}
+FINEWEB_EDU, FINEWEB_10BT = (PROJECT / f"params/fineweb-{name}.toml" for name in ("edu", "10bt"))
+
+BUCKET = ("nous-pretraining-public-us", "fineweb-edu-tokenized-llama2")
+SERVER = "127.0.0.1:20001"
+TINY = "https://huggingface.co/pefontana/Nano-Llama/resolve/main/tiny-ci-dataset/000_tiny-test.ds"
+MIX = "https://storage.googleapis.com/nous-pretraining-public-us/consilience-stage1-mix.json"
+LLAMA_20M = "emozilla/llama2-20m-init"
+
+
+class Example(NamedTuple):
+    """What one of the configurations says.
+
+    Attributes:
+      run_id: of a coordinator's state file; None: it is a configuration alone.
+      times: seconds of warm-up, cooldown, epoch, training and witnesses.
+      clients: the fewest that begin, and go on.
+      batch: sequences of a round, first and last.
+      max_seq_len: tokens of a sequence.
+      checkpoint: repository or bucket.
+      data: the words of `data`, below.
+      schedule: steps of the warm-up, and of all of the schedule.
+      compression: decay, chunk and topk, and whether signs alone are sent; None: no optimizer.
+      clip_grad_norm: of each client's gradient.
+      total_steps, witness_nodes, verification_percent: of [config].
+    """
+
+    run_id: str | None
+    times: tuple[int, ...]
+    clients: int
+    batch: tuple[int, int]
+    max_seq_len: int
+    checkpoint: str
+    data: object
+    schedule: tuple[int, int]
+    compression: tuple[float, int, int, bool] | None
+    clip_grad_norm: float | None = None
+    total_steps: int = 25000
+    witness_nodes: int = 1
+    verification_percent: int = 0
+
+
+DOLMA = {
+    "run_id": "llama2-20m-dolma",
+    "clients": 2,
+    "batch": (8, 8),
+    "max_seq_len": 2048,
+    "checkpoint": LLAMA_20M,
+    "data": SERVER,
+    "schedule": (500, 25000),
+    "compression": (0.999, 64, 8, True),
+}
+LIGHT = {
+    "run_id": None,
+    "clients": 1,
+    "batch": (8, 8),
+    "max_seq_len": 2048,
+    "checkpoint": LLAMA_20M,
+    "data": BUCKET,
+    "schedule": (250, 25000),
+    "compression": (0.999, 64, 8, True),
+    "clip_grad_norm": 1.0,
+    "witness_nodes": 0,
+}
+EXAMPLES = {
+    "consilience": Example(
+        run_id="consilience-40b",
+        times=(3600, 120, 100000, 360, 5),
+        clients=16,
+        batch=(12288, 32768),
+        max_seq_len=2048,
+        checkpoint="PsycheFoundation/consilience-v1-40b-init",
+        data=MIX,
+        schedule=(2000, 325000),
+        compression=(0.995, 64, 4, True),
+        clip_grad_norm=1.0,
+        total_steps=325000,
+        witness_nodes=0,
+    ),
+    "consilience-match-llama2-20m-fineweb": Example(
+        run_id="consilience-llama2-20m-fineweb",
+        times=(30, 5, 60, 30, 2),
+        clients=2,
+        batch=(4, 4),
+        max_seq_len=512,
+        checkpoint=LLAMA_20M,
+        data=SERVER,
+        schedule=(20, 2000),
+        compression=(0.999, 16, 4, False),
+    ),
+    "kill-test-short-epoch-checkpoint": Example(
+        **DOLMA | {"times": (30, 5, 150, 30, 2), "batch": (128, 128)}
+    ),
+    "llama2-20m-dolma-noverify-first-checkpointer": Example(**DOLMA, times=(30, 5, 600, 30, 2)),
+    "llama2-20m-dolma-noverify-no-checkpointer": Example(**DOLMA, times=(30, 10, 600, 30, 2)),
+    "llama2-20m-dolma-verify-first-checkpointer": Example(
+        **DOLMA, times=(30, 1, 600, 30, 2), verification_percent=50
+    ),
+    "solana-light": Example(**LIGHT, times=(30, 30, 60, 15, 5)),
+    "solana-light-gcs": Example(
+        **LIGHT | {"times": (30, 30, 60, 15, 1), "checkpoint": "llama220minit"}
+    ),
+    "solana-nano": Example(
+        **LIGHT
+        | {
+            "times": (100, 5, 120, 30, 5),
+            "batch": (4, 4),
+            "max_seq_len": 64,
+            "checkpoint": "pefontana/Nano-Llama",
+            "data": TINY,
+            "witness_nodes": 1,
+        }
+    ),
+    "solana-test": Example(
+        **LIGHT
+        | {
+            "times": (15, 30, 60, 15, 1),
+            "batch": (2048, 2048),
+            "checkpoint": "emozilla/llama2-1.1b-gqa-init",
+            "compression": (0.999, 64, 2, False),
+        }
+    ),
+    "test": Example(
+        run_id="test",
+        times=(5, 5, 60, 5, 2),
+        clients=2,
+        batch=(4, 4),
+        max_seq_len=512,
+        checkpoint="",
+        data=None,
+        schedule=(20, 2000),
+        compression=None,
+        total_steps=10,
+    ),
+}
+every_example = pytest.mark.parametrize("name", EXAMPLES)
+
+
+def lockstep(*arguments: object) -> str:
+    """What a command prints, or the error that it ends with."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+def imported(file: Path, folder: Path) -> config.Run:
+    """The run that `lockstep import` makes of a file."""
+    whole = folder / f"{file.stem}.toml"
+    whole.write_text(lockstep("import", file))
+    return config.load(whole)
+
+
+# ---- The configurations of Psyche's repository ----
+
+
+def test_all_eleven_are_here():
+    assert set(FILES) == set(EXAMPLES)
+    assert len(EXAMPLES) == 11
+
+
+@every_example
+def test_example_becomes_a_whole_run_with_its_values(name, tmp_path):
+    run, said = imported(FILES[name], tmp_path), EXAMPLES[name]
+    c, llm = run.config, run.llm
+    times = ("warmup_time", "cooldown_time", "epoch_time")
+    times += ("max_round_train_time", "round_witness_time")
+    assert tuple(getattr(c, key) for key in times) == said.times
+    assert (c.min_clients, c.init_min_clients, run.peers.count) == (said.clients,) * 3
+    assert (c.global_batch_size_start, c.global_batch_size_end) == said.batch
+    assert llm.max_seq_len == said.max_seq_len
+    assert c.total_steps == said.total_steps
+    assert (c.witness_nodes, c.verification_percent) == (
+        said.witness_nodes,
+        said.verification_percent,
+    )
+    is_bucket = isinstance(llm.checkpoint, config.CheckpointGcs)
+    assert (llm.checkpoint.bucket if is_bucket else llm.checkpoint.repo_id) == said.checkpoint
+    assert data(llm.data_location) == said.data
+    assert (llm.lr_schedule.warmup_steps, end_of(llm.lr_schedule)) == said.schedule
+    match llm.optimizer:
+        case config.OptimizerDistro() as distro:
+            keys = ("compression_decay", "compression_chunk", "compression_topk", "quantize_1bit")
+            assert tuple(getattr(distro, key) for key in keys) == said.compression
+            assert distro.clip_grad_norm == said.clip_grad_norm
+        case config.OptimizerDummy():
+            assert said.compression is None
+
+
+def data(location: config.Data) -> object:
+    """Where the tokens are."""
+    match location:
+        case config.DataServer(address=address):
+            return address
+        case config.DataWeightedHttp(url=url):
+            return url
+        case config.DataHttp(location=config.LocationSingleUrl(url=url)):
+            return url
+        case config.DataHttp(location=config.LocationGcp(bucket_name=bucket, filter_directory=f)):
+            return bucket, f
+
+
+def end_of(schedule: config.Schedule) -> int:
+    """The step after which the learning rate stays as it is."""
+    if isinstance(schedule, config.ScheduleWarmupStableDecay):
+        keys = ("warmup_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
+        return sum(getattr(schedule, key) for key in keys)
+    return schedule.total_steps
+
+
+@every_example
+def test_importing_loses_nothing_that_psyche_says(name, tmp_path):
+    said = tomllib.loads(FILES[name].read_text())
+    made = imported(FILES[name], tmp_path).model_dump(mode="json", exclude_none=True)
+    assert {key: made[key] for key in ("config", "model")} == {
+        key: said[key] for key in ("config", "model")
+    }
+
+
+@every_example
+def test_state_file_is_told_from_a_configuration(name):
+    file, run_id = FILES[name], EXAMPLES[name].run_id
+    assert config.read_toml(file).get("run_id") == run_id
+    text = lockstep("import", file)
+    if run_id is None:
+        assert "Left out" not in text
+        assert config.load(file).config.total_steps == 25000  # as it stands
+        return
+    assert "what it is: run_id, run_state." in text
+    with pytest.raises(LockstepError, match=f"lockstep import .*{name}"):
+        config.load(file)
+
+
+# ---- What they would fetch ----
+
+
+class Elsewhere(NamedTuple):
+    """All that the configurations name, on servers of this machine."""
+
+    bucket: Bucket
+    files: Files
+    hub: hub_server.Hub
+
+    def here(self, text: str) -> str:
+        """A run file that names web addresses, with these servers' own; buckets and hubs keep
+        their names."""
+        for address in (TINY, MIX):
+            text = text.replace(address, self.files.url(address.rpartition("/")[2]))
+        return text
+
+    def sent(self) -> set[str]:
+        """Names of the files of which servers sent anything."""
+        servers: tuple[web.Served, ...] = self
+        return {name for server in servers for name in server.sent}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Iterator[Elsewhere]:
+    bucket, files = Bucket(name=BUCKET[0]), Files()
+    for number in range(3):  # what is listed, and never read: shards of 100 GB
+        name = f"{BUCKET[1]}/{number:03}_fineweb-edu.ds"
+        bucket.put(name, b"")
+        bucket.claims[name] = {"size": str(100 * 10**9)}
+    bucket.put(f"{BUCKET[1]}/README.md", b"No tokens.")
+    bucket.put(f"{BUCKET[1]}-sample/000_fineweb-edu.ds", bytes(2 * 2048))
+    with bucket.serving(), files.serving(), hub_server.found(monkeypatch, tmp_path / "hf") as hub:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.address)
+        files.put("000_tiny-test.ds", bytes(2 * 64 * 200_000))
+        files.put("code.ds", bytes(2 * 2048 * 7))
+        files.put("prose.ds", bytes(2 * (2048 * 3 + 5)))
+        weighted = [
+            [single_url(files.url("code.ds")), 0.7],
+            [single_url(files.url("prose.ds")), 0.3],
+        ]
+        mix = {"shuffle": {"Seeded": list(range(32))}, "providers": weighted}
+        files.put(MIX.rpartition("/")[2], json.dumps(mix).encode())
+        dataset = hub.datasets["emozilla/fineweb-10bt-tokenized-datatrove-llama2"] = (
+            hub_server.Repo()
+        )
+        shards = {f"{number:03}_fineweb-10bt.ds": bytes(80 * 10**6) for number in range(5)}
+        dataset.commit(shards | {"README.md": b"No tokens."})
+        yield Elsewhere(bucket, files, hub)
+
+
+def single_url(url: str) -> dict:
+    return {
+        "token_size_in_bytes": "TwoBytes",
+        "shuffle": "DontShuffle",
+        "location": {"SingleUrl": url},
+    }
+
+
+def dry_run(run_file: Path, root: Path) -> tuple[str, dict[str, str]]:
+    """What is said of the location, and each row of the table below it."""
+    first, *rows = lockstep("download", "--dry-run", "--run", run_file, "--root", root).splitlines()
+    table = [row.strip().split("  ", 1) for row in rows if row.startswith("  ")]
+    return first.removeprefix("download: "), {name: text.strip() for name, text in table}
+
+
+FROM_BUCKET = {
+    "files": "2 to train on, 1 held out",
+    "bytes": "300 GB to fetch, 100 GB of them held out",
+    "tokens": "100,000,000,000 to train on",
+    # each file has 24,414,062 and a half
+    "sequences": "48,828,124 of 2,048 tokens",
+}
+LIGHT_RUN = "200,000 sequences in 25,000 steps: 409,600,000 tokens, 0.004096 epochs"
+WOULD_FETCH = {
+    "consilience": {
+        "files": "2 to train on, 0 held out",
+        "bytes": "41 kB to fetch, 0 bytes of them held out",
+        "tokens": "20,485 to train on",
+        "sequences": "10 of 2,048 tokens",
+        # the batch grows, so this is no product
+        "the run": "10,496,756,348 sequences in 325,000 steps: 21,497,357,000,704 tokens, "
+        "10,496,756,338 more than there are, and no sequence is trained on twice",
+    },
+    "solana-light": FROM_BUCKET | {"the run": LIGHT_RUN},
+    "solana-light-gcs": FROM_BUCKET | {"the run": LIGHT_RUN},
+    "solana-nano": {
+        "files": "1 to train on, 0 held out",
+        "bytes": "25.6 MB to fetch, 0 bytes of them held out",
+        "tokens": "12,800,000 to train on",
+        "sequences": "200,000 of 64 tokens",
+        "the run": "100,000 sequences in 25,000 steps: 6,400,000 tokens, 0.5 epochs",
+    },
+    "solana-test": FROM_BUCKET
+    | {
+        "the run": "51,200,000 sequences in 25,000 steps: 104,857,600,000 tokens, "
+        "2,371,876 more than there are, and no sequence is trained on twice",
+    },
+}
+WOULD_NEED = {
+    "test": "model.LLM.optimizer.Dummy: would need an optimizer that leaves the params as they are",
+} | {
+    name: f"model.LLM.data_location.Server: would need a Psyche data server at {SERVER}"
+    for name, example in EXAMPLES.items()
+    if example.data == SERVER
+}
+
+
+def test_each_example_would_fetch_or_says_what_it_needs():
+    assert set(WOULD_FETCH) | set(WOULD_NEED) == set(EXAMPLES)
+    assert not set(WOULD_FETCH) & set(WOULD_NEED)
+
+
+@pytest.mark.parametrize("name", WOULD_FETCH)
+def test_dry_run_of_an_example_says_what_it_would_fetch_and_fetches_nothing(
+    name, elsewhere, tmp_path
+):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    run_file.write_text(elsewhere.here(lockstep("import", FILES[name])))
+    read, table = dry_run(run_file, root)
+    assert (
+        read
+        == {
+            BUCKET: f"gs://{BUCKET[0]}/{BUCKET[1]}",
+            TINY: elsewhere.files.url("000_tiny-test.ds"),
+            MIX: elsewhere.files.url("consilience-stage1-mix.json"),
+        }[EXAMPLES[name].data]
+    )
+    assert table == WOULD_FETCH[name]
+    assert not [sent for sent in elsewhere.sent() if sent.endswith(".ds")]
+    assert not (root / "data" / "shards").exists()
+
+
+@pytest.mark.parametrize("name", WOULD_NEED)
+def test_dry_run_of_an_example_without_what_it_needs_is_one_line(name, tmp_path):
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(lockstep("import", FILES[name]))
+    (line,) = lockstep("download", "--dry-run", "--run", run_file, "--root", tmp_path).splitlines()
+    assert line.startswith(f"download: {WOULD_NEED[name]}")
+    assert {path.name for path in tmp_path.iterdir()} == {"run.toml"}
+
+
+# ---- Ready runs: what Psyche's pages show ----
+
+
+def test_fineweb_edu_has_every_word_and_value_of_the_sample():
+    sample = tomllib.loads(SAMPLE.read_text())
+    ours = tomllib.loads(FINEWEB_EDU.read_text())
+    # a key that the sample leaves to its default, and DVC wants written
+    assert ours["model"]["LLM"].pop("cold_start_warmup_steps") == 0
+    assert {"config": ours["config"], "model": ours["model"]} == sample
+
+
+def test_fineweb_10bt_is_the_train_example_with_its_defaults():
+    run = config.load(FINEWEB_10BT)
+    assert run.llm.checkpoint == config.CheckpointHub(repo_id=LLAMA_20M)
+    assert run.llm.data_location == config.DataHub(
+        repo_id="emozilla/fineweb-10bt-tokenized-datatrove-llama2",
+        patterns=("*.ds",),
+        token_size_in_bytes="TwoBytes",
+        shuffle=config.ShuffleDontShuffle(),
+    )
+    assert (run.config.global_batch_size_start, run.config.global_batch_size_end) == (2, 2)
+    assert (run.peers.count, run.peers.micro_batch) == (1, 1)
+    assert run.llm.max_seq_len == 2048
+    assert run.llm.optimizer == config.OptimizerAdamW(
+        betas=(0.9, 0.95), weight_decay=0.1, eps=1e-8, clip_grad_norm=1.0
+    )
+    assert run.llm.lr_schedule == config.ScheduleCosine(
+        base_lr=4e-4, warmup_init_lr=0.0, warmup_steps=500, total_steps=25000, final_lr=4e-5
+    )
+
+
+@pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
+def test_ready_run_fetches_what_its_rounds_need_and_no_more(file):
+    run = config.load(file)
+    limit, c = run.download.limit, run.config
+    assert limit.steps == c.total_steps == run.llm.lr_schedule.total_steps
+    assert limit.sequences == c.total_steps * c.global_batch_size_end
+    assert limit.max_seq_len == run.llm.max_seq_len
+
+
+@pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    ("table", "key", "named"),
+    [
+        (("config",), "total_steps", "download.limit.steps is 25000, "),
+        (("model", "LLM"), "max_seq_len", "download.limit.max_seq_len is 2048, "),
+    ],
+)
+def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table, key, named):
+    document = tomllib.loads(file.read_text())
+    place = document
+    for name in table:
+        place = place[name]
+    place[key] += 1
+    with pytest.raises(LockstepError) as caught:
+        config.parse(document, "run.toml")
+    said = str(caught.value)
+    assert said.startswith(f"run.toml: {named}expected ")
+    assert str(place[key]) in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("file", "table"),
+    [
+        (
+            FINEWEB_EDU,
+            {
+                "files": "1 of 2 to train on, 1 held out",
+                "bytes": "821 MB to fetch, 2.1 MB of them held out",
+                "tokens": "409,600,000 to train on",
+                "sequences": "200,000 of 2,048 tokens",
+                "the run": "200,000 sequences in 25,000 steps: 409,600,000 tokens, 1 epoch",
+            },
+        ),
+        (
+            FINEWEB_10BT,
+            {
+                "files": "3 of 4 to train on, 1 held out",
+                "bytes": "207 MB to fetch, 2.1 MB of them held out",
+                # with what the first two files have beyond whole sequences
+                "tokens": "102,401,024 to train on",
+                "sequences": "50,000 of 2,048 tokens",
+                "the run": "50,000 sequences in 25,000 steps: 102,400,000 tokens, 1 epoch",
+            },
+        ),
+    ],
+    ids=["fineweb-edu", "fineweb-10bt"],
+)
+def test_dry_run_of_a_ready_run_is_one_pass_over_the_first_shards(file, table, elsewhere, tmp_path):
+    assert dry_run(file, tmp_path)[1] == table
+    assert not elsewhere.sent()
+
+
+@pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
+def test_ready_run_has_every_table(file):
+    assert set(tomllib.loads(file.read_text())) == set(config.Run.model_fields)

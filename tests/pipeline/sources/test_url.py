@@ -1,0 +1,83 @@
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.net import addresses
+from pipeline.runfile import run as config
+from pipeline.sources import listed, url
+from tests.pipeline.sources.wanted import wanted
+from tests.servers import s3 as s3_server
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    with s3_server.found(monkeypatch) as served:
+        yield served
+
+
+def refusal(address: str, folder) -> str:
+    with pytest.raises(LockstepError) as caught:
+        url.fetch(config.DataUrl(url=address), folder, wanted(folder / "store"))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_single_file_is_a_location(bucket, tmp_path):
+    bucket.objects |= {"a/0.ds": b"1234", "a/1.ds": b"12"}
+    where = config.DataUrl(url="s3://ours/a/0.ds")
+    fetched = url.fetch(where, tmp_path, wanted(tmp_path / "store"))
+    assert [file.name for file in fetched.files] == ["0.ds"]
+    assert (tmp_path / "train" / "00000.ds").read_bytes() == b"1234"
+
+
+def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
+    (tmp_path / "source" / "held_out").mkdir(parents=True)
+    (tmp_path / "source" / "b.ds").write_bytes(b"12")
+    (tmp_path / "source" / "a.ds").write_bytes(b"1234")
+    (tmp_path / "source" / "held_out" / "c.ds").write_bytes(b"56")
+    where = config.DataUrl(url=f"file://{tmp_path}/source")
+    (tmp_path / "out").mkdir()
+    fetched = url.fetch(where, tmp_path / "out", wanted(tmp_path / "store"))
+    assert [file.name for file in fetched.files] == ["a.ds", "b.ds", "held_out/c.ds"]
+    assert fetched.warnings == ()
+
+
+def test_a_file_that_changed_since_it_was_listed_is_refused(bucket, tmp_path):
+    bucket.objects |= {"a/0.ds": b"1234"}
+    where = config.DataUrl(url="s3://ours/a")
+    listing = url.listing(where, wanted(tmp_path / "store"))
+    bucket.objects["a/0.ds"] = b"5678"
+    with pytest.raises(LockstepError, match="expected .* as it was listed; run again"):
+        listed.fetch_listed(listing, tmp_path, wanted(tmp_path / "store"))
+
+
+def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypatch):
+    assert refusal("s3://theirs/a", tmp_path).startswith("s3://theirs/a: ")
+    bucket.objects |= {"a/0.ds": b"1234"}
+    addresses.file_system.cache_clear()
+    bucket.key = "AKIAOTHER"
+    said = refusal("s3://ours/a", tmp_path)
+    assert said.startswith("s3://ours/a: ") and "expected a folder or a file to read" in said
+    assert bucket.secret not in said
+
+
+def test_addresses_of_other_locations_are_sent_there(tmp_path):
+    assert "expected Http for it" in refusal("https://example.org/a.ds", tmp_path)
+    assert "expected Hub for it" in refusal("hf://datasets/a/b", tmp_path)
+    assert "expected Local for it" in refusal("/a/folder", tmp_path)
+
+
+def test_an_unknown_kind_of_address_is_one_line(tmp_path):
+    said = refusal("nonsense://place", tmp_path)
+    assert said.startswith("nonsense://place: ") and said.endswith("expected an address of fsspec")
+
+
+def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkeypatch):
+    addresses.file_system.cache_clear()
+
+    def missing(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    assert refusal("s3://ours/a", tmp_path) == (
+        "s3://ours: not installed, expected it: pip install -c constraints.txt -e '.[s3]'"
+    )

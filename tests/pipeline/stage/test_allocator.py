@@ -1,0 +1,43 @@
+"""The allocator's settings reach the process, once, and a user's own stand."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.stage.keys import PROJECT
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
+PROGRAM = """
+import os, sys
+from pipeline.stage import allocator
+print("begins", flush=True)
+allocator.tune()
+print(os.environ["GLIBC_TUNABLES"], sys.argv[1:])
+"""
+
+
+def said(**changes: str) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    command = [sys.executable, "-c", PROGRAM, "--option", "a b"]
+    done = subprocess.run(
+        command, cwd=PROJECT, env=environment | changes, capture_output=True, text=True, check=True
+    )
+    assert not done.stderr  # glibc complains there of a setting that it does not know
+    return done.stdout.splitlines()
+
+
+def test_a_process_starts_over_once_with_its_arguments_and_the_settings():
+    first, second, last = said()
+    assert first == second == "begins"
+    assert "glibc.malloc.hugetlb=1" in last and last.endswith("['--option', 'a b']")
+
+
+def test_a_users_own_settings_stand():
+    assert said(GLIBC_TUNABLES="glibc.malloc.arena_max=3") == [
+        "begins",
+        "glibc.malloc.arena_max=3 ['--option', 'a b']",
+    ]
+    assert said(GLIBC_TUNABLES="")[1] == " ['--option', 'a b']"

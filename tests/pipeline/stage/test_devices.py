@@ -1,0 +1,80 @@
+"""What is set before JAX is imported, and what of it is recorded."""
+
+import os
+
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.runfile import run as config
+from pipeline.stage import devices
+from tests import tiny
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in ("NPROC", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2), raising=False)
+    return monkeypatch
+
+
+def a_run(**changes: object) -> config.Run:
+    return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+
+
+def test_there_is_a_device_for_each_core_but_no_more_than_peers_or_threads(environment):
+    for cores, threads, count, expected in ((2, 4, 4, "2"), (64, 8, 4, "4"), (64, 3, 4, "3")):
+        environment.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+        environment.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+        devices.prepare(a_run(peers__threads=threads, peers__count=count))
+        assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
+
+
+def test_peers_of_several_devices_have_them_and_threads_to_spare(environment):
+    for cores, threads, count, fsdp, expected in (
+        (2, 4, 4, 2, "2"),
+        (2, 8, 4, 4, "4"),
+        (64, 64, 4, 4, "16"),
+        (64, 11, 4, 2, "4"),
+        (64, 64, 1, 3, "3"),
+    ):
+        environment.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+        environment.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+        changes = {"peers__threads": threads, "peers__count": max(count, 2), "peers__fsdp": fsdp}
+        run = a_run(**changes, peers__micro_batch=fsdp)
+        run = run.model_copy(update={"peers": run.peers.model_copy(update={"count": count})})
+        devices.prepare(run)
+        assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
+    environment.setenv("JAX_NUM_CPU_DEVICES", "4")
+    with pytest.raises(LockstepError, match="JAX_NUM_CPU_DEVICES: 4, expected at most 2, half of"):
+        devices.prepare(a_run(peers__threads=4, peers__fsdp=2))
+    with pytest.raises(LockstepError, match="fsdp = 4, expected at most 2, half of threads = 4"):
+        devices.prepare(a_run(peers__threads=4, peers__fsdp=4, peers__micro_batch=4))
+
+
+def test_the_size_of_the_thread_pool_is_the_run_files_whatever_the_machine(environment):
+    environment.setenv("NPROC", "64")
+    devices.prepare(a_run(peers__threads=3))
+    assert os.environ["NPROC"] == "3"
+
+
+def test_what_the_user_set_stays(environment):
+    environment.setenv("JAX_NUM_CPU_DEVICES", "1")
+    environment.setenv("XLA_FLAGS", "--xla_dump_to=here")
+    devices.prepare(a_run())
+    assert os.environ["JAX_NUM_CPU_DEVICES"] == "1"
+    assert os.environ["XLA_FLAGS"].endswith("--xla_dump_to=here")
+
+
+def test_more_devices_than_threads_are_refused_since_they_would_change_bits(environment):
+    environment.setenv("JAX_NUM_CPU_DEVICES", "8")
+    with pytest.raises(LockstepError, match=r"JAX_NUM_CPU_DEVICES: 8, expected at most \[peers\]"):
+        devices.prepare(a_run(peers__threads=4))
+
+
+def test_the_description_holds_what_can_change_bits_and_no_core_count():
+    described = devices.describe()
+    assert described["platform"] == "cpu"
+    assert described["threads"] == os.environ["NPROC"]
+    assert "JAX_NUM_CPU_DEVICES" not in described
+    assert all(isinstance(value, str) for value in described.values())

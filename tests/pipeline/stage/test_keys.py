@@ -1,0 +1,73 @@
+"""A key changes with what a stage depends on, and with nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.stage import keys
+from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES, Keys
+
+RUN = (PROJECT / RUN_FILE).read_text()
+
+
+def keys_of(folder: Path, text: str) -> dict[str, str]:
+    run = folder / "run.toml"
+    run.write_text(text)
+    found = Keys(run)
+    return {stage: found.key(stage) for stage in STAGES}
+
+
+def changed(folder: Path, old: str, new: str) -> set[str]:
+    assert RUN.count(old) == 1
+    before, after = keys_of(folder, RUN), keys_of(folder, RUN.replace(old, new))
+    return {stage for stage in STAGES if before[stage] != after[stage]}
+
+
+DOWNSTREAM_OF_TRAIN = {"train", "witness", "export", "evaluate", "report"}
+
+
+@pytest.mark.parametrize(
+    "old, new, stages",
+    [
+        ("compression_topk = 32", "compression_topk = 16", DOWNSTREAM_OF_TRAIN),
+        ("held_out_percent = 5.0", "held_out_percent = 6.0", DOWNSTREAM_OF_TRAIN | {"download"}),
+        ("rms_norm_eps = 1e-5", "rms_norm_eps = 1e-6", DOWNSTREAM_OF_TRAIN | {"convert"}),
+        ("replay_percent = 25", "replay_percent = 50", DOWNSTREAM_OF_TRAIN - {"train"}),
+        ("snapshot_every = 50", "snapshot_every = 40", DOWNSTREAM_OF_TRAIN),
+        ('dtype = "float32"', 'dtype = "bfloat16"', {"export", "evaluate", "report"}),
+        ('prompt = "def "', 'prompt = "class "', {"evaluate", "report"}),
+        ("keep_steps = 2", "keep_steps = 3", set()),
+        ("# ---- Psyche", "# ---- another comment", set()),
+    ],
+)
+def test_a_value_changes_the_keys_of_just_the_stages_that_depend_on_it(tmp_path, old, new, stages):
+    assert changed(tmp_path, old, new) == stages
+
+
+def test_a_room_changes_the_keys_of_just_the_stages_that_import_it(tmp_path, monkeypatch):
+    before = keys_of(tmp_path, RUN)
+    digest = keys._digest
+    monkeypatch.setattr(
+        keys, "_digest", lambda path: "edited" if path.name == "wire" else digest(path)
+    )
+    after = keys_of(tmp_path, RUN)
+    found = {stage for stage in STAGES if before[stage] != after[stage]}
+    assert found == DOWNSTREAM_OF_TRAIN
+
+
+def test_a_missing_table_is_named(tmp_path):
+    with pytest.raises(LockstepError, match=r"run\.toml: links is missing.*lockstep import"):
+        keys_of(tmp_path, RUN.replace("[links]", "[links_]"))
+
+
+def test_a_folder_is_digested_by_name_and_content_without_caches(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "PROJECT", tmp_path)
+    folder = tmp_path / "code"
+    (folder / "__pycache__").mkdir(parents=True)
+    (folder / "a.py").write_text("1")
+    first = keys._digest(folder)
+    (folder / "__pycache__" / "a.pyc").write_text("compiled")
+    assert keys._digest(folder) == first
+    (folder / "a.py").rename(folder / "b.py")
+    assert keys._digest(folder) != first

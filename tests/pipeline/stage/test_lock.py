@@ -1,0 +1,43 @@
+"""A stage's lock: one holder, whose process id the next one reads; free as soon as it dies."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.stage import lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pipeline.stage import lock
+with lock.hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_held_lock_names_its_holder(tmp_path, holder):
+    text = f"held by process {holder.pid}"
+    with pytest.raises(LockstepError, match=text), lock.hold(tmp_path / "lock", 0.2):
+        pass
+
+
+def test_a_killed_holder_frees_the_lock(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    with lock.hold(tmp_path / "lock", 5):
+        assert (tmp_path / "lock").read_text() == str(os.getpid())

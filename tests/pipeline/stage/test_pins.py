@@ -1,0 +1,78 @@
+"""A pinned run reads what it read when it was pinned, or refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from pipeline.errors import LockstepError
+from pipeline.stage import pins
+from pipeline.stage.artifacts import read_json
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+
+@pytest.fixture
+def place(tmp_path) -> tuple[Path, Path, Path]:
+    """A run that starts from a Hugging Face folder: its run file, its root, and that folder."""
+    data, run_file, root = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml", tmp_path
+    tiny.write_run(run_file, tiny.run_document(data))
+    tiny.by_hand(run_file, root, "convert")
+    model = (root / "data" / "init" / "hf").rename(tmp_path / "model")
+    hub = {"Hub": {"repo_id": str(model)}}
+    tiny.write_run(run_file, tiny.run_document(data, model__LLM__checkpoint=hub))
+    return run_file, root, model
+
+
+def pin(run_file: Path, root: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pipeline", "pin", "--run", run_file, "--root", root]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+
+
+def test_pinned_stages_run_again_and_refuse_what_has_changed(place):
+    run_file, root, model = place
+    assert tiny.by_hand(run_file, root, "download", "convert").count("not pinned") == 2
+    before = run_file.read_text()
+    assert pin(run_file, root).returncode == 0
+    written = tomlkit.parse(run_file.read_text())["pins"]
+    assert written["data"] == read_json(root / "data/shards/shards.json")["source"]["sha256"]
+    assert written["checkpoint"] == read_json(root / "data/init/source.json")["sha256"]
+    changed = [
+        new for new, old in zip(run_file.read_text().splitlines(), before.splitlines(), strict=True)
+        if new != old
+    ]  # fmt: skip
+    assert [line.split()[0] for line in changed] == ["data", "checkpoint"]
+    said = tiny.by_hand(run_file, root, "download", "convert")
+    assert said.count(", pinned)") == 2
+
+    # the folders made under the pins are whole, but what they were made from has changed
+    run_file.write_text(run_file.read_text() + "\n")
+    (root / "tokens" / "b.ds").write_bytes(b"\1\0" * 100)
+    (model / "generation_config.json").write_text("{}")
+    for stage, out in (("download", "shards"), ("convert", "init")):
+        made = tiny.contents(root / "data" / out)
+        for path in (root / "data" / out).glob("made-*.json"):
+            path.rename(root / path.name)  # an engine would have it run again
+        process = tiny.lockstep(stage, run_file, root)
+        line = process.communicate()[0].splitlines()[-1]
+        assert process.returncode == 1
+        assert line.startswith("error: [pins] ") and "it has changed since" in line
+        for path in root.glob("made-*.json"):
+            path.rename(root / "data" / out / path.name)
+        assert tiny.contents(root / "data" / out) == made
+
+
+def test_there_is_nothing_to_pin_before_the_stages_have_run(place):
+    run_file, root, _ = place
+    done = pin(run_file, root)
+    assert done.returncode == 1
+    assert "expected from stage download" in done.stderr and "lockstep download" in done.stderr
+
+
+def test_the_refusal_names_the_pin_and_what_was_found():
+    assert pins.check("data", "", "b" * 64, "a folder") == "not pinned"
+    assert pins.check("data", "b" * 64, "b" * 64, "a folder") == "pinned"
+    with pytest.raises(LockstepError, match=r"\[pins\] data = a{64}, but a folder has .*b{64}"):
+        pins.check("data", "a" * 64, "b" * 64, "a folder")

@@ -1,0 +1,70 @@
+"""What a stage says of its progress where there is no terminal, and where there is one."""
+
+import io
+
+import pytest
+
+from pipeline.stage import progress
+from pipeline.stage.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_rounds_are_a_line_now_and_then_and_at_the_end(clock, capsys):
+    with Progress("train", total=3, unit="round") as bar:
+        for seconds in (6, 1, 1):
+            clock[0] += seconds
+            bar.advance(loss=1.5)
+    assert capsys.readouterr().out == "train: round 1/3  loss 1.5\ntrain: round 3/3  loss 1.5\n"
+
+
+def test_bytes_are_a_line_in_larger_units_with_their_rate(clock, capsys):
+    with Progress("convert", total=3_400_000_000, unit="byte") as bar:
+        clock[0] += 4
+        bar.advance(1_000_000_000)
+        clock[0] += 2
+        bar.advance(200_000_000)
+        clock[0] += 2
+        bar.advance(2_200_000_000)
+    assert capsys.readouterr().out == (
+        "convert: 1.2/3.4 GB  200 MB/s\nconvert: 3.4/3.4 GB  425 MB/s\n"
+    )
+
+
+def test_bytes_that_take_no_time_are_not_shown(clock, capsys):
+    with Progress("convert", total=3_000_000, unit="byte") as bar:
+        clock[0] += 1
+        bar.advance(3_000_000)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("unit, total", [("byte", 3_000_000), ("round", 4)])
+def test_a_terminal_has_a_bar(monkeypatch, unit, total):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr(progress, "BRIEF_SECONDS", 0)
+    with Progress("convert", total=total, unit=unit) as bar:
+        bar.advance(total // 2)
+        bar.say("a line")
+        bar.advance(total // 2)
+    said = terminal.getvalue()
+    assert "convert" in said and "a line" in said
+    assert ("3.0/3.0 MB" if unit == "byte" else "4/4") in said
+
+
+def test_a_terminal_has_no_bar_for_bytes_that_take_no_time(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    with Progress("convert", total=10, unit="byte") as bar:
+        bar.advance(10)
+    assert terminal.getvalue() == ""

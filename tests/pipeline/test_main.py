@@ -1,0 +1,74 @@
+"""The `lockstep` command: quick to answer, one line for a mistake, one process per stage."""
+
+import subprocess
+import sys
+import time
+
+from pipeline.stage.keys import PROJECT, STAGES
+from pipeline.stage.lock import hold
+from tests import tiny
+
+HEAVY = ("jax", "numpy", "pydantic", "orbax", "flax", "matplotlib", "snakemake", "dvc")
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=PROJECT,
+        env=tiny.environment(PROJECT),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_help_names_every_stage_and_imports_nothing_heavy():
+    program = (
+        "import sys; from pipeline.__main__ import app\n"
+        "try: app(['--help'])\n"
+        f"finally: print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = python(program)
+    *said, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    for stage, entry in STAGES.items():
+        assert any(stage in line and entry["desc"][:20] in line for line in said), stage
+
+
+def test_a_stage_that_is_running_is_not_run_twice(tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
+    with hold(root / "data" / ".download.lock"):
+        began = time.monotonic()
+        process = tiny.lockstep("download", run_file, root)
+        said, _ = process.communicate()
+    assert time.monotonic() - began > 5  # an engine started at once waits for its predecessor
+    assert process.returncode == 1
+    assert "held by process" in said and "expected to be free" in said
+    assert not (root / "data" / "shards").exists()
+
+
+def test_a_second_run_of_a_stage_does_nothing_and_verifies_what_is_there(tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
+    tiny.by_hand(run_file, root, "download")
+    assert "is there already" in tiny.by_hand(run_file, root, "download")
+    shard = root / "data/shards/train/00000.ds"
+    shard.write_bytes(b"\0\0")
+    process = tiny.lockstep("download", run_file, root)
+    said, _ = process.communicate()
+    assert process.returncode == 1
+    assert "00000.ds: found 2 bytes" in said
+
+
+def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path):
+    runs = tmp_path / "data" / "runs"
+    for key in ("aaaa", "bbbb"):
+        (runs / key / "checkpoints").mkdir(parents=True)
+    clean = [sys.executable, "-m", "pipeline", "clean", "--root", str(tmp_path)]
+    with hold(runs / "bbbb.lock"):
+        done = subprocess.run(clean, cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "bbbb.lock: held by process" in done.stderr
+    assert [path.name for path in runs.iterdir() if path.is_dir()] == ["bbbb"]
+    assert subprocess.run(clean, cwd=PROJECT).returncode == 0
+    assert not [path for path in runs.iterdir() if path.is_dir()]

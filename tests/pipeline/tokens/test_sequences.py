@@ -1,0 +1,720 @@
+"""Token shards: which sequence stands at which position, and what is refused."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import LockstepError
+from pipeline.net.remote import Origin
+from pipeline.runfile.data import ShuffleDontShuffle, ShuffleSeeded
+from pipeline.runfile.network import Network
+from pipeline.tokens import files as token_files
+from pipeline.tokens import ids as token_ids
+from pipeline.tokens import mixture
+from pipeline.tokens import sequences as tokens
+from pipeline.tokens.permutation import permute
+from pipeline.tokens.sequences import Part, ShardFile, Shards
+
+SEED, OTHER = tuple(range(1, 33)), tuple(range(32))
+IN_ORDER, SEEDED = ShuffleDontShuffle(), ShuffleSeeded(seed=SEED)
+
+
+def shards_folder(
+    folder: Path, train=(), held_out=(), *, size=2, vocab=1000, shuffle=IN_ORDER, part=(), **more
+) -> Path:
+    """A shards folder with these token arrays, one for each file, of these parts."""
+    for split, arrays in (("train", train), ("held_out", held_out)):
+        (folder / split).mkdir(parents=True)
+        for number, array in enumerate(arrays):
+            np.asarray(array).astype(f"<u{size}").tofile(folder / split / f"{number:05}.ds")
+    files = list(tokens.measure(folder, size))
+    for number, which in enumerate(part):
+        files[number] = files[number].model_copy(update={"part": which})
+    write(folder, size=size, vocab=vocab, shuffle=shuffle, files=files, **more)
+    return folder
+
+
+def write(folder: Path, files: Sequence[ShardFile], size=2, vocab=1000, shuffle=IN_ORDER, **more):
+    shards = Shards(
+        format=2,
+        token_size_in_bytes=size,
+        vocab_size=vocab,
+        shuffle=shuffle,
+        files=tuple(files),
+        source={"read": "a test"},
+        **more,
+    )
+    tokens.write_shards(folder, shards)
+
+
+def elsewhere(file: ShardFile, url: str, size: int, **of_origin) -> ShardFile:
+    """The file, as it is listed where it is not in the folder."""
+    origin = Origin(url=url, size=size, **of_origin)
+    return file.model_copy(update={"sha256": None, "origin": origin})
+
+
+def edit(folder: Path, change) -> None:
+    path = folder / "shards.json"
+    said = json.loads(path.read_text())
+    change(said)
+    path.write_text(json.dumps(said))
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(LockstepError) as caught:
+        call(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sequences_are_the_whole_ones_of_each_file_in_turn(tmp_path, size):
+    # 10, 8 and 3 tokens, in sequences of 4: two, two and none.
+    train = [np.arange(10), 100 + np.arange(8), 200 + np.arange(3), 300 + np.arange(4)]
+    sequences = tokens.open_shards(shards_folder(tmp_path, train, size=size), "train", 4)
+    assert len(sequences) == 5
+    batch = sequences.take(np.arange(5))
+    assert batch.dtype == np.int32
+    assert batch.tolist() == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [100, 101, 102, 103],
+        [104, 105, 106, 107],
+        [300, 301, 302, 303],
+    ]
+
+
+def test_a_file_that_divides_evenly_keeps_its_last_sequence(tmp_path):
+    """Psyche's fixture has 3 x 2048 tokens, of which it makes two samples."""
+    folder = shards_folder(tmp_path, [np.arange(6144) % 1000])
+    assert len(tokens.open_shards(folder, "train", 2048)) == 3
+
+
+def test_indices_may_come_in_any_order_and_repeat(tmp_path):
+    train = [np.arange(0, 40), np.arange(40, 60), np.arange(60, 100)]
+    sequences = tokens.open_shards(shards_folder(tmp_path, train), "train", 4)
+    indices = np.array([24, 0, 11, 11, 3, 24, 10, 0])
+    expected = indices[:, None] * 4 + np.arange(4)
+    np.testing.assert_array_equal(sequences.take(indices), expected)
+    assert sequences.take(np.array([], np.int64)).shape == (0, 4)
+
+
+def test_many_files_agree_with_plain_slices(tmp_path):
+    rng = np.random.default_rng(0)
+    train = [rng.integers(0, 1000, rng.integers(1, 50)) for _ in range(40)]
+    sequences = tokens.open_shards(shards_folder(tmp_path, train), "train", 7)
+    expected = [a[i : i + 7] for a in train for i in range(0, len(a) - 6, 7)]
+    order = rng.permutation(len(expected))
+    np.testing.assert_array_equal(sequences.take(order), np.array(expected)[order])
+
+
+def test_files_are_opened_only_when_touched(tmp_path):
+    folder = shards_folder(tmp_path, [np.arange(8), np.arange(8)])
+    sequences = tokens.open_shards(folder, "train", 4)
+    (folder / "train" / "00001.ds").unlink()
+    assert sequences.take(np.array([0, 1])).shape == (2, 4)
+    with pytest.raises(FileNotFoundError):
+        sequences.take(np.array([2]))
+
+
+def test_more_files_than_may_stay_open_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "OPEN_FILES", 3)
+    train = [np.full(4, number) for number in range(20)]
+    sequences = tokens.open_shards(shards_folder(tmp_path, train), "train", 4)
+    open_before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    for _ in range(2):
+        assert sequences.take(np.arange(20))[:, 0].tolist() == list(range(20))
+    if open_before:
+        assert len(os.listdir("/proc/self/fd")) <= open_before + 4
+
+
+def test_seeded_train_split_is_permuted_and_held_out_is_not(tmp_path):
+    data = np.arange(400)
+    folder = shards_folder(tmp_path, [data[:240], data[240:]], [data], shuffle=SEEDED)
+    positions = np.arange(100)
+    train = tokens.open_shards(folder, "train", 4).take(positions)[:, 0] // 4
+    np.testing.assert_array_equal(train, permute(bytes(SEED), positions, 100))
+    assert train.tolist() != positions.tolist()
+    held_out = tokens.open_shards(folder, "held_out", 4).take(positions)[:, 0] // 4
+    np.testing.assert_array_equal(held_out, positions)
+
+
+def test_a_batch_does_not_depend_on_what_was_taken_before(tmp_path):
+    folder = shards_folder(tmp_path, [np.arange(900)], shuffle=SEEDED)
+    used = tokens.open_shards(folder, "train", 9)
+    for position in range(0, 100, 10):
+        used.take(np.arange(position, position + 10))
+    fresh = tokens.open_shards(folder, "train", 9)
+    np.testing.assert_array_equal(used.take(np.array([7, 50])), fresh.take(np.array([7, 50])))
+
+
+def test_a_split_without_files_has_no_sequences(tmp_path):
+    sequences = tokens.open_shards(shards_folder(tmp_path, [np.arange(8)]), "held_out", 4)
+    assert len(sequences) == 0
+    assert "expected one of the 0 held_out sequences" in refusal(sequences.take, np.array([0]))
+
+
+def test_shards_json_lists_files_by_name_with_length_and_hash(tmp_path):
+    shards_folder(tmp_path, [np.arange(8)] * 2, [np.arange(4)])
+    said = json.loads((tmp_path / "shards.json").read_text())
+    assert [(f["path"], f["split"], f["tokens"]) for f in said["files"]] == [
+        ("train/00000.ds", "train", 8),
+        ("train/00001.ds", "train", 8),
+        ("held_out/00000.ds", "held_out", 4),
+    ]
+    # SHA-256 of 00 00 01 00 02 00 03 00
+    assert said["files"][2]["sha256"] == (
+        "245bbd9d484dcf27c714e2690cd6544973de5d54aa9cd82eab23d6046a65faa8"
+    )
+    assert said["shuffle"] == "DontShuffle"
+    assert tokens.read_shards(tmp_path).split("held_out")[0].tokens == 4
+
+
+def test_truncated_shard_is_refused_with_its_name(tmp_path):
+    folder = shards_folder(tmp_path, [np.arange(8), np.arange(8)])
+    with open(folder / "train" / "00001.ds", "r+b") as file:
+        file.truncate(14)
+    message = refusal(tokens.open_shards, folder, "train", 4)
+    assert str(folder / "train" / "00001.ds") in message
+    assert "found 14 bytes, expected 16" in message
+
+
+def test_missing_shard_is_refused_with_its_name(tmp_path):
+    folder = shards_folder(tmp_path, [np.arange(8)])
+    (folder / "train" / "00000.ds").unlink()
+    message = refusal(tokens.open_shards, folder, "train", 4)
+    assert str(folder / "train" / "00000.ds") in message
+
+
+def test_odd_length_is_refused_with_the_file_and_the_token_size(tmp_path):
+    path = tmp_path / "a.ds"
+    path.write_bytes(b"12345")
+    message = refusal(tokens.count_tokens, path, 2)
+    assert str(path) in message
+    assert "found 5 bytes, expected a multiple of the token size, 2 bytes" in message
+    path.write_bytes(b"123456")
+    assert tokens.count_tokens(path, 2) == 3
+    assert "found 6 bytes" in refusal(tokens.count_tokens, path, 4)
+
+
+def test_empty_file_is_refused_with_its_name(tmp_path):
+    (tmp_path / "a.ds").touch()
+    assert f"{tmp_path / 'a.ds'}: found 0 bytes" in refusal(
+        tokens.count_tokens, tmp_path / "a.ds", 2
+    )
+
+
+@pytest.mark.parametrize("at", [0, 9, 10, 15])
+def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset_where_read(tmp_path, at):
+    data = np.arange(16)
+    data[at] = 5000
+    folder = shards_folder(tmp_path, [np.arange(16), data], vocab=5000)
+    sequences = tokens.open_shards(folder, "train", 4)
+    sequences.take(np.arange(4))
+    message = refusal(sequences.take, np.array([7, 6, 5, 4, 0]))
+    assert str(folder / "train" / "00001.ds") in message
+    assert f"found token id 5000 at token {at}, expected ids below 5000" in message
+
+
+def test_full_pass_finds_the_first_id_beyond_a_vocabulary_in_any_split(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_ids, "SCAN_TOKENS", 3)
+    folder = shards_folder(tmp_path, [np.arange(8)], [np.array([1, 2, 3, 4, 777, 6, 888])])
+    tokens.check_ids(folder, 889)
+    message = refusal(tokens.check_ids, folder, 777)
+    assert str(folder / "held_out" / "00000.ds") in message
+    assert "found token id 777 at token 4, expected ids below 777" in message
+
+
+def test_four_byte_id_that_int32_cannot_hold_is_refused_without_a_vocabulary(tmp_path):
+    data = np.array([1, 2**31 - 1, 2**31, 4])
+    folder = shards_folder(tmp_path, [data], size=4, vocab=None)
+    sequences = tokens.open_shards(folder, "train", 2)
+    assert sequences.take(np.array([0])).tolist() == [[1, 2**31 - 1]]
+    assert "found token id 2147483648 at token 2" in refusal(sequences.take, np.array([1]))
+
+
+def test_sequences_longer_than_every_file_are_refused_naming_both_lengths(tmp_path):
+    folder = shards_folder(tmp_path, [np.arange(8), np.arange(11)])
+    message = refusal(tokens.open_shards, folder, "train", 12)
+    assert "max_seq_len = 12" in message
+    assert "11 tokens" in message
+    assert str(folder / "train" / "00001.ds") in message
+    assert len(tokens.open_shards(folder, "train", 11)) == 1
+
+
+@pytest.mark.parametrize("index", [-1, 4, 10**12])
+def test_index_beyond_the_end_is_refused_naming_it_and_the_number(tmp_path, index):
+    folder = shards_folder(tmp_path, [np.arange(16)], shuffle=SEEDED)
+    sequences = tokens.open_shards(folder, "train", 4)
+    message = refusal(sequences.take, np.array([0, index]))
+    assert f"sequence {index} asked for" in message
+    assert "the 4 train sequences" in message
+
+
+def test_missing_shards_json_is_refused(tmp_path):
+    assert str(tmp_path / "shards.json") in refusal(tokens.open_shards, tmp_path, "train", 4)
+
+
+def part_said(weight: float | None) -> dict:
+    return {"shuffle": "DontShuffle", "weight": weight}
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda said: said.update(format=1), "found 1"),
+        (lambda said: said.update(format=3, more={}), "found 3"),
+        (lambda said: said.pop("format"), "found none"),
+    ],
+)
+def test_shards_json_of_another_release_says_so_and_what_to_do(tmp_path, change, found):
+    folder = shards_folder(tmp_path, [np.arange(8)])
+    edit(folder, change)
+    message = refusal(tokens.open_shards, folder, "train", 4)
+    assert f"{folder / 'shards.json'}: format: {found}, expected 2: another release" in message
+    assert "run the stage download anew" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("token_size_in_bytes", lambda said: said.update(token_size_in_bytes=3)),
+        ("files.0.tokens", lambda said: said["files"][0].update(tokens=0)),
+        ("files.0.path", lambda said: said["files"][0].update(path="../outside.ds")),
+        ("files.0.path", lambda said: said["files"][0].update(path="/train/00000.ds")),
+        ("files.0.path", lambda said: said["files"][0].update(path="train/../../x.ds")),
+        ("files.0.extra", lambda said: said["files"][0].update(extra=1)),
+        ("files: expected a sha256", lambda said: said["files"][0].update(sha256=None)),
+        ("files: expected one of 0 parts", lambda said: said["files"][0].update(part=1)),
+        ("columns", lambda said: said.update(columns=["labels"])),
+        ("columns", lambda said: said.update(columns=["inputs", "labels", "labels"])),
+        ("parts", lambda said: said.update(parts=[part_said(0.5), part_said(None)])),
+        ("shuffle", lambda said: said.update(shuffle={"Seeded": [1, 2]})),
+        ("vocab_size", lambda said: said.pop("vocab_size")),
+    ],
+)
+def test_malformed_shards_json_is_refused_naming_the_key(tmp_path, key, change):
+    folder = shards_folder(tmp_path, [np.arange(8)])
+    edit(folder, change)
+    message = refusal(tokens.open_shards, folder, "train", 4)
+    assert f"{folder / 'shards.json'}: {key}" in message
+
+
+def test_shards_json_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / "shards.json").write_text("{")
+    assert str(tmp_path / "shards.json") in refusal(tokens.open_shards, tmp_path, "train", 4)
+
+
+# ---- The same array, whichever way the files are read ----
+
+
+def files_of(counts: Sequence[int], width: int) -> list[np.ndarray]:
+    """Files of so many rows each, and of some numbers beyond; no number comes twice."""
+    rng, start, files = np.random.default_rng(0), 0, []
+    for count in counts:
+        length = count * width + int(rng.integers(0, width))
+        files.append(np.arange(start, start + max(1, length)))
+        start += length
+    return files
+
+
+def reference(
+    files: list[np.ndarray], part: Sequence[int], parts: Sequence[Part], shuffle, width: int
+) -> list[list[int]]:
+    """All rows in the order of the train split, as the documentation says it, in plain lists."""
+    rows: list[list[list[int]]] = [[] for _ in range(max(1, len(parts)))]
+    for number, file in enumerate(files):
+        for start in range(0, len(file) - width + 1, width):
+            rows[part[number] if parts else 0].append(file[start : start + width].tolist())
+    if not parts:
+        order = rows[0]
+    else:
+        counts = mixture.counts([p.weight for p in parts], [len(of) for of in rows])
+        order = []
+        for which, drawn in zip(*mixture.place(counts, np.arange(counts.sum())), strict=True):
+            item, of = drawn % len(rows[which]), rows[which]
+            if isinstance(seeded := parts[which].shuffle, ShuffleSeeded):
+                item = permute(bytes(seeded.seed), np.array([item]), len(of))[0]
+            order.append(of[item])
+    if isinstance(shuffle, ShuffleSeeded):
+        images = permute(bytes(shuffle.seed), np.arange(len(order)), len(order))
+        order = [order[image] for image in images]
+    return order
+
+
+class FakeStreams:
+    """Reads files of this machine by their addresses, and writes down what it is asked."""
+
+    def __init__(self, network: Network):
+        self.network, self.read_ranges, self.expected = network, [], []
+        FakeStreams.last = self
+
+    def read(self, wanted) -> list[bytes]:
+        self.read_ranges += wanted
+        return [Path(origin.url).read_bytes()[start:stop] for origin, start, stop in wanted]
+
+    def expect(self, wanted) -> None:
+        self.expected += wanted
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pipeline.net.stream", SimpleNamespace(Streams=FakeStreams))
+
+
+def send_away(folder: Path, store: Path, which) -> None:
+    """Moves files out of the folder, to be read where they go."""
+    store.mkdir(exist_ok=True)
+
+    def change(said: dict) -> None:
+        for number, file in enumerate(said["files"]):
+            if number in which:
+                here, there = folder / file["path"], store / f"{number}.ds"
+                here.rename(there)
+                origin = {"url": str(there), "size": there.stat().st_size}
+                file.update(sha256=None, origin=origin, name=f"far/{number}.ds")
+
+    edit(folder, change)
+
+
+MIXES = {
+    "one": [],
+    "weights": [Part(shuffle=IN_ORDER, weight=0.7), Part(shuffle=SEEDED, weight=0.3)],
+    "lengths": [
+        Part(shuffle=SEEDED, weight=None),
+        Part(shuffle=IN_ORDER, weight=None),
+        Part(shuffle=ShuffleSeeded(seed=OTHER), weight=None),
+    ],
+    "repeated": [Part(shuffle=SEEDED, weight=1.0), Part(shuffle=SEEDED, weight=9.0)],
+}
+
+
+@pytest.mark.parametrize("away", [(), (1, 3, 4), range(6)], ids=["here", "some", "elsewhere"])
+@pytest.mark.parametrize("shuffle", [IN_ORDER, SEEDED], ids=["in-order", "seeded"])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize(("size", "columns"), [(2, 1), (4, 2)])
+def test_rows_are_those_of_the_reference_wherever_the_files_are(
+    tmp_path, streams, mix, shuffle, away, size, columns
+):
+    names = ("inputs", "labels")[:columns]
+    parts, files = MIXES[mix], files_of([5, 3, 0, 9, 1, 12], 3 * columns)
+    part = [number % 2 for number in range(6)] if parts else [0] * 6
+    expected = reference(files, part, parts, shuffle, 3 * columns)
+    of = {"shuffle": shuffle, "part": part, "parts": tuple(parts), "columns": names}
+    folder = shards_folder(tmp_path / "shards", files, files[:1], size=size, **of)
+    send_away(folder, tmp_path / "store", away)
+    sequences = tokens.open_shards(folder, "train", 3)
+    assert len(sequences) == len(expected) == 30
+    order = np.random.default_rng(1).integers(0, 30, 50)
+    taken = sequences.take(order)
+    assert taken.dtype == np.int32
+    assert taken.tolist() == [expected[index] for index in order]
+    spans = [sequences.take(np.arange(i, min(i + 4, 30))).tolist() for i in range(0, 30, 4)]
+    assert sum(spans, []) == expected
+    held_out = tokens.open_shards(folder, "held_out", 3)
+    assert held_out.take(np.arange(5)).ravel().tolist() == files[0][: 15 * columns].tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_position_does_not_depend_on_the_others_asked_with_it(tmp_path_factory, data):
+    block = data.draw(st.sampled_from([2, 5, 64]))
+    counts = data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any))
+    files, parts = files_of(counts, 2), MIXES[data.draw(st.sampled_from(["one", "lengths"]))]
+    shuffle = data.draw(st.sampled_from([IN_ORDER, SEEDED]))
+    of = {"part": [0, 2, 1, 2, 0][: len(counts)], "parts": tuple(parts)} if parts else {}
+    folder = shards_folder(tmp_path_factory.mktemp("data"), files, shuffle=shuffle, **of)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "BLOCK", block)
+        sequences = tokens.open_shards(folder, "train", 2)
+        whole = tokens.open_shards(folder, "train", 2).take(np.arange(len(sequences)))
+        for _ in range(5):
+            asked = data.draw(st.lists(st.integers(0, len(sequences) - 1), max_size=8))
+            np.testing.assert_array_equal(sequences.take(np.array(asked, np.int64)), whole[asked])
+
+
+def test_a_part_drawn_beyond_its_end_begins_again(tmp_path):
+    parts = (Part(shuffle=IN_ORDER, weight=1.0), Part(shuffle=IN_ORDER, weight=1.0))
+    train = [np.arange(36), 100 + np.arange(4)]
+    folder = shards_folder(tmp_path, train, part=[0, 1], parts=parts)
+    taken = tokens.open_shards(folder, "train", 4).take(np.arange(10))[:, 0]
+    assert taken.tolist() == [0, 100, 4, 100, 8, 100, 12, 100, 16, 100]
+
+
+def test_a_part_with_a_weight_and_no_sequence_is_refused_and_one_without_is_not(tmp_path):
+    train = [np.arange(36), np.arange(3)]
+    for name, weight in (("weighted", 0.5), ("by-length", None)):
+        parts = (Part(shuffle=IN_ORDER, weight=weight),) * 2
+        shards_folder(tmp_path / name, train, part=[0, 1], parts=parts)
+    message = refusal(tokens.open_shards, tmp_path / "weighted", "train", 4)
+    assert "parts.1: found no sequence of 4 tokens, expected some for its weight, 0.5" in message
+    assert len(tokens.open_shards(tmp_path / "by-length", "train", 4)) == 9
+
+
+def zeros(count: int, part: int = 0) -> ShardFile:
+    file = ShardFile(
+        path="train/90000.ds", split="train", tokens=count, sha256=None, name="zeros", part=part
+    )
+    return elsewhere(file, tokens.ZEROS, 2 * count)
+
+
+def test_more_sequences_than_can_be_mixed_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.tokens.mixture.LARGEST", 100)
+    parts = (Part(shuffle=IN_ORDER, weight=None),) * 2
+    write(tmp_path, [zeros(4 * 100), zeros(4, part=1)], parts=parts)
+    message = refusal(tokens.open_shards, tmp_path, "train", 4)
+    assert "found 101 sequences in 2 parts, expected at most 100" in message
+    write(tmp_path, [zeros(4 * 99), zeros(4, part=1)], parts=parts)
+    assert len(tokens.open_shards(tmp_path, "train", 4)) == 100
+
+
+def test_ten_billion_sequences_are_mixed_as_few_are(tmp_path):
+    parts = (Part(shuffle=IN_ORDER, weight=0.7), Part(shuffle=IN_ORDER, weight=0.3))
+    write(tmp_path, [zeros(4 * 7 * 10**9), zeros(4 * 3 * 10**9, part=1)], parts=parts)
+    sequences = tokens.open_shards(tmp_path, "train", 4)
+    assert len(sequences) == 10**10
+    assert not sequences.take(np.array([0, 10**10 - 1])).any()
+
+
+def test_zeros_without_end_are_read_from_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pipeline.net.stream", None)  # an import of it would fail
+    write(tmp_path, [zeros(2**48)], shuffle=SEEDED)
+    tokens.check_ids(tmp_path, 10)
+    sequences = tokens.open_shards(tmp_path, "train", 2048)
+    assert len(sequences) == 2**37
+    taken = sequences.take(np.array([0, 5, 2**37 - 1]))
+    assert (taken.shape, taken.dtype) == ((3, 2048), np.int32)
+    assert not taken.any()
+
+
+# ---- Files elsewhere ----
+
+
+def test_rows_of_files_elsewhere_are_the_same_through_the_streams_that_training_has(tmp_path):
+    files = files_of([40, 60, 30], 4)
+    folder = shards_folder(tmp_path / "shards", files, shuffle=SEEDED)
+    here = tokens.open_shards(folder, "train", 4).take(np.arange(130))
+    send_away(folder, tmp_path / "store", range(3))
+    sequences = tokens.open_shards(folder, "train", 4, Network(cache_bytes=400))
+    spans = [sequences.take(np.arange(start, start + 13)) for start in range(0, 130, 13)]
+    np.testing.assert_array_equal(np.concatenate(spans), here)
+
+
+def test_a_file_elsewhere_is_read_only_as_far_as_its_tokens_go(tmp_path, streams):
+    folder = shards_folder(tmp_path / "shards", [np.arange(40)])
+    send_away(folder, tmp_path / "store", {0})
+    edit(folder, lambda said: said["files"][0].update(tokens=19))
+    sequences = tokens.open_shards(folder, "train", 4)
+    assert len(sequences) == 4
+    assert sequences.take(np.arange(4)).tolist() == np.arange(16).reshape(4, 4).tolist()
+
+
+def test_how_the_network_is_used_is_passed_on(tmp_path, streams):
+    folder = shards_folder(tmp_path / "shards", [np.arange(40)])
+    send_away(folder, tmp_path / "store", {0})
+    network = Network(connections=3)
+    tokens.open_shards(folder, "train", 4, network)
+    assert FakeStreams.last.network is network
+
+
+def far_sequences(tmp_path: Path, shuffle=IN_ORDER, cache_bytes=10**6) -> tokens.Sequences:
+    """2,000 sequences of 4 tokens elsewhere."""
+    data = [np.arange(8000)]
+    folder = shards_folder(tmp_path / "shards", data, data, vocab=None, shuffle=shuffle)
+    send_away(folder, tmp_path / "store", {0, 1})
+    return tokens.open_shards(folder, "train", 4, Network(cache_bytes=cache_bytes))
+
+
+def expected_after(sequences: tokens.Sequences, start: int, stop: int) -> list[int]:
+    """Takes a span; which sequences of the file are then expected."""
+    FakeStreams.last.expected = []
+    sequences.take(np.arange(start, stop))
+    ranges = [(first // 8, last - first) for _, first, last in FakeStreams.last.expected]
+    assert all(length == 8 for _, length in ranges)
+    return [sequence for sequence, _ in ranges]
+
+
+def test_what_follows_is_expected_once_and_no_more_than_was_read_but_for_the_first(
+    tmp_path, streams
+):
+    sequences = far_sequences(tmp_path)
+    assert expected_after(sequences, 0, 4) == list(range(4, 12))
+    assert expected_after(sequences, 4, 8) == list(range(12, 16))
+    assert expected_after(sequences, 8, 12) == list(range(16, 24))
+    assert expected_after(sequences, 1000, 1002) == list(range(1002, 1006))  # far: it begins anew
+    assert expected_after(sequences, 100, 102) == list(range(102, 106))
+    assert expected_after(sequences, 1994, 1998) == [1998, 1999]
+    assert expected_after(sequences, 1998, 2000) == []
+
+
+def test_the_next_round_is_expected_in_whatever_order_peers_ask_for_this_one(tmp_path, streams):
+    sequences, expected = far_sequences(tmp_path), []
+    for first in range(800, 900, 32):
+        for span in (24, 0, 16, 8):
+            expected += expected_after(sequences, first + span, first + span + 8)
+        verified = max(800, first - 8)  # a verifier looks at the round before
+        assert not expected_after(sequences, verified, verified + 8)
+        assert expected == sorted(set(expected))
+        assert expected[-1] == 800 + 2 * (first + 32 - 800) - 1
+
+
+def test_no_more_is_expected_than_a_quarter_of_the_cache_holds(tmp_path, streams):
+    sequences = far_sequences(tmp_path, cache_bytes=4 * 5 * 8 + 31)
+    assert expected_after(sequences, 0, 4) == list(range(4, 9))
+    assert expected_after(sequences, 4, 8) == list(range(9, 13))
+
+
+def test_what_is_expected_of_shuffled_data_is_what_is_read_next(tmp_path, streams):
+    sequences = far_sequences(tmp_path, shuffle=SEEDED)
+    sequences.take(np.arange(20, 25))
+    expected, FakeStreams.last.read_ranges = FakeStreams.last.expected, []
+    sequences.take(np.arange(25, 35))
+    assert FakeStreams.last.read_ranges == expected[:10]
+    assert len({start for _, start, _ in expected[:10]}) == 10
+
+
+def test_nothing_is_expected_of_the_held_out_split_which_is_read_at_once(tmp_path, streams):
+    far_sequences(tmp_path)
+    sequences = tokens.open_shards(tmp_path / "shards", "held_out", 4)
+    assert expected_after(sequences, 0, 4) == []
+
+
+def test_files_elsewhere_need_not_be_in_the_folder_and_are_checked_when_read(tmp_path, streams):
+    data = np.arange(16)
+    data[6] = 700
+    folder = shards_folder(tmp_path / "shards", [data, np.arange(8)])
+    send_away(folder, tmp_path / "store", {0})
+    tokens.check_ids(folder, 500)
+    sequences = tokens.open_shards(folder, "train", 4, vocab_size=500)
+    message = refusal(sequences.take, np.array([1]))
+    assert message == "far/0.ds: found token id 700 at token 6, expected ids below 500"
+
+
+def test_the_smaller_of_two_vocabularies_counts(tmp_path):
+    folder = shards_folder(tmp_path, [np.arange(8)], vocab=6)
+    for vocab_size, limit in ((5, 5), (7, 6), (None, 6)):
+        sequences = tokens.open_shards(folder, "train", 4, vocab_size=vocab_size)
+        message = refusal(sequences.take, np.array([1]))
+        assert f"found token id {limit} at token {limit}, expected ids below {limit}" in message
+
+
+# ---- Columns ----
+
+
+def row_of_columns(**changed: tuple[int, int]) -> np.ndarray:
+    """A row of 4 tokens, in columns; `changed`: the number at a place of a column."""
+    columns = {"inputs": [1, 2, 3, 4], "labels": [2**32 - 100, 2, 3, 4], "position_ids": [0] * 4}
+    for column, (place, number) in changed.items():
+        columns[column][place] = number
+    return np.concatenate(list(columns.values()))
+
+
+def columns_folder(folder: Path, *rows: np.ndarray) -> Path:
+    columns = ("inputs", "labels", "position_ids")
+    return shards_folder(folder, [np.concatenate(rows)], size=4, vocab=10, columns=columns)
+
+
+def test_columns_of_a_row_come_one_after_the_other_and_labels_keep_what_no_loss_counts(tmp_path):
+    folder = columns_folder(tmp_path, row_of_columns(), row_of_columns(position_ids=(1, 99)))
+    tokens.check_ids(folder, 10, max_seq_len=4)
+    sequences = tokens.open_shards(folder, "train", 4)
+    assert len(sequences) == 2
+    assert sequences.take(np.array([1, 0])).tolist() == [
+        [1, 2, 3, 4, -100, 2, 3, 4, 0, 99, 0, 0],
+        [1, 2, 3, 4, -100, 2, 3, 4, 0, 0, 0, 0],
+    ]
+    assert "expected a train shard at least as long, in 3 columns" in refusal(
+        tokens.open_shards, folder, "train", 9
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"inputs": (2, 10)}, "token id 10 at token 14, expected ids below 10"),
+        ({"inputs": (2, 2**32 - 100)}, "token id 4294967196 at token 14, expected ids below 10"),
+        ({"labels": (3, 10)}, "label 10 at token 19, expected ids below 10"),
+        ({"labels": (0, 2**32 - 99)}, "label 4294967197 at token 16, expected ids below 10"),
+        (
+            {"position_ids": (0, 2**31)},
+            "position id 2147483648 at token 20, expected ids below 2147",
+        ),
+        ({"labels": (1, 77), "inputs": (3, 66)}, "token id 66 at token 15, expected"),
+    ],
+)
+def test_what_no_column_may_hold_is_refused_naming_the_column(tmp_path, changed, found):
+    folder = columns_folder(tmp_path, row_of_columns(), row_of_columns(**changed))
+    sequences = tokens.open_shards(folder, "train", 4)
+    sequences.take(np.array([0]))
+    assert f"found {found}" in refusal(sequences.take, np.array([0, 1]))
+    assert f"found {found}" in refusal(tokens.check_ids, folder, 10, 4)
+
+
+def test_columns_are_not_checked_without_their_length(tmp_path):
+    with pytest.raises(ValueError):
+        tokens.check_ids(columns_folder(tmp_path, row_of_columns()), 10)
+
+
+# ---- Names, hashes and lengths ----
+
+
+def test_errors_also_say_what_a_file_was_called(tmp_path):
+    folder = shards_folder(tmp_path, [np.array([1, 2, 99, 4])], vocab=50)
+    names = {"train/00000.ds": "wiki/part-7.ds"}
+    write(folder, tokens.measure(folder, 2, names), vocab=50)
+    message = refusal(tokens.open_shards(folder, "train", 4).take, np.array([0]))
+    assert f"{folder / 'train' / '00000.ds'} (wiki/part-7.ds): found token id 99" in message
+    assert message == refusal(tokens.check_ids, folder, 50)
+    message = refusal(tokens.check_file_ids, folder / "train" / "00000.ds", 2, 50, "the file")
+    assert message == "the file: found token id 99 at token 2, expected ids below 50"
+
+
+def test_files_of_equal_content_are_named_each_with_the_first(tmp_path):
+    folder = shards_folder(tmp_path, [[1], [2], [1]], [[2]])
+    files = list(tokens.measure(folder, 2))
+    names = ["train/00000.ds", "train/00001.ds", "held_out/00000.ds"]
+
+    def pairs(files: list[ShardFile]) -> list[tuple[str, str]]:
+        write(folder, files)
+        return tokens.duplicates(tokens.read_shards(folder))
+
+    assert pairs(files) == [(names[0], "train/00002.ds"), (names[1], names[2])]
+    assert pairs(files[:2]) == []
+    sums = [f"sha256:{files[0].sha256}", "md5:00", "md5:00", None]
+    far = [elsewhere(f, "http://x/y", 2, checksum=c) for f, c in zip(files, sums, strict=True)]
+    assert pairs([files[0], *far[1:]]) == [(names[1], "train/00002.ds")]
+    assert pairs([far[0], files[1], files[2]]) == [(names[0], "train/00002.ds")]
+
+
+def test_a_file_cut_short_while_it_is_open_is_refused_with_its_name(tmp_path):
+    for shuffle in (IN_ORDER, SEEDED):
+        folder = shards_folder(tmp_path / shuffle.tag(), [np.arange(40)], shuffle=shuffle)
+        sequences = tokens.open_shards(folder, "train", 4)
+        sequences.take(np.arange(10))
+        with open(folder / "train" / "00000.ds", "r+b") as file:
+            file.truncate(45)
+        message = refusal(sequences.take, np.arange(10))
+        assert str(folder / "train" / "00000.ds") in message
+        assert "found 45 bytes, expected at least" in message
+
+
+def test_a_read_that_comes_in_pieces_is_whole_in_the_end(tmp_path, monkeypatch):
+    """The system reads no more than 2 GB at once."""
+    folder = shards_folder(tmp_path, [np.arange(400)])
+    preadv = os.preadv
+
+    def at_most_three(descriptor: int, buffers, start: int) -> int:
+        return preadv(descriptor, [memoryview(buffers[0]).cast("B")[:3]], start)
+
+    monkeypatch.setattr(os, "preadv", at_most_three)
+    taken = tokens.open_shards(folder, "train", 4).take(np.arange(100))
+    assert taken.ravel().tolist() == list(range(400))

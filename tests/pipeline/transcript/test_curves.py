@@ -1,0 +1,141 @@
+"""The curves and numbers of a training, read off its transcript."""
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.protocol.dispute import Check, Claim, Ruling
+from pipeline.protocol.round import Decision, Round
+from pipeline.transcript import curves as history
+from pipeline.transcript.entry import Entry, Header, Message
+from pipeline.transcript.transcript import Transcript, Writer
+
+
+def entry(
+    step: int,
+    sizes: dict[int, int],
+    batch: int,
+    held_out: float | None,
+    *,
+    checked: int = 0,
+    discarded: int = 0,
+) -> Entry:
+    """A round of 4 peers, of whom those in `sizes` sent as many bytes; the messages of the first
+    were taken again by peer 3, and by 2 others, or not applied."""
+    peers, each = tuple(sizes), batch // len(sizes)
+    spans = {peer: (place * each, place * each + each - 1) for place, peer in enumerate(peers)}
+    found = Claim("00" * 32, "00" * 32)
+    return Entry(
+        asked=(),
+        round=Round(step, 0, 1, 10 * step, batch, (0, 1, 2, 3), spans, {}, (0,), ()),
+        joined_params=None,
+        messages={p: Message(commitment="00" * 32, bytes=size) for p, size in sizes.items()},
+        others={},
+        arrivals=dict.fromkeys(peers, 0.5),
+        broken=(),
+        silent=(),
+        attestations=(),
+        checks=tuple(Check(3, peer, found, 1.0, 60) for peer in peers[:checked]),
+        rulings=(Ruling(3, 0, dict.fromkeys((1, 2), found)),) if checked else (),
+        settle_seconds=0.0,
+        decision=Decision(peers[discarded:], (), (), {}, 1, 0.5, 2.0 * step),
+        loss=8.0 - step,
+        held_out_loss=held_out,
+    )
+
+
+def written(folder: Path, **of_both: int) -> Transcript:
+    run = {"model": {"LLM": {"max_seq_len": 16}}, "peers": {"count": 4}}
+    writer = Writer(folder, first=0, every=10, keep_payloads=False)
+    writer.header(
+        Header(key="k", run=run, model={}, environment={}, bitwise=True, held_out_loss=9.0)
+    )
+    writer.round(entry(1, dict.fromkeys(range(4), 100), 8, None, **of_both), {})
+    writer.round(entry(2, {0: 200, 1: 200}, 2, 7.5, **of_both), {})  # two peers had no work
+    return Transcript(folder)
+
+
+def test_bytes_and_tokens_add_up_over_peers_and_rounds(tmp_path):
+    first, second = history.rows(written(tmp_path))
+    assert (first["tokens"], second["tokens"]) == (8 * 16, 10 * 16)
+    # sent by a peer in the mean of all 4; each receives what the 3 others send
+    assert (first["bytes_up"], second["bytes_up"]) == (100, 200)
+    assert (first["bytes_down"], second["bytes_down"]) == (300, 600)
+    assert (first["seconds"], second["seconds"]) == (2.0, 4.0)
+
+
+def test_metrics_are_per_peer_and_round(tmp_path):
+    transcript = written(tmp_path)
+    params = {"a": np.zeros((4, 5)), "b": np.zeros(5)}
+    found = history.metrics(history.rows(transcript), transcript, params)
+    assert found == {
+        "rounds": 2,
+        "tokens": 160,
+        "parameters": 25,
+        "loss": 6.0,
+        "held_out_loss_before": 9.0,
+        "held_out_loss": 7.5,
+        "bytes_up": 100.0,
+        "bytes_down": 300.0,
+        "bytes_up_of_data_parallel": 100,
+        "bytes_to_verify": 0.0,
+        "bits_per_parameter_and_round": 32.0,
+        "simulated_seconds": 4.0,
+    }
+
+
+def test_messages_that_nobody_applied_count_as_bytes_and_not_as_tokens(tmp_path):
+    transcript = written(tmp_path, discarded=1)
+    first, second = history.rows(transcript)
+    assert (first["tokens"], second["tokens"]) == (6 * 16, 7 * 16)
+    assert second["bytes_up"] == 200
+
+
+def test_states_that_verifiers_and_tie_breakers_fetched_are_bytes_to_verify(tmp_path):
+    transcript = written(tmp_path, checked=2)
+    params = {"a": np.zeros(5)}
+    found = history.metrics(history.rows(transcript), transcript, params)
+    # in each of two rounds: peer 0's state to one verifier and two others, peer 1's to one; 4 peers
+    assert found["bytes_to_verify"] == 2 * (3 * 60 + 60) / 2 / 4
+
+
+def test_a_round_in_which_nobody_trained_has_no_loss_and_no_line(tmp_path):
+    transcript = written(tmp_path / "transcript")
+    rows = history.rows(transcript)
+    rows[-1]["loss"] = None
+    history.write(rows, tmp_path)
+    assert len((tmp_path / "loss.tsv").read_text().splitlines()) == 2
+    assert history.metrics(rows, transcript, {"a": np.zeros(5)})["loss"] == 7.0
+
+
+def test_tables_have_a_line_per_round_and_a_line_per_measure(tmp_path):
+    history.write(history.rows(written(tmp_path / "transcript")), tmp_path)
+    loss = (tmp_path / "loss.tsv").read_text().splitlines()
+    assert loss[0].split("\t") == list(history.LOSS)
+    assert [line.split("\t")[:2] for line in loss[1:]] == [["1", "7.0"], ["2", "6.0"]]
+    assert (tmp_path / "held_out.tsv").read_text().splitlines()[1:] == ["2\t7.5\t160\t200\t4.0"]
+
+
+def test_an_extended_run_goes_on_after_the_last_sequence(tmp_path):
+    assert history.final(written(tmp_path)) == {"step": 2, "data_index": 22, "peers": 4}
+
+
+def test_a_transcript_cut_back_and_written_again_is_the_same(tmp_path):
+    folder = tmp_path / "transcript"
+    writer = Writer(folder, first=0, every=2, keep_payloads=True)
+    entries = [entry(step, {0: 3, 1: 3}, 2, None) for step in range(1, 6)]
+    for e in entries:
+        writer.round(e, {0: bytes([e.round.step] * 3), 1: bytes([e.round.step + 100] * 3)})
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for step in (3, 0, 5):
+        writer.cut(step)
+        for e in entries[step:]:
+            writer.round(e, {0: bytes([e.round.step] * 3), 1: bytes([e.round.step + 100] * 3)})
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == whole
+    assert sorted(p.name for p in (folder / "payloads").iterdir()) == [
+        "00001.bin",
+        "00003.bin",
+        "00005.bin",
+    ]
+    last = Transcript(folder).rounds[-1].messages[1]
+    assert Transcript(folder).payload(last) == bytes([105] * 3)

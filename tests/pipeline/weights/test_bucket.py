@@ -1,0 +1,536 @@
+"""A bucket: a model by the generations of its manifest, whole or refused in one line."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.net import google_auth
+from pipeline.stage import artifacts
+from pipeline.weights import bucket, hf
+from pipeline.weights.checkpoint import load_nested
+from tests import tiny
+from tests.pipeline.conversion import convert_in, refused, write_model
+from tests.servers import service_account
+from tests.servers.bucket import Bucket
+
+NAME, FOLDER = "ours", "runs/a"
+WHERE = f"gs://{NAME}/{FOLDER}"
+ABOUT = {"step": 7, "epoch": 2, "run": "0123456789ab"}
+CHECKPOINT = {"bucket": NAME, "prefix": FOLDER}
+JUNK = ("modeling.py", "pytorch_model.bin", "notes.json")
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """An empty bucket, and nobody's credentials."""
+    monkeypatch.delenv(google_auth.KEY, raising=False)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.01)
+    with Bucket().serving() as server:
+        monkeypatch.setenv(google_auth.EMULATOR, server.address)
+        yield server
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return write_model(tmp_path / "model")
+
+
+def push(folder: Path, prefix: str = FOLDER, **about: object) -> int:
+    return bucket.push(sorted(folder.iterdir()), NAME, prefix, **ABOUT | about)
+
+
+def put(served: Bucket, folder: Path) -> None:
+    """As somebody else uploads it: without a manifest."""
+    for path in folder.iterdir():
+        served.put(f"{FOLDER}/{path.name}", path.read_bytes())
+
+
+def put_manifest(served: Bucket, *names: str, **changes: object) -> int:
+    """A manifest as Psyche writes it, of what is there now."""
+    stored = [(name, served.find(f"{FOLDER}/{name}", None)) for name in names]
+    files = [
+        {"filename": name, "generation": o.generation, "size_bytes": len(o.content)} | changes
+        for name, o in stored
+        if o is not None
+    ]
+    metadata = {"timestamp": "2026-01-15T10:30:00Z", "epoch": 2, "step": 7, "run_id": "theirs"}
+    content = json.dumps({"metadata": metadata, "files": files})
+    return served.put(f"{FOLDER}/manifest.json", content.encode())
+
+
+def read(root: Path, **changes: object) -> Path:
+    """Runs the stage convert; data/init."""
+    root.mkdir(exist_ok=True)
+    return convert_in(root, {"Gcs": CHECKPOINT | changes})
+
+
+def refusal(root: Path, **changes: object) -> str:
+    root.mkdir(exist_ok=True)
+    return refused(root, {"Gcs": CHECKPOINT | changes})
+
+
+def source_of(out: Path) -> dict:
+    return artifacts.read_json(out / "source.json")
+
+
+def same_params(out: Path, model: Path) -> bool:
+    _, expected = hf.read_folder(model)
+    found = load_nested(out / "params.safetensors")
+    return np.array_equal(found["lm_head"]["kernel"], expected["lm_head"]["kernel"])
+
+
+def cached(root: Path) -> dict[str, bytes]:
+    """What the cache holds of the folder, locks aside."""
+    files = tiny.contents(root / "data" / "store" / "gcs" / NAME / FOLDER)
+    return {name: content for name, content in files.items() if not name.endswith(".lock")}
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+# ---- There and back ----
+
+
+@pytest.mark.parametrize(
+    ("prefix", "shard_bytes"), [("", 5 * 2**30), ("runs/a", 3000), ("runs/a/", 5 * 2**30)]
+)
+def test_what_is_pushed_comes_back_with_the_same_bytes(
+    tmp_path, served, caplog, prefix, shard_bytes
+):
+    caplog.set_level(logging.WARNING)
+    model = write_model(tmp_path / "model", max_shard_bytes=shard_bytes)
+    served.put("runs/ab/model.safetensors", b"of another folder")
+    generation = push(model, prefix)
+    out = read(tmp_path, prefix=prefix, generation=generation)
+    assert same_params(out, model)
+    assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    source = source_of(out)
+    wanted = {p.name: p.read_bytes() for p in model.iterdir() if p.name not in JUNK}
+    assert source["files"] == {name: artifacts.sha256_file(model / name) for name in wanted}
+    assert source["manifest_generation"] == generation
+    folder = f"{prefix.rstrip('/')}/" if prefix else ""
+    assert source["generations"] == {
+        name: served.find(f"{folder}{name}", None).generation for name in wanted
+    }
+    cache = tmp_path / "data" / "store" / "gcs" / NAME / folder / f"step-7-{generation}"
+    assert tiny.contents(cache) == wanted
+    assert caplog.text == ""
+
+
+def test_a_manifest_says_in_psyches_words_what_was_pushed(served, model):
+    push(model)
+    said = json.loads(served.live()[f"{FOLDER}/manifest.json"])
+    assert said["metadata"].keys() >= {"timestamp", "epoch", "step", "run_id"}
+    assert (said["metadata"]["step"], said["metadata"]["epoch"]) == (7, 2)
+    assert said["metadata"]["run_id"] == "0123456789ab"
+    weights = served.find(f"{FOLDER}/model.safetensors", None)
+    assert said["files"] == [
+        {
+            "filename": "model.safetensors",
+            "generation": weights.generation,
+            "size_bytes": len(weights.content),
+        }
+    ]
+    beside = {path.name for path in model.iterdir()} - {"model.safetensors"}
+    assert {entry["filename"] for entry in said["companions"]} == beside
+
+
+def test_a_large_file_goes_in_chunks(served, model, monkeypatch):
+    monkeypatch.setattr("google.cloud.storage.blob._MAX_MULTIPART_SIZE", 0)
+    monkeypatch.setattr(bucket, "CHUNK_BYTES", 2**18)
+    (model / "added_tokens.json").write_bytes(large := bytes(range(256)) * 3000)
+    push(model)
+    assert served.live()[f"{FOLDER}/added_tokens.json"] == large
+    assert len([path for method, path, _ in served.seen if method == "PUT"]) > len(served.objects)
+
+
+def test_the_same_export_is_not_sent_twice(tmp_path, served, model):
+    first = push(model)
+    second = push(model)
+    assert second > first
+    assert {name: len(versions) for name, versions in served.objects.items()} == {
+        f"{FOLDER}/{path.name}": 1 for path in model.iterdir()
+    } | {f"{FOLDER}/manifest.json": 2}
+    assert same_params(read(tmp_path, generation=second), model)
+
+
+# ---- Generations ----
+
+
+def test_a_manifest_is_read_at_its_generations_though_all_is_overwritten_since(
+    tmp_path, served, model, caplog
+):
+    caplog.set_level(logging.WARNING)
+    generation = push(model)
+    later = write_model(tmp_path / "later", seed=4)
+    (later / "tokenizer.json").write_text("{}")
+    put(served, later)  # whose manifest has not come yet
+    out = read(tmp_path / "first")
+    assert same_params(out, model)
+    assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert f"manifest.json is generation {generation} today; set generation to that" in caplog.text
+    newest = push(later)
+    assert same_params(read(tmp_path / "newest"), later)
+    assert same_params(read(tmp_path / "pinned", generation=generation), model)
+    assert source_of(tmp_path / "newest/data/init")["manifest_generation"] == newest
+
+
+def test_weights_are_sent_first_and_the_manifest_last(served, model):
+    order = []
+    served.before_upload = lambda name: order.append(name.removeprefix(f"{FOLDER}/"))
+    push(model)
+    assert (order[0], order[-1]) == ("model.safetensors", "manifest.json")
+    assert len(order) == len(served.objects)
+
+
+def test_a_push_that_ends_before_its_manifest_leaves_the_earlier_one_whole(
+    tmp_path, served, model, monkeypatch
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    push(model)
+    later = write_model(tmp_path / "later", seed=4)
+    (later / "tokenizer.json").write_text("{}")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(bucket.manifest, "render", interrupt)
+        push(later, step=8)
+    assert served.live()[f"{FOLDER}/tokenizer.json"] == b"{}"
+    out = read(tmp_path)
+    assert same_params(out, model)
+    assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+
+
+def test_a_bucket_that_keeps_no_versions_says_so(tmp_path, served, model):
+    served.versioned = False
+    push(model)
+    later = write_model(tmp_path / "later", seed=4)
+    served.put(f"{FOLDER}/model.safetensors", (later / "model.safetensors").read_bytes())
+    said = refusal(tmp_path)
+    assert said.startswith(f"{WHERE}/model.safetensors: found no generation 17")
+    assert "a bucket without object versioning keeps only the newest" in said
+
+
+def test_a_generation_that_is_not_there_is_refused(tmp_path, served, model):
+    push(model)
+    said = refusal(tmp_path, generation=5)
+    assert said.startswith(f"{WHERE}/manifest.json: found no generation 5, expected it")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+def test_two_pushes_at_once_are_one_and_a_refusal(tmp_path, served, model, name):
+    push(model)
+    later = write_model(tmp_path / "later", seed=4)
+
+    def somebody_else(uploaded: str) -> None:
+        if uploaded == f"{FOLDER}/{name}":
+            served.before_upload = lambda name: None
+            served.put(uploaded, b"theirs")
+
+    served.before_upload = somebody_else
+    with pytest.raises(LockstepError, match="somebody else wrote there since this push began"):
+        push(later)
+    assert served.live()[f"{FOLDER}/{name}"] == b"theirs"
+
+
+# ---- Psyche's own manifests, and none ----
+
+
+def test_shards_without_an_index_are_read_as_a_manifest_lists_them(tmp_path, served):
+    model = write_model(tmp_path / "model", max_shard_bytes=3000)
+    shards = sorted(path.name for path in model.glob("*.safetensors"))
+    assert len(shards) > 2
+    put(served, model)
+    served.put(f"{FOLDER}/{hf.INDEX}", b'{"weight_map": {"of": "others.safetensors"}}')
+    put_manifest(served, *shards)
+    out = read(tmp_path)
+    assert same_params(out, model)
+    assert hf.INDEX not in source_of(out)["generations"]
+    assert set(source_of(out)["generations"]) >= {*shards, "config.json", "tokenizer.json"}
+
+
+def test_one_file_of_another_name_is_read_too(tmp_path, served, model):
+    put(served, model)
+    served.put(f"{FOLDER}/weights-7.safetensors", (model / hf.WEIGHTS).read_bytes())
+    put_manifest(served, "weights-7.safetensors")
+    assert same_params(read(tmp_path), model)
+
+
+@pytest.mark.parametrize("shard_bytes", [5 * 2**30, 3000])
+@pytest.mark.parametrize("index", [True, False])
+def test_without_a_manifest_what_lies_there_is_read(tmp_path, served, caplog, shard_bytes, index):
+    caplog.set_level(logging.WARNING)
+    model = write_model(tmp_path / "model", max_shard_bytes=shard_bytes)
+    put(served, model)
+    if not index:
+        served.objects.pop(f"{FOLDER}/{hf.INDEX}", None)
+    served.put(f"{FOLDER}/sub/model.safetensors", b"of another folder")
+    out = read(tmp_path)
+    assert same_params(out, model)
+    assert source_of(out)["manifest_generation"] is None
+    assert f"{WHERE} has no manifest.json: what lies there today is read" in caplog.text
+    assert all(name.startswith("no_manifest/") for name in cached(tmp_path))
+    assert not {f"no_manifest/{name}" for name in JUNK} & cached(tmp_path).keys()
+
+
+def test_without_a_manifest_what_changed_is_fetched_and_what_went_is_not_kept(
+    tmp_path, served, model
+):
+    put(served, write_model(tmp_path / "shards", max_shard_bytes=3000))
+    read(tmp_path)
+    for path in (tmp_path / "shards").glob("model*"):
+        del served.objects[f"{FOLDER}/{path.name}"]
+    put(served, model)
+    assert same_params(read(tmp_path), model)
+    weights = {name for name in cached(tmp_path) if "model" in name}
+    assert weights == {"no_manifest/model.safetensors"}
+
+
+# ---- The cache ----
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path, served, model):
+    generation = push(model)
+    read(tmp_path)
+    before = dict(served.sent)
+    read(tmp_path, generation=generation)
+    before[f"{FOLDER}/manifest.json"] *= 2
+    assert served.sent == before
+
+
+def test_a_cached_file_that_was_damaged_is_fetched_again(tmp_path, served, model):
+    generation = push(model)
+    read(tmp_path)
+    file = tmp_path / f"data/store/gcs/{NAME}/{FOLDER}/step-7-{generation}/model.safetensors"
+    file.write_bytes(flipped(file.read_bytes()))
+    assert same_params(read(tmp_path), model)
+    assert file.read_bytes() == (model / "model.safetensors").read_bytes()
+
+
+def test_a_download_that_broke_off_goes_on_where_it_stopped(tmp_path, served, model):
+    push(model)
+    name = f"{FOLDER}/model.safetensors"
+    size = len(served.live()[name])
+    served.spoil[name] = lambda content: content[: len(content) // 2]
+    said = refusal(tmp_path)
+    assert said.startswith(f"{WHERE}: ") and said.endswith("a model in a bucket that may be read")
+    assert 0 < served.sent[name] < size
+    had = served.sent.pop(name)
+    del served.spoil[name]
+    assert same_params(read(tmp_path), model)
+    assert served.sent[name] == size - had
+
+
+# ---- What is not what it says ----
+
+
+@pytest.mark.parametrize("stated", ["crc32c", "md5Hash"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_damaged_body_is_refused_and_fetched_again(tmp_path, served, model, name, stated):
+    push(model)
+    other = {"crc32c": "md5Hash", "md5Hash": "crc32c"}[stated]
+    served.claims = {f"{FOLDER}/{path.name}": {other: None} for path in model.iterdir()}
+    served.spoil[f"{FOLDER}/{name}"] = flipped
+    said = refusal(tmp_path)
+    assert said.startswith(f"{WHERE}/{name}: has {stated.removesuffix('Hash')} ")
+    assert said.endswith("the damaged copy is removed: run again")
+    served.spoil.clear()
+    assert same_params(read(tmp_path), model)
+
+
+def test_a_body_longer_than_its_size_is_refused(tmp_path, served, model):
+    push(model)
+    served.spoil[f"{FOLDER}/model.safetensors"] = lambda content: content + b"more"
+    said = refusal(tmp_path)
+    assert said.startswith(f"{WHERE}/model.safetensors: has ")
+    assert "bytes, expected " in said
+
+
+def test_a_size_that_is_not_the_manifests_is_refused(tmp_path, served, model):
+    put(served, model)
+    put_manifest(served, "model.safetensors", size_bytes=12)
+    said = refusal(tmp_path)
+    assert said.startswith(f"{WHERE}/model.safetensors: generation ")
+    assert said.endswith("bytes, expected 12 as manifest.json says")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.safetensors",
+        "/etc/x.safetensors",
+        "sub/x.safetensors",
+        "..",
+        ".hidden.safetensors",
+        "x.bin",
+        "model.safetensors.py",
+        "x.safetensors\n",
+        "",
+    ],
+)
+def test_a_name_that_leaves_the_folder_or_is_no_safetensors_is_refused(
+    tmp_path, served, model, name
+):
+    put(served, model)
+    put_manifest(served, "model.safetensors", filename=name)
+    said = refusal(tmp_path)
+    assert said == (
+        f"{WHERE}/manifest.json: files[0].filename is {name!r}, expected a safetensors file in the "
+        "same folder"
+    )
+    assert not [path for path in tmp_path.rglob("*.safetensors") if "model" not in path.parts]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "expected JSON: "),
+        (b"[]", "found list, expected a table"),
+        (b"{}", "metadata: missing, expected it (Which checkpoint it is)"),
+        (b'{"metadata": {"step": 1}, "files": []}', "files is [], expected "),
+        (b'{"metadata": {"step": -1}, "files": [{}]}', "metadata.step is -1, expected "),
+        (
+            b'{"metadata": {"step": 1}, "files": [{"filename": "a.safetensors", "generation": 0, '
+            b'"size_bytes": 1}]}',
+            "files[0].generation is 0, expected ",
+        ),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path, served, model, content, said):
+    put(served, model)
+    served.put(f"{FOLDER}/manifest.json", content)
+    assert refusal(tmp_path).startswith(f"{WHERE}/manifest.json: {said}")
+
+
+@pytest.mark.parametrize(
+    "names", [["model.safetensors"] * 2, ["model.safetensors", "a.safetensors"]]
+)
+def test_weights_that_are_listed_twice_are_refused(tmp_path, served, model, names):
+    put(served, model)
+    served.put(f"{FOLDER}/a.safetensors", (model / hf.WEIGHTS).read_bytes())
+    put_manifest(served, *names)
+    assert "expected model.safetensors alone, or each of several shards once" in refusal(tmp_path)
+
+
+def test_a_manifest_of_a_file_that_was_never_there_is_refused(tmp_path, served, model):
+    put(served, model)
+    put_manifest(served, "model.safetensors", filename="other.safetensors")
+    assert refusal(tmp_path).startswith(f"{WHERE}/other.safetensors: found no generation 17")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_folder_that_is_no_model_is_refused(tmp_path, served, model, name):
+    (model / name).unlink()
+    put(served, model)
+    assert refusal(tmp_path).startswith(f"{WHERE}: found no {name}")
+
+
+def test_bytes_that_are_stored_packed_are_refused(tmp_path, served, model):
+    put(served, model)
+    served.put(f"{FOLDER}/config.json", (model / "config.json").read_bytes(), encoding="gzip")
+    assert refusal(tmp_path) == f"{WHERE}/config.json: stored as gzip, expected plain bytes"
+
+
+def test_a_bucket_that_is_not_there_is_one_line(tmp_path, served):
+    said = refusal(tmp_path, bucket="theirs")
+    assert said.startswith("gs://theirs/runs/a: ")
+    assert "The bucket does not exist" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("bucket", "gs://ours"), ("bucket", ".."), ("prefix", "../x"), ("prefix", "/x"),
+     ("prefix", "a//b"), ("prefix", "a/..")],
+)  # fmt: skip
+def test_a_place_that_would_lead_out_of_the_cache_is_refused(tmp_path, served, field, value):
+    said = refusal(tmp_path, **{field: value})
+    assert f"model.LLM.checkpoint.Gcs.{field} is " in said
+    assert served.seen == []
+
+
+def test_a_server_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.01)
+    with Bucket().serving() as server:
+        monkeypatch.setenv(google_auth.EMULATOR, server.address)
+    said = refusal(tmp_path)
+    assert said.startswith(f"{WHERE}: ")
+    assert said.endswith("expected a model in a bucket that may be read")
+
+
+# ---- Credentials ----
+
+
+@pytest.fixture
+def account(tmp_path_factory, served, monkeypatch) -> None:
+    """A service account, whose tokens the server gives out itself."""
+    service_account.use(tmp_path_factory.mktemp("secret") / "key.json", served.address, monkeypatch)
+
+
+def test_without_credentials_nobody_asks(tmp_path, served, model):
+    push(model)
+    read(tmp_path)
+    assert {said for _, _, said in served.seen} == {None}
+
+
+def test_a_login_is_not_shown_to_an_emulator(tmp_path, served, model):
+    login = tmp_path / "gcloud" / "application_default_credentials.json"
+    login.parent.mkdir()
+    said = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
+    said |= {"refresh_token": "r", "token_uri": f"{served.address}/token"}
+    login.write_text(json.dumps(said))
+    push(model)
+    assert {said for _, _, said in served.seen} == {None}
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+@pytest.mark.parametrize("what", ["GET", "POST /upload", "download"])
+def test_the_token_reaches_the_server_and_nothing_else(
+    tmp_path, served, model, account, capfd, caplog, status, what
+):
+    caplog.set_level(logging.DEBUG)
+    asked = f"Bearer {served.token}"
+    if what == "download":
+        push(model)
+    served.refuse = (what, status)
+    if what == "download":
+        said = refusal(tmp_path)
+    else:
+        with pytest.raises(LockstepError) as caught:
+            push(model)
+        said = str(caught.value)
+    assert asked in {said for _, _, said in served.seen}
+    assert said.startswith(f"{WHERE}: ")
+    assert "we do not like" in said or status == 500
+    _check_silence(tmp_path, said, capfd, caplog, served.token)
+    served.refuse = None
+    push(model)
+    read(tmp_path)
+    _check_silence(tmp_path, "", capfd, caplog, served.token)
+
+
+def test_credentials_that_are_none_are_one_line(tmp_path, served, model, monkeypatch):
+    monkeypatch.setenv(google_auth.KEY, str(tmp_path / "none.json"))
+    said = refusal(tmp_path)
+    assert said.startswith(f"{WHERE}: {google_auth.KEY}: ")
+    assert said.endswith("expected a file of credentials")
+
+
+def test_a_missing_client_is_one_line(tmp_path, served, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage", None)
+    monkeypatch.delattr("google.cloud.storage", raising=False)
+    assert "google-cloud-storage is not installed, expected the extra gcs" in refusal(tmp_path)
+
+
+def _check_silence(folder: Path, error: str, capfd, caplog, token: str) -> None:
+    printed = capfd.readouterr()
+    assert token not in error + printed.out + printed.err + caplog.text
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert token.encode() not in path.read_bytes(), path

@@ -1,0 +1,375 @@
+"""A Hugging Face folder as params and back: the same bytes, or one line that says what is wrong."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from models import llama
+from pipeline.errors import LockstepError
+from pipeline.weights import hf
+
+torch.set_num_threads(1)
+
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_theta": 5e5,
+    "tie_word_embeddings": False,
+}
+HEAD, EMBED, NORM = "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"
+KEY = "model.layers.1.self_attn.k_proj.weight"
+EXPERTS = {  # a dense layer, then two with experts
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 6,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+def save_model(folder: Path, dtype: str = "float32", shards: str = "5GB", **changes) -> Path:
+    """A model as transformers writes it, with random weights and norms."""
+    model = LlamaForCausalLM(LlamaConfig(**{**MODEL, **changes}))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3, generator=generator)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shards)
+    return folder
+
+
+def tensors_of(folder: Path) -> dict[str, tuple]:
+    """Dtype, shape and bytes of every tensor in a folder's safetensors files."""
+    return {
+        name: (tensor.dtype, tensor.shape, tensor.tobytes())
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
+
+
+def change(folder: Path, **changes) -> None:
+    """Sets tensors of model.safetensors; those set to None are removed."""
+    tensors = load_file(folder / hf.WEIGHTS) | {k.replace("__", "."): v for k, v in changes.items()}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / hf.WEIGHTS)
+
+
+def edit_json(file: Path, edit) -> None:
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(LockstepError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def refused(folder: Path) -> str:
+    return refusal(hf.read_folder, folder)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return save_model(tmp_path / "model")
+
+
+# ---- There and back ----
+
+
+@pytest.mark.parametrize("shards", ["5GB", "5KB"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_reading_and_writing_gives_back_every_tensor_byte_for_byte(tmp_path, dtype, shards):
+    source = save_model(tmp_path / "source", dtype, shards)
+    assert (source / hf.INDEX).exists() == (shards == "5KB")
+    hf_config, params = hf.read_folder(source)
+    assert hf_config["dtype"] == dtype
+    (tmp_path / "one").mkdir()
+    (tmp_path / "many").mkdir()
+    hf.write_folder(tmp_path / "one", hf_config, params, dtype)
+    hf.write_folder(tmp_path / "many", hf_config, params, dtype, max_shard_bytes=5000)
+    assert tensors_of(tmp_path / "one") == tensors_of(source)
+    assert tensors_of(tmp_path / "many") == tensors_of(source)
+    files = list((tmp_path / "many").glob("*.safetensors"))
+    assert len(files) > 2
+    for tensors in map(load_file, files):
+        assert len(tensors) == 1 or sum(tensor.nbytes for tensor in tensors.values()) <= 5000
+    for file in files:
+        with safe_open(file, framework="np") as opened:
+            assert opened.metadata() == {"format": "pt"}  # older transformers ask for it
+    _, again = hf.read_folder(tmp_path / "many")
+    np.testing.assert_array_equal(again["lm_head"]["kernel"], params["lm_head"]["kernel"])
+
+
+@pytest.mark.parametrize("most", [5 * 2**30, 5000])
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_loads_what_we_write_and_computes_the_same(tmp_path, tied, most):
+    config = llama.Config.from_hf(MODEL | {"tie_word_embeddings": tied})
+    params = llama.init(config, 0)
+    hf.write_folder(tmp_path, config.to_hf(), params, "float32", most)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert loaded.dtype == torch.float32
+    tokens = np.random.default_rng(0).integers(0, 40, (2, 9))
+    expected = loaded(torch.from_numpy(tokens)).logits.detach().numpy()
+    found = llama.apply(config, params, tokens, scan=True, dtype=jnp.float32)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_params_are_float32_with_layers_stacked_and_kernels_transposed(folder):
+    hf_config, params = hf.read_folder(save_model(folder, "bfloat16"))
+    assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 16, 24)
+    assert params["layers"]["mlp"]["up"]["kernel"].dtype == np.float32
+    stored = load_file(folder / hf.WEIGHTS)["model.layers.1.mlp.up_proj.weight"]
+    np.testing.assert_array_equal(params["layers"]["mlp"]["up"]["kernel"][1], stored.T)
+    assert hf_config["vocab_size"] == 40
+
+
+def test_equal_params_are_equal_files(tmp_path, folder):
+    hf_config, params = hf.read_folder(folder)
+    for name, ordered in (("a", hf_config), ("b", dict(reversed(hf_config.items())))):
+        (tmp_path / name).mkdir()
+        hf.write_folder(tmp_path / name, ordered, params, "bfloat16", 999)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(files) > 5
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_tensors_of_several_dtypes_are_read_and_called_float32(folder):
+    change(folder, **{NORM.replace(".", "__"): np.ones(16, jnp.bfloat16)})
+    hf_config, params = hf.read_folder(folder)
+    assert hf_config["dtype"] == hf_config["torch_dtype"] == "float32"
+    assert params["norm"]["scale"].dtype == np.float32
+
+
+def test_config_keeps_the_keys_that_we_do_not_know_but_no_remote_code(tmp_path, folder):
+    edit_json(folder / hf.CONFIG, lambda c: c.update(mine=[1], auto_map={"AutoConfig": "x.Y"}))
+    hf_config, params = hf.read_folder(folder)
+    hf.write_folder(tmp_path, hf_config, params, "float16")
+    written = hf.read_config(tmp_path)
+    assert written["mine"] == [1]
+    assert "auto_map" not in written
+    assert written["dtype"] == written["torch_dtype"] == "float16"
+    assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 5e5
+
+
+# ---- Tensors that are not as they should be ----
+
+
+def test_missing_extra_and_misshapen_tensors_are_named_all_at_once(folder):
+    found = {
+        NORM.replace(".", "__"): None,
+        KEY.replace(".", "__"): np.zeros((3, 16), np.float32),
+        EMBED.replace(".", "__"): np.zeros((40, 16), np.int32),
+        "extra": np.zeros(5, np.float32),
+    }
+    change(folder, **found)
+    assert refused(folder) == (
+        f"{folder}: tensors against config.json: "
+        "extra [5] in model.safetensors is not expected; "
+        f"{EMBED} in model.safetensors is I32, expected F32, BF16, F16; "
+        f"{KEY} in model.safetensors is [3, 16], expected [8, 16]; "
+        f"{NORM} [16] is missing"
+    )
+
+
+def test_the_buffer_of_old_files_is_ignored_and_nothing_like_it(folder):
+    name = "model__layers__0__self_attn__rotary_emb__inv_freq"
+    change(folder, **{name: np.ones(2, np.float32)})
+    hf.read_folder(folder)
+    change(folder, **{f"{name}_": np.ones(2, np.float32)})
+    assert "inv_freq_ [2] in model.safetensors is not expected" in refused(folder)
+
+
+def test_a_tied_head_may_be_stored_only_if_it_is_the_embedding(tmp_path):
+    folder = save_model(tmp_path / "tied", tie_word_embeddings=True)
+    embedding = load_file(folder / hf.WEIGHTS)[EMBED]
+    change(folder, lm_head__weight=embedding)
+    _, params = hf.read_folder(folder)
+    assert "lm_head" not in params
+    change(folder, lm_head__weight=embedding + 1)
+    said = refused(folder)
+    assert f"{HEAD} differs from {EMBED}" in said
+    assert str(folder / hf.WEIGHTS) in said
+
+
+def test_params_that_do_not_fit_the_config_are_not_written(tmp_path, folder):
+    hf_config, params = hf.read_folder(folder)
+    params["mine"] = params.pop("norm")
+    params["lm_head"]["kernel"] = np.zeros((16, 41), np.float32)
+    said = refusal(hf.write_folder, tmp_path, hf_config, params, "float32")
+    assert "norm/scale is missing; mine/scale is not expected" in said
+    assert "lm_head/kernel is [16, 41], expected [16, 40]" in said
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_value_that_the_dtype_cannot_hold_is_refused_with_its_tensor(tmp_path, folder):
+    hf_config, params = hf.read_folder(folder)
+    params["layers"]["attention"]["key"]["kernel"][1, 3, 4] = -70000
+    hf.write_folder(tmp_path, hf_config, params, "bfloat16")
+    said = refusal(hf.write_folder, tmp_path, hf_config, params, "float16")
+    assert said == f"{KEY} has a value of 70000, expected one that float16 holds"
+
+
+# ---- Experts, and layers that are not all alike ----
+
+
+@pytest.fixture
+def with_experts(tmp_path) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path / "experts"
+    DeepseekV3ForCausalLM(DeepseekV3Config(**EXPERTS)).save_pretrained(folder)
+    return folder
+
+
+def test_experts_and_layers_after_dense_ones_lie_where_their_names_say(with_experts):
+    _, params = hf.read_folder(with_experts)
+    tensors = load_file(with_experts / hf.WEIGHTS)
+    up = params["layers"]["mlp"]["experts"]["up"]
+    assert up.shape == (2, 4, 16, 6)  # layers, experts, in, out
+    for layer in (1, 2):
+        for expert in range(4):
+            stored = tensors[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"]
+            np.testing.assert_array_equal(up[layer - 1, expert], stored.T)
+    dense = params["dense_layers"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(dense[0], tensors["model.layers.0.mlp.up_proj.weight"].T)
+
+
+def test_an_expert_that_is_missing_extra_or_in_a_dense_layer_is_named(with_experts):
+    last = "model.layers.2.mlp.experts.3.down_proj.weight"
+    fifth = last.replace("experts.3", "experts.4")
+    early = last.replace("layers.2", "layers.0")
+    whole = load_file(with_experts / hf.WEIGHTS)[last]
+    changes = {last: None, fifth: whole, early: whole}
+    change(with_experts, **{name.replace(".", "__"): value for name, value in changes.items()})
+    assert refused(with_experts) == (
+        f"{with_experts}: tensors against config.json: "
+        f"{early} [16, 6] in model.safetensors is not expected; "
+        f"{last} [16, 6] is missing; "
+        f"{fifth} [16, 6] in model.safetensors is not expected"
+    )
+
+
+def test_layers_beyond_the_models_own_are_ignored_where_a_model_may_have_them(with_experts, folder):
+    for number, expected in (("3", True), ("12", True), ("2", False)):
+        name = f"model__layers__{number}__eh_proj__weight"
+        change(with_experts, **{name: np.ones((2, 2), np.float32)})
+        if expected:
+            _, params = hf.read_folder(with_experts)
+            assert params["layers"]["mlp"]["experts"]["up"].shape[0] == 2
+        else:
+            assert "model.layers.2.eh_proj.weight [2, 2]" in refused(with_experts)
+    change(folder, model__layers__2__eh_proj__weight=np.ones((2, 2), np.float32))
+    assert "model.layers.2.eh_proj.weight [2, 2]" in refused(folder)  # a Llama
+
+
+def test_quantised_weights_are_refused_by_their_key(with_experts):
+    edit_json(
+        with_experts / hf.CONFIG,
+        lambda c: c.update(quantization_config={"quant_method": "fp8"}),
+    )
+    assert refused(with_experts) == (
+        f"{with_experts / hf.CONFIG}: quantization_config is {{'quant_method': 'fp8'}}, "
+        "but only None is supported"
+    )
+
+
+# ---- Files that are not as they should be ----
+
+
+def test_a_truncated_file_is_refused_with_its_name(tmp_path):
+    folder = save_model(tmp_path / "model", shards="5KB")
+    file = sorted(folder.glob("*.safetensors"))[1]
+    whole = file.read_bytes()
+    for size in (0, 7, 100, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        assert refused(folder).startswith(f"{file}: expected a safetensors file: ")
+    file.unlink()
+    assert refused(folder).startswith(f"{file}: expected a safetensors file: ")
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/a.safetensors", "..", "a/b.safetensors", "x.bin", 7, ""]
+)
+def test_an_index_cannot_name_a_file_elsewhere(tmp_path, name):
+    folder = save_model(tmp_path / "model", shards="5KB")
+    edit_json(folder / hf.INDEX, lambda index: index["weight_map"].update({NORM: name}))
+    said = refused(folder)
+    assert said == (
+        f"{folder / hf.INDEX}: {NORM} is in {name!r}, "
+        "expected a safetensors file in the same folder"
+    )
+
+
+def test_an_index_that_does_not_agree_with_its_files_is_refused(tmp_path):
+    folder = save_model(tmp_path / "model", shards="5KB")
+    index = json.loads((folder / hf.INDEX).read_text())["weight_map"]
+    right, wrong = index[NORM], next(file for file in index.values() if file != index[NORM])
+    edit_json(folder / hf.INDEX, lambda index: index["weight_map"].update({NORM: wrong}))
+    assert refused(folder) == f"{folder / hf.INDEX}: {NORM} is in {right}, expected in {wrong}"
+    edit_json(folder / hf.INDEX, lambda index: index["weight_map"].update({NORM: right}))
+    hf.read_folder(folder)
+    (folder / wrong).write_bytes((folder / right).read_bytes())
+    assert "is also in" in refused(folder)
+    edit_json(folder / hf.INDEX, lambda index: index.update(weight_map=[]))
+    assert "found no weight_map" in refused(folder)
+
+
+def test_a_folder_without_weights_or_config_is_refused(tmp_path, folder):
+    (folder / hf.WEIGHTS).rename(folder / "pytorch_model.bin")
+    assert refused(folder).startswith(f"{folder}: found neither {hf.WEIGHTS} nor {hf.INDEX}")
+    (folder / hf.CONFIG).unlink()
+    assert refused(folder).startswith(f"{folder / hf.CONFIG}: ")
+    assert refused(tmp_path / "nothing").startswith(f"{tmp_path / 'nothing'}: no such folder")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"model_type": "llama", ', "expected JSON"),
+        ("[1]", "found list, expected a table"),
+        ("{}", "model_type is None, expected one of: deepseek_v2, deepseek_v3, llama"),
+        (
+            '{"model_type": "gpt2"}',
+            "model_type is 'gpt2', expected one of: deepseek_v2, deepseek_v3, llama",
+        ),
+        ('{"model_type": "llama"}', "vocab_size is missing"),
+    ],
+)
+def test_a_config_that_is_none_is_refused_with_its_name(folder, content, said):
+    (folder / hf.CONFIG).write_text(content)
+    assert refused(folder).startswith(f"{folder / hf.CONFIG}: ")
+    assert said in refused(folder)

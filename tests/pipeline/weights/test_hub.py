@@ -1,0 +1,216 @@
+"""The hub: a model by its revision, checked and recorded; an export as one commit."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import LockstepError
+from pipeline.stage import artifacts
+from pipeline.weights import hf, hub
+from pipeline.weights.checkpoint import load_nested
+from tests import tiny
+from tests.pipeline.conversion import convert_in, refused, start, write_model
+from tests.servers.hub import REPO, Hub, found
+
+TOKEN = "hf_sentinel"
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch) -> Iterator[Hub]:
+    """A hub without a repository, and nobody's token."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with found(monkeypatch, tmp_path / "home") as hub:
+        yield hub
+
+
+def by_hand(folder: Path, repo: dict) -> tuple[int, str]:
+    """The stage in a process of its own: $HF_ENDPOINT is read when huggingface_hub is imported."""
+    process = tiny.lockstep("convert", start(folder, {"Hub": repo}), folder)
+    said = process.communicate()[0]
+    return process.returncode, said
+
+
+def params_of(out: Path) -> np.ndarray:
+    return load_nested(out / "params.safetensors")["lm_head"]["kernel"]
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+# ---- Reading ----
+
+
+def test_a_model_on_the_hub_is_fetched_checked_and_recorded(tmp_path, served):
+    model = write_model(tmp_path / "model", max_shard_bytes=3000)
+    commit = served.add(model)
+    status, said = by_hand(tmp_path, {"repo_id": REPO})
+    assert status == 0, said
+    assert f"is commit {commit} today; set revision to that" in said
+    out = tmp_path / "data" / "init"
+    _, expected = hf.read_folder(model)
+    np.testing.assert_array_equal(params_of(out), expected["lm_head"]["kernel"])
+    assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert artifacts.read_json(out / "source.json")["commit"] == commit
+    fetched = {path.name for path in (tmp_path / "data" / "store").rglob("*")}
+    assert "tokenizer.json" in fetched
+    assert not {"modeling.py", "pytorch_model.bin", "notes.json"} & fetched
+
+
+def test_a_branch_a_tag_and_a_commit_each_name_a_revision(tmp_path, served, caplog):
+    caplog.set_level(logging.WARNING)
+    models = [write_model(tmp_path / name, seed=seed) for seed, name in enumerate(("old", "new"))]
+    old, new = (served.add(model) for model in models)
+    served.refs |= {"draft": old, "v1": old}
+    for revision, commit, model in (
+        (old, old, models[0]),
+        ("v1", old, models[0]),
+        ("draft", old, models[0]),
+        ("main", new, models[1]),
+    ):
+        caplog.clear()
+        (root := tmp_path / f"at-{revision}").mkdir()
+        out = convert_in(root, {"Hub": {"repo_id": REPO, "revision": revision}})
+        source = artifacts.read_json(out / "source.json")
+        assert (source["revision"], source["commit"]) == (revision, commit)
+        _, expected = hf.read_folder(model)
+        np.testing.assert_array_equal(params_of(out), expected["lm_head"]["kernel"])
+        # what moves is said; a commit does not
+        assert (f"is commit {commit} today" in caplog.text) == (revision != commit)
+
+
+def test_a_file_with_another_hash_than_the_hubs_is_refused_and_fetched_again(tmp_path, served):
+    commit = served.add(write_model(tmp_path / "model"))
+    repo = {"repo_id": REPO, "revision": commit}
+    for served.damaged in ("model.safetensors", "tokenizer.json"):  # a SHA-256, and git's SHA-1
+        (root := tmp_path / served.damaged).mkdir()
+        said = refused(root, {"Hub": repo})
+        name = f"model.LLM.checkpoint.Hub: {REPO} at {commit}"
+        assert said.startswith(f"{name}: {served.damaged} has hash")
+    served.damaged = None
+    convert_in(root, {"Hub": repo})
+
+
+@pytest.mark.parametrize(
+    "repo",
+    [{"repo_id": "ours/other"}, {"repo_id": REPO, "revision": "v2"}, {"repo_id": "./none"}],
+    ids=lambda repo: repo.get("revision", repo["repo_id"]),
+)
+def test_a_model_that_the_hub_does_not_have_is_refused_in_one_line(tmp_path, served, repo):
+    served.add(write_model(tmp_path / "model"))
+    said = refused(tmp_path, {"Hub": repo})
+    assert said.startswith(f"model.LLM.checkpoint.Hub: {repo['repo_id']}")
+    assert said.endswith("expected a folder or a model on the hub")
+
+
+def test_a_hub_that_does_not_answer_is_one_line_and_status_1(tmp_path, monkeypatch):
+    with found(monkeypatch, tmp_path / "home"):
+        pass
+    status, said = by_hand(tmp_path, {"repo_id": REPO})
+    assert status == 1
+    assert said.splitlines()[-1].startswith(f"error: model.LLM.checkpoint.Hub: {REPO}: ")
+    assert "Traceback" not in said
+
+
+# ---- Writing ----
+
+
+def test_what_is_pushed_is_one_commit_and_loads_by_it(tmp_path, served):
+    model = write_model(tmp_path / "model", max_shard_bytes=3000)
+    revision = hub.push(files_in(model), REPO, "Step 7 of run 0123", private=False)
+    assert served.messages == ["Step 7 of run 0123"]
+    assert served.resolve("main") == revision
+    assert served.files == {".gitattributes": served.files[".gitattributes"]} | tiny.contents(model)
+    assert served.private is False
+    later = write_model(tmp_path / "later", seed=4)
+    hub.push(files_in(later), REPO, "Step 8 of run 0123", private=False)
+    out = convert_in(tmp_path, {"Hub": {"repo_id": REPO, "revision": revision}})
+    _, expected = hf.read_folder(model)
+    np.testing.assert_array_equal(params_of(out), expected["lm_head"]["kernel"])
+
+
+def test_a_push_leaves_no_weights_of_an_earlier_one_and_nothing_else_is_touched(tmp_path, served):
+    whole, shards = (
+        write_model(tmp_path / "whole"),
+        write_model(tmp_path / "s", max_shard_bytes=3000),
+    )
+    hub.push(files_in(whole), REPO, "whole", private=False)
+    (shards / "generation_config.json").unlink()
+    served.commit(served.files | {"LICENSE": b"theirs", "model-v1/a.safetensors": b"theirs"})
+    revision = hub.push(files_in(shards), REPO, "shards", private=False)
+    theirs = {"LICENSE", "model-v1/a.safetensors", ".gitattributes"}
+    assert set(served.commits[revision]) == {file.name for file in shards.iterdir()} | theirs
+    hub.push(files_in(whole), REPO, "whole again", private=False)
+    assert set(served.files) == {file.name for file in whole.iterdir()} | theirs
+
+
+def test_a_new_repository_is_private_where_that_is_asked_for(tmp_path, served):
+    hub.push(files_in(write_model(tmp_path / "model")), REPO, "first", private=True)
+    assert served.private is True
+
+
+def test_two_pushes_at_once_are_one_and_a_refusal(tmp_path, served, monkeypatch):
+    from huggingface_hub import HfApi
+
+    model = write_model(tmp_path / "model")
+    hub.push(files_in(model), REPO, "first", private=False)
+    info = HfApi.model_info
+
+    def and_then_somebody_pushes(self, repo_id):
+        found = info(self, repo_id)
+        served.commit(served.files | {"theirs": b"theirs"})
+        return found
+
+    monkeypatch.setattr(HfApi, "model_info", and_then_somebody_pushes)
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(LockstepError, match="A commit has happened since"):
+        hub.push(files_in(model), REPO, "second", private=False)
+    assert served.files["theirs"] == b"theirs"
+    assert served.messages == ["first"]
+
+
+# ---- The token ----
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+@pytest.mark.parametrize("place", ["repos/create", "commit/main", "large"])
+def test_the_token_reaches_the_hub_and_nothing_else(
+    tmp_path, served, monkeypatch, capfd, caplog, status, place
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    model = write_model(tmp_path / "model")
+    served.refuse = (place, status)
+    with pytest.raises(LockstepError) as caught:
+        hub.push(files_in(model), REPO, "Step 1", private=False)
+    assert ("POST", "/api/repos/create", f"Bearer {TOKEN}") in served.seen
+    assert str(caught.value).startswith(f"{REPO}: ")
+    assert "we do not like" in str(caught.value) or place == "large"
+    assert str(caught.value).endswith("expected a repository on the hub that HF_TOKEN may write to")
+    _check_silence(tmp_path, str(caught.value), capfd, caplog)
+
+
+def test_the_token_reaches_nothing_that_a_download_leaves(
+    tmp_path, served, monkeypatch, capfd, caplog
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    served.add(write_model(tmp_path / "model"))
+    served.refuse = ("tokenizer.json", 403)
+    said = refused(tmp_path, {"Hub": {"repo_id": REPO}})
+    assert "we do not like" in said
+    _check_silence(tmp_path, said, capfd, caplog)
+    served.refuse = None
+    convert_in(tmp_path, {"Hub": {"repo_id": REPO}})
+    assert {said for _, _, said in served.seen} == {f"Bearer {TOKEN}"}
+    _check_silence(tmp_path, "", capfd, caplog)
+
+
+def _check_silence(folder: Path, error: str, capfd, caplog) -> None:
+    printed = capfd.readouterr()
+    assert TOKEN not in error + printed.out + printed.err + caplog.text
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert TOKEN.encode() not in path.read_bytes(), path

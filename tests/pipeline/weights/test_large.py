@@ -1,0 +1,84 @@
+"""A model several times larger than the memory that convert and export may take."""
+
+import filecmp
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.convert import ALLOWANCE, SOURCE, write_model
+from models import llama
+from pipeline.weights import hf
+from pipeline.weights.tensorfile import Reader
+from tests import tiny
+
+NBYTES = 750_000_000
+# In a process of its own, so that nothing else's memory stands beside it. The call is named.
+MEASURE = """
+import json, sys
+from pathlib import Path
+from benchmarks import resident
+from pipeline import convert
+from pipeline.runfile import run as config
+from pipeline.weights import hf
+from pipeline.stage.artifacts import Paths
+from pipeline.weights.tensorfile import Reader
+
+root = Path(sys.argv[2])
+
+def stage():
+    run_file = root / "run.toml"
+    convert.run(config.load(run_file), Paths("convert", run_file, root))
+
+def export():
+    (root / "export").mkdir()
+    params = Reader(root / "data" / "init" / "params.safetensors")
+    hf.write_folder(root / "export", hf.read_config(root / "source"), params, "float32")
+
+def whole():
+    hf.read_folder(root / "source")
+
+print(json.dumps(resident.peak({"convert": stage, "export": export, "whole": whole}[sys.argv[1]])))
+"""
+
+
+def peak_of(call: str, root: Path) -> int:
+    command = [sys.executable, "-c", MEASURE, call, str(root)]
+    return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+
+
+@pytest.fixture
+def root(tmp_path) -> Iterator[Path]:
+    yield tmp_path
+    shutil.rmtree(tmp_path)  # pytest would keep it for days
+
+
+def test_convert_and_export_of_a_large_model_hold_a_tensor_or_two(root):
+    largest = write_model(root / SOURCE, NBYTES, "float32", hidden=1024, vocabulary=2048)
+    bound = 2 * largest + ALLOWANCE
+    file = root / SOURCE / hf.WEIGHTS
+    assert file.stat().st_size > 3 * bound
+
+    document = tiny.run_document(root / "tokens")
+    document["model"]["LLM"]["checkpoint"] = {"Hub": {"repo_id": str(root / SOURCE)}}
+    tiny.write_run(root / "run.toml", document)
+    assert peak_of("convert", root) <= bound
+    params = Reader(root / "data" / "init" / "params.safetensors")
+    source = Reader(file)
+    for path in params:
+        name, transposed = llama.NAMES[path]
+        stacked = params[path] if "{layer}" in name else params[path][None]
+        for layer, values in enumerate(stacked):
+            expected = source[name.format(layer=layer)]
+            assert np.array_equal(values, expected.T if transposed else expected), name
+
+    assert peak_of("export", root) <= bound
+    assert filecmp.cmp(root / "export" / hf.WEIGHTS, file, shallow=False)
+
+    # what is held whole is seen, though pages of mapped files are part of it
+    assert peak_of("whole", root) > file.stat().st_size

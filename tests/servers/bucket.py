@@ -1,0 +1,235 @@
+"""A bucket that speaks as much of Google's JSON API as its client asks for, with versions."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import google_crc32c
+
+from tests.servers import web
+
+PAGE = 2  # entries of a listing; the real one has a thousand
+
+
+@dataclass
+class Object:
+    """One version of a file."""
+
+    name: str
+    generation: int
+    content: bytes
+    encoding: str | None = None
+
+    @cached_property
+    def hashes(self) -> tuple[str, str]:
+        """Its CRC32C and its MD5."""
+        digests = google_crc32c.Checksum(self.content).digest(), hashlib.md5(self.content).digest()
+        return tuple(base64.b64encode(digest).decode() for digest in digests)
+
+    def resource(self) -> dict:
+        crc32c, md5 = self.hashes
+        said = {
+            "kind": "storage#object",
+            "name": self.name,
+            "generation": str(self.generation),
+            "size": str(len(self.content)),
+            "crc32c": crc32c,
+            "md5Hash": md5,
+        }
+        return said | ({"contentEncoding": self.encoding} if self.encoding else {})
+
+
+@dataclass
+class Bucket(web.Served):
+    """One bucket.
+
+    Attributes:
+      name: its name.
+      versioned: whether it keeps what is overwritten.
+      private: whether who reads must say the token.
+      objects: each file's versions, oldest first.
+      claims: entries of the metadata that the server gets wrong, by name.
+      spoil: what is done to the body of a download, by name.
+      refuse: answers requests whose method and path match: (pattern, status); with the request's
+        own Authorization in its words.
+      before_upload: called with the name of each file that is about to be stored.
+      token: what a service account gets.
+    """
+
+    name: str = "ours"
+    versioned: bool = True
+    private: bool = False
+    objects: dict[str, list[Object]] = field(default_factory=dict)
+    claims: dict[str, dict] = field(default_factory=dict)
+    spoil: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+    refuse: tuple[str, int] | None = None
+    before_upload: Callable[[str], None] = lambda name: None
+    token: str = "ya29.sentinel"
+    generation: int = 1_700_000_000_000_000
+    uploads: dict[str, dict] = field(default_factory=dict)
+
+    def put(self, name: str, content: bytes, encoding: str | None = None) -> int:
+        """Stores a new version; its generation."""
+        self.generation += 1
+        versions = self.objects.setdefault(name, [])
+        if not self.versioned:
+            versions.clear()
+        versions.append(Object(name, self.generation, content, encoding))
+        return self.generation
+
+    def find(self, name: str, generation: str | None) -> Object | None:
+        versions = self.objects.get(name, [])
+        if generation is None:
+            return versions[-1] if versions else None
+        return next((o for o in versions if o.generation == int(generation)), None)
+
+    def live(self) -> dict[str, bytes]:
+        return {name: versions[-1].content for name, versions in self.objects.items()}
+
+    @contextmanager
+    def serving(self) -> Iterator["Bucket"]:
+        with web.serving(_Handler, self, bucket=self) as self.address:
+            yield self
+
+
+class _Handler(web.Handler):
+    bucket: Bucket
+
+    def do_GET(self) -> None:
+        bucket, query = self.bucket, self.query
+        if self.refused():
+            return
+        base = re.escape(f"/storage/v1/b/{bucket.name}/o")
+        if re.fullmatch(base, self.place):
+            self.list()
+        elif found := re.fullmatch(f"(/download)?{base}/(.+)", self.place, re.DOTALL):
+            stored = bucket.find(found[2], query.get("generation"))
+            if stored is None:
+                self.answer(404, {"error": {"code": 404, "message": f"No such object: {found[2]}"}})
+            elif found[1] or query.get("alt") == "media":
+                self.send_content(stored)
+            else:
+                self.answer(200, stored.resource() | bucket.claims.get(stored.name, {}))
+        else:
+            self.answer(404, {"error": {"code": 404, "message": "The bucket does not exist."}})
+
+    def list(self) -> None:
+        query = self.query
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        names = [name for name in sorted(self.bucket.objects) if name.startswith(prefix)]
+        if delimiter:
+            names = [name for name in names if delimiter not in name.removeprefix(prefix)]
+        start = int(query.get("pageToken", 0))
+        end = start + min(PAGE, int(query.get("maxResults", PAGE)))
+        items = [
+            self.bucket.find(name, None).resource() | self.bucket.claims.get(name, {})
+            for name in names[start:end]
+        ]
+        more = {"nextPageToken": str(end)} if end < len(names) else {}
+        page = {"kind": "storage#objects", "items": items} | more
+        self.answer(200, _only(page, query.get("fields")))
+
+    def send_content(self, stored: Object) -> None:
+        said = self.bucket.claims.get(stored.name, {})
+        crc32c, md5 = said.get("crc32c", stored.hashes[0]), said.get("md5Hash", stored.hashes[1])
+        hashes = {"crc32c": crc32c, "md5": md5}
+        headers = {
+            "ETag": base64.b64encode(str(stored.generation).encode()).decode(),  # no quotes here
+            "X_Goog_Generation": str(stored.generation),
+            "X_Goog_Hash": ",".join(f"{kind}={value}" for kind, value in hashes.items() if value),
+        }
+        if stored.encoding:
+            headers["Content_Encoding"] = stored.encoding
+        self.send_file(stored.name, stored.content, **headers)
+
+    def send(self, answer: web.Answer) -> None:
+        if answer.name in self.bucket.spoil:
+            answer.headers["Content-Length"] = str(len(answer.body))
+            answer.body = self.bucket.spoil[answer.name](bytes(answer.body))
+            if len(answer.body) > int(answer.headers["Content-Length"]):
+                answer.headers["Content-Length"] = str(len(answer.body))
+        super().send(answer)
+
+    def do_POST(self) -> None:
+        body = self.body()
+        if self.refused():
+            return
+        if self.place == "/token":
+            self.answer(200, {"access_token": self.bucket.token, "expires_in": 3600})
+        elif self.query.get("uploadType") == "multipart":
+            self.store(*_parts(body, self.headers["Content-Type"]), self.query)
+        elif self.query.get("uploadType") == "resumable":
+            upload = str(len(self.bucket.uploads))
+            self.bucket.uploads[upload] = {"about": json.loads(body), "query": self.query}
+            self.bucket.uploads[upload]["content"] = b""
+            where = f"{self.bucket.address}/upload/{upload}?upload_id={upload}"
+            self.answer(200, Location=where)
+        else:
+            self.answer(404, {})
+
+    def do_PUT(self) -> None:
+        body = self.body()
+        if self.refused():
+            return
+        upload = self.bucket.uploads[self.query["upload_id"]]
+        upload["content"] += body
+        total = self.headers["Content-Range"].rpartition("/")[2]
+        if str(len(upload["content"])) == total:
+            self.store(upload["about"], upload["content"], upload["query"])
+        else:
+            self.answer(308, Range=f"bytes=0-{len(upload['content']) - 1}")
+
+    def store(self, about: dict, content: bytes, query: dict[str, str]) -> None:
+        bucket, name = self.bucket, about["name"]
+        bucket.before_upload(name)
+        now = bucket.find(name, None)
+        if int(query.get("ifGenerationMatch", -1)) not in (-1, now.generation if now else 0):
+            said = "At least one of the pre-conditions you specified did not hold."
+            self.answer(412, {"error": {"code": 412, "message": said}})
+            return
+        if "crc32c" in about:
+            expected = Object(name, 0, content).resource()["crc32c"]
+            assert about["crc32c"] == expected, "the client hashes what it sends"
+        bucket.put(name, content)
+        self.answer(200, bucket.find(name, None).resource())
+
+    def refused(self) -> bool:
+        said = self.headers.get("Authorization")
+        self.bucket.seen.append((self.command, self.path, said))
+        if self.bucket.private and self.command == "GET" and said != f"Bearer {self.bucket.token}":
+            words = "Anonymous caller does not have storage.objects.list access"
+            self.answer(401, {"error": {"code": 401, "message": words}})
+            return True
+        refuse = self.bucket.refuse
+        if refuse is None or not re.search(refuse[0], f"{self.command} {self.path}"):
+            return False
+        words = f"we do not like {said}, that is {(said or 'x').split()[-1]}"
+        self.answer(refuse[1], {"error": {"code": refuse[1], "message": words}})
+        return True
+
+
+def _only(page: dict, fields: str | None) -> dict:
+    """What `fields=nextPageToken,items(name,size)` leaves of a page."""
+    if fields is None:
+        return page
+    wanted = re.search(r"items(?:\(([^)]*)\)|/(\w+))", fields)
+    keys = set(re.sub(r"items(\([^)]*\)|/\w+)", "items", fields).split(","))
+    if wanted:
+        each = set((wanted[1] or wanted[2]).split(","))
+        items = [{k: v for k, v in item.items() if k in each} for item in page["items"]]
+        page = page | {"items": items}
+    return {key: value for key, value in page.items() if key in keys}
+
+
+def _parts(body: bytes, kind: str) -> tuple[dict, bytes]:
+    """The two parts of a multipart/related body: JSON, and the file."""
+    boundary = re.search(r'boundary="?([^";]+)', kind)[1].encode().strip(b"'")
+    first, second = body.split(b"--" + boundary)[1:3]
+    about = first.split(b"\r\n\r\n", 1)[1]
+    content = second.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
+    return json.loads(about), content

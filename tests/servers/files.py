@@ -1,0 +1,70 @@
+"""A plain web server: files by their paths, and nothing else."""
+
+import hashlib
+import mmap
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.servers import web
+
+
+@dataclass
+class Files(web.Served):
+    """Files on a web server.
+
+    Attributes:
+      files: content by path, "data/a.ds"; `put` sets one.
+      tagged: whether the server says ETags.
+      user: "name:password" of who may read; None: anybody may.
+    """
+
+    files: dict[str, bytes | memoryview] = field(default_factory=dict)
+    tagged: bool = True
+    user: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, content in list(self.files.items()):
+            self.put(name, content)
+
+    def put(self, name: str, content: bytes | memoryview) -> None:
+        """Stores a file, in place of another of that name."""
+        self.files[name] = content
+        self.tags[name] = f'"{hashlib.sha1(content).hexdigest()[:16]}"'
+
+    def add(self, folder: Path) -> None:
+        """Stores what lies below a folder, mapped, by its path in it."""
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.put(path.relative_to(folder).as_posix(), memoryview(mapped))
+
+    def url(self, name: str) -> str:
+        """The address of a file, with the user and password that it needs."""
+        scheme, _, place = self.address.partition("://")
+        return f"{scheme}://{f'{self.user}@' if self.user else ''}{place}/{name}"
+
+    @contextmanager
+    def serving(self) -> Iterator["Files"]:
+        with web.serving(_Handler, self) as self.address:
+            yield self
+
+
+class _Handler(web.Handler):
+    def do_GET(self) -> None:
+        files, name = self.served, self.place.removeprefix("/")
+        said = self.headers.get("Authorization")
+        files.seen.append((self.command, self.path, said))
+        if files.user is not None and said != f"Basic {b64encode(files.user.encode()).decode()}":
+            self.answer(401, b"we do not know you\n", Content_Type="text/plain")
+        elif name not in files.files:
+            self.answer(404, b"no such file\n", Content_Type="text/plain")
+        else:
+            tag = {"ETag": files.tags[name]} if files.tagged else {}
+            kind = "application/octet-stream"
+            self.send_file(name, files.files[name], Content_Type=kind, **tag)
+
+    do_HEAD = do_GET
