@@ -23,7 +23,7 @@ from pipeline.runfile import run as config
 from pipeline.stage import artifacts, devices, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
-from pipeline.weights import bucket, earlier, hf, hub
+from pipeline.weights import bucket, earlier_run, hf, hub
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def run(run: config.Run, paths: Paths) -> None:
             case config.CheckpointGcs():
                 source = _gcs(checkpoint, architecture, paths, folder)
             case config.CheckpointRun(key=key):
-                sha256 = earlier.copy(key, paths, folder)
+                sha256 = earlier_run.copy(key, paths, folder)
                 _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
                 source = {"key": key, "sha256": sha256}
         what = f"model.LLM.checkpoint.{checkpoint.tag()}"

@@ -32,8 +32,8 @@ from pipeline.tokens import sequences as tokens
 from pipeline.transcript import curves as history
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.transcript import Transcript, Writer, due, kept
-from pipeline.weights import earlier
-from pipeline.weights.checkpoint import Checkpoints
+from pipeline.weights import earlier_run
+from pipeline.weights.checkpoints import Checkpoints
 from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def run(run: config.Run, paths: Paths) -> None:
     fused.check(run, hf_config)
     listed = tokens.read_shards(shards)
     _check_kind(run, shards, listed)
-    programs = Programs(run, hf_config, earlier.trained_steps(init), listed.columns)
+    programs = Programs(run, hf_config, earlier_run.trained_steps(init), listed.columns)
     begin = start.read(init, run, programs)
     sources = run.runtime.network, hf_config["vocab_size"]
     data = tokens.Sequences(shards, listed, "train", run.llm.max_seq_len, *sources)

@@ -27,7 +27,7 @@ from pipeline.stage.progress import Progress
 from pipeline.swarm import start
 from pipeline.tokens import sequences as tokens
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights import earlier
+from pipeline.weights import earlier_run
 from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def run(run: config.Run, paths: Paths) -> None:
     devices.keep_compiled(paths.store / "compiled")
     hf_config = artifacts.read_json(init / "hf" / "config.json")
     listed = tokens.read_shards(shards)
-    programs = Programs(run, hf_config, earlier.trained_steps(init), listed.columns)
+    programs = Programs(run, hf_config, earlier_run.trained_steps(init), listed.columns)
     begin = start.read(init, run, programs)
     form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
     sources = run.runtime.network, hf_config["vocab_size"]

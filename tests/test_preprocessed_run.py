@@ -16,7 +16,7 @@ from pipeline.errors import LockstepError
 from pipeline.runfile import run as config
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths, read_json
-from pipeline.weights.checkpoint import load_nested, save_tree
+from pipeline.weights.trees import load_nested, save_tree
 from tests import tiny
 
 STAGES = {

@@ -25,7 +25,7 @@ from pipeline.stage.artifacts import link, sha256_file, write_json, write_text
 from pipeline.tokens.columns import Columns, split
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights.checkpoint import save_tree
+from pipeline.weights.trees import save_tree
 
 KINDS = ("message", "state", "check", "payload", "commitment")
 """Findings that can be repeated: by taking a peer's steps again, or by decoding what it sent."""

@@ -43,7 +43,7 @@ from pipeline.transcript.entry import TABLES, Entry
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf
-from pipeline.weights.checkpoint import load_nested
+from pipeline.weights.trees import load_nested
 from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
 

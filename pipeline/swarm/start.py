@@ -14,8 +14,8 @@ from pipeline.protocol import links
 from pipeline.runfile import run as config
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.state import State
-from pipeline.weights.checkpoint import load_nested, load_tree
-from pipeline.weights.earlier import EARLIER
+from pipeline.weights.earlier_run import EARLIER
+from pipeline.weights.trees import load_nested, load_tree
 
 
 class Start(NamedTuple):

@@ -27,7 +27,7 @@ from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import read_json, sha256_file, write_json, write_text, writes
 from pipeline.transcript.entry import FORMAT, Entry, Header, Message
 from pipeline.transcript.state import State, hashes
-from pipeline.weights.checkpoint import load_tree, save_tree
+from pipeline.weights.trees import load_tree, save_tree
 from pipeline.wire import message as wire
 
 DECODED_BYTES = 2**28  # of messages that are kept decoded

@@ -8,7 +8,7 @@ from models import llama
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.weights import hf
-from pipeline.weights.checkpoint import load_nested
+from pipeline.weights.trees import load_nested
 from tests import tiny
 from tests.pipeline.conversion import convert_in, refused, write_model
 

@@ -15,7 +15,7 @@ from pipeline.stage.artifacts import METRICS, Paths, write_json
 from pipeline.tokens import sequences as tokens
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.transcript import Writer
-from pipeline.weights.checkpoint import save_tree
+from pipeline.weights.trees import save_tree
 from tests import tiny
 from tests.pipeline.finished_run import BYTES, PEERS, _entry, verdict
 

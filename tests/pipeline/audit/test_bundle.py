@@ -16,7 +16,7 @@ from pipeline.audit.replay import Window
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import PROJECT
-from pipeline.weights.checkpoint import load_nested, save_tree
+from pipeline.weights.trees import load_nested, save_tree
 from tests import tiny
 
 FLIP = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}

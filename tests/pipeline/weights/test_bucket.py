@@ -11,7 +11,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import google_auth
 from pipeline.stage import artifacts
 from pipeline.weights import bucket, hf
-from pipeline.weights.checkpoint import load_nested
+from pipeline.weights.trees import load_nested
 from tests import tiny
 from tests.pipeline.conversion import convert_in, refused, write_model
 from tests.servers import service_account

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.weights import hf, hub
-from pipeline.weights.checkpoint import load_nested
+from pipeline.weights.trees import load_nested
 from tests import tiny
 from tests.pipeline.conversion import convert_in, refused, start, write_model
 from tests.servers.hub import REPO, Hub, found

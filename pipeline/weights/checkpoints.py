@@ -1,0 +1,91 @@
+"""Checkpoints of a training run in progress, from which a killed run resumes.
+
+They go through orbax, which saves while training goes on.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+from pipeline.wire.commitment import tree_hash
+
+log = logging.getLogger(__name__)
+
+
+class Saved(NamedTuple):
+    """A loaded checkpoint."""
+
+    step: int
+    """The step after which it was saved."""
+    state: Tree
+    """State of params and optimizers."""
+    rest: dict
+    """Everything else that training resumes from, as JSON."""
+
+
+class Checkpoints:
+    """The newest checkpoints of a training run, in a folder.
+
+    Orbax loads a flipped bit without complaint, so each checkpoint carries the hash of its state.
+
+    Args:
+      folder: Folder of the checkpoints.
+      keep: Number of checkpoints to keep.
+    """
+
+    def __init__(self, folder: Path, keep: int):
+        from orbax.checkpoint import v1 as ocp
+
+        self.folder = folder
+        policy = ocp.training.preservation_policies.LatestN(keep)
+        self._checkpointer = ocp.training.Checkpointer(
+            folder.absolute(), preservation_policy=policy
+        )
+
+    def save(self, step: int, state: Tree, rest: dict) -> None:
+        """Start saving the state after `step`, once the previous save is done."""
+        rest = rest | {"sha256": tree_hash(state)}
+        with self._as_lockstep_error():
+            self._checkpointer.save_checkpointables_async(
+                step,
+                {"state": state, "rest": {"json": json.dumps(rest)}},
+                overwrite=True,
+                force=True,  # otherwise skipped while the previous save is still running
+            )
+
+    def newest(self, like: Tree) -> Saved | None:
+        """Return the newest undamaged checkpoint, in the structure of `like`."""
+        for checkpoint in reversed(self._checkpointer.checkpoints):
+            loaded: dict[str, Any] = self._checkpointer.load_checkpointables(
+                checkpoint.step, {"state": like, "rest": None}
+            )
+            state = jax.tree.map(np.asarray, loaded["state"])
+            rest = json.loads(loaded["rest"]["json"])
+            if tree_hash(state) == rest.pop("sha256"):
+                return Saved(checkpoint.step, state, rest)
+            log.warning(f"train: checkpoint {checkpoint.step} is damaged; trying the one before it")
+        return None
+
+    def close(self) -> None:
+        """Wait for the last save."""
+        with self._as_lockstep_error():
+            self._checkpointer.close()
+
+    @contextmanager
+    def _as_lockstep_error(self) -> Iterator[None]:
+        """A save fails in the background and raises at the next call, mostly for a full disk."""
+        try:
+            yield
+        except Exception as error:  # of orbax, of tensorstore or of the system
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise LockstepError(
+                f"{self.folder}: {reason}, expected to write a checkpoint there"
+            ) from error
