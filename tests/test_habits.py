@@ -1,0 +1,104 @@
+"""What keeps the house in order: sizes, names, and a list of dependencies that tells the truth."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.stage.keys import PROJECT, STAGES
+
+MOST_FILES, MOST_LINES = 15, 400
+PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+SOURCE = sorted(path for room in ("pipeline", "models") for path in (PROJECT / room).rglob("*.py"))
+# Where a distribution goes by another name than the module.
+DISTRIBUTION = {
+    "google.auth": "google-auth",
+    "google.cloud": "google-cloud-storage",
+    "google_crc32c": "google-crc32c",
+    "orbax": "orbax-checkpoint",
+    "yaml": "pyyaml",
+}
+COMMANDS = {"dvc", "snakemake"}  # run, not imported
+BROUGHT = {"google-auth", "jaxlib", "pydantic-core"}  # by google-cloud-storage, jax and pydantic
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {normal(re.split(r"[\[<>=!~;\s]", requirement)[0]) for requirement in requirements}
+
+
+def imported() -> set[str]:
+    """The distributions that the source imports."""
+    modules = set()
+    for path in SOURCE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules.add(node.module)
+    ours = {"pipeline", "models", "benchmarks"}
+    names = set()
+    for module in modules:
+        top, two = module.split(".")[0], ".".join(module.split(".")[:2])
+        if top not in sys.stdlib_module_names and top not in ours and two != "google.api_core":
+            names.add(normal(DISTRIBUTION.get(two, DISTRIBUTION.get(top, top))))
+    return names
+
+
+def test_the_listed_dependencies_are_what_the_source_imports():
+    extras = PYPROJECT["optional-dependencies"]
+    core = declared(PYPROJECT["dependencies"])
+    optional = {
+        name for extra in extras.keys() - {"test", "docs"} for name in declared(extras[extra])
+    }
+    needed = imported()
+    assert needed - core - optional <= BROUGHT
+    assert core - needed == COMMANDS
+
+
+@pytest.mark.parametrize("section", ["dependencies", "test", "docs"])
+def test_each_dependency_has_its_reason_in_a_comment(section):
+    text = (PROJECT / "pyproject.toml").read_text()
+    if f"\n{section} = [" not in text:
+        pytest.skip(f"no list {section}")
+    block = text.split(f"\n{section} = [\n")[1].split("\n]")[0]
+    for line in block.splitlines():
+        assert re.fullmatch(r'    "[^"]+",  # .+', line), line
+
+
+def test_every_dependency_is_pinned():
+    pins = declared(
+        [
+            line
+            for line in (PROJECT / "constraints.txt").read_text().splitlines()
+            if not line.startswith("#")
+        ]
+    )
+    extras = PYPROJECT["optional-dependencies"]
+    listed = [*PYPROJECT["dependencies"], *(name for extra in extras.values() for name in extra)]
+    assert declared([requirement for requirement in listed if "==" not in requirement]) <= pins
+
+
+def test_no_room_has_more_files_than_a_reader_takes_in():
+    rooms = Counter(path.parent for path in SOURCE if path.name != "__init__.py")
+    full = {str(room.relative_to(PROJECT)): n for room, n in rooms.items() if n > MOST_FILES}
+    assert not full
+
+
+def test_the_folders_of_pipeline_are_rooms_of_dvc_yaml():
+    """A folder that no stage depends on would change results without a key knowing."""
+    rooms = {path.parent.name for path in (PROJECT / "pipeline").glob("*/__init__.py")}
+    listed = {
+        Path(dep).name
+        for stage in STAGES.values()
+        for dep in stage["deps"]
+        if dep.startswith("pipeline/")
+    }
+    assert rooms <= listed
