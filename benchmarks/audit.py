@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.runfile import run as config
+from pipeline import runfile
 from pipeline.stage import allocator, devices
 
 AUDITS = 5  # without replay, of each transcript: they are quick
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     chosen = parser.parse_args()
     allocator.tune()
-    run = config.load(chosen.run)
+    run = runfile.load(chosen.run)
     devices.prepare(run)
     every = chosen.rounds // chosen.windows
     settings = run.config.model_copy(update={"total_steps": chosen.rounds})
@@ -35,7 +35,7 @@ def main() -> None:
     print(json.dumps(measure(run, chosen.windows, chosen.repeats)))
 
 
-def measure(run: config.Run, windows: int, repeats: int) -> dict:
+def measure(run: runfile.Run, windows: int, repeats: int) -> dict:
     """Trains and audits in turns, after a first time that compiles."""
     import numpy as np
 

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.runfile import run as config
+from pipeline import runfile
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.stage import devices
 
@@ -83,7 +83,7 @@ def make_run(
     rounds: int = ROUNDS,
     schedule: tuple[dict, ...] = (),
     learning_rate: float = 2e-3,
-) -> config.Run:
+) -> runfile.Run:
     """A run in the form that `kind` needs."""
     needs = KINDS[kind].needs if kind else ""
     document = {
@@ -139,7 +139,7 @@ def make_run(
         "faults": {"schedule": list(schedule)},
         "witness": {"snapshot_every": EVERY},
     }
-    return config.parse(document, "detection")
+    return runfile.parse(document, "detection")
 
 
 def scheduled(kind: str, rng: random.Random) -> tuple[int, list[dict]]:
@@ -243,7 +243,7 @@ def detect(kind: str, seeds: int) -> dict:
     }
 
 
-def _audit(kind: str, run: config.Run, trained: "Trained") -> tuple:
+def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
     """The audit without replay, the windows in which a replay of all finds something, what one
     within the tolerance finds, and what a sample of a tenth would have found.
 
@@ -303,7 +303,7 @@ def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
         lab = lab_for(needs)
         held_out = lab.data.take(10**9 + np.arange(DAMAGE["held_out"]))
 
-        def loss(run: config.Run, lab=lab, held_out=held_out) -> tuple[float, int]:
+        def loss(run: runfile.Run, lab=lab, held_out=held_out) -> tuple[float, int]:
             with tempfile.TemporaryDirectory() as folder:
                 trained = lab.train(run, Path(folder))
                 out = {p for entry in trained.transcript.rounds for p in entry.decision.ejected}

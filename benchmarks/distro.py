@@ -31,7 +31,7 @@ from pathlib import Path
 from benchmarks import sizes
 from benchmarks.peak import matrix_flops
 from benchmarks.sizes import SIZES
-from pipeline.runfile import run as config
+from pipeline import runfile
 from pipeline.stage import allocator, devices
 
 MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
@@ -63,7 +63,7 @@ def main() -> None:
                 print(json.dumps(case(size, run, chosen)), flush=True)
 
 
-def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = False) -> config.Run:
+def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = False) -> runfile.Run:
     """The default run with another model, other peers, and as many tokens for each."""
     document = sizes.document(SIZES[size], peers)
     llm = document["model"]["LLM"]
@@ -74,7 +74,7 @@ def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = Fa
     return sizes.load(document)
 
 
-def measure(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
+def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
@@ -155,7 +155,7 @@ def memory(chosen: argparse.Namespace) -> None:
             print(json.dumps(found[-1]), flush=True)
 
 
-def peak_bytes(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
+def peak_bytes(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     import jax
 
     from benchmarks.trial import Trial
@@ -185,7 +185,7 @@ def restart(chosen: argparse.Namespace) -> None:
                 print(json.dumps(line | {"again": again, "process_seconds": whole}), flush=True)
 
 
-def first_round(size: str, run: config.Run, chosen: argparse.Namespace) -> dict:
+def first_round(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     devices.keep_compiled(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
     began = time.perf_counter()
     from benchmarks.trial import Trial

@@ -31,7 +31,7 @@ from statistics import median
 from benchmarks import sizes
 from benchmarks.peak import matrix_flops
 from benchmarks.sizes import SIZES
-from pipeline.runfile import run as config
+from pipeline import runfile
 from pipeline.stage import allocator, devices
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -60,7 +60,7 @@ def main() -> None:
         print(json.dumps(case(size, chosen)), flush=True)
 
 
-def make_run(size: str, peers: int, chosen: argparse.Namespace) -> config.Run:
+def make_run(size: str, peers: int, chosen: argparse.Namespace) -> runfile.Run:
     """The default run with another model, and a whole batch for each peer."""
     document = sizes.document(SIZES[size], peers)
     if chosen.depth is not None:
@@ -129,7 +129,7 @@ def measure(size: str, chosen: argparse.Namespace) -> dict:
     return line
 
 
-def pytorch(run: config.Run, tokens: int, attention: str) -> dict[str, Callable[[], None]]:
+def pytorch(run: runfile.Run, tokens: int, attention: str) -> dict[str, Callable[[], None]]:
     """The same model in PyTorch, with the tokens of all peers as one batch."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

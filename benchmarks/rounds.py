@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from pipeline.runfile import run as config
+from pipeline import runfile
 from pipeline.stage import allocator, devices
 
 
@@ -24,13 +24,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     chosen = parser.parse_args()
     allocator.tune()
-    run = config.load(chosen.run)
+    run = runfile.load(chosen.run)
     devices.prepare(run)
     layout, peers = chosen.layout or run.peers.layout, chosen.peers or run.peers.count
     print(json.dumps(measure(with_peers(run, peers), layout, chosen.rounds)))
 
 
-def measure(run: config.Run, layout: str, rounds: int) -> dict:
+def measure(run: runfile.Run, layout: str, rounds: int) -> dict:
     """Takes rounds, and one before them that compiles."""
     import jax
     import numpy as np
@@ -63,7 +63,7 @@ def measure(run: config.Run, layout: str, rounds: int) -> dict:
     }
 
 
-def with_peers(run: config.Run, count: int) -> config.Run:
+def with_peers(run: runfile.Run, count: int) -> runfile.Run:
     """The run with other peers, each with as many sequences as the run file gives one."""
     each = -(-run.config.global_batch_size_end // run.peers.count)
     peers = run.peers.model_copy(update={"count": count})

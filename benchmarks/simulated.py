@@ -13,12 +13,12 @@ import jax
 import numpy as np
 
 from models import llama
+from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay, Window
 from pipeline.audit.verdict import Finding, merged
 from pipeline.programs.placement import Place, side_by_side
 from pipeline.programs.train_step import Programs
-from pipeline.runfile import run as config
 from pipeline.stage import devices
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers
@@ -69,7 +69,7 @@ class Lab:
         are by default.
     """
 
-    def __init__(self, run: config.Run, hf_config: dict, devices: int | None = None):
+    def __init__(self, run: runfile.Run, hf_config: dict, devices: int | None = None):
         self.run, self.hf_config = run, hf_config
         self.devices = jax.devices()[:devices]
         self.programs = Programs(run, hf_config)
@@ -89,7 +89,7 @@ class Lab:
         """Of all runs' messages."""
         return wire.form_of(self.programs.optimizer, self.begin.state.params, self.run.peers.wire)
 
-    def train(self, run: config.Run, folder: Path) -> Trained:
+    def train(self, run: runfile.Run, folder: Path) -> Trained:
         """Trains `run`, and writes its transcript to `folder`."""
         faults = Faults(run.faults.schedule, run.peers.seed, self.form)
         peers = Peers(self.programs, run.peers.layout, self.begin.state, self.devices)
@@ -124,7 +124,7 @@ class Lab:
 
     def audit(
         self,
-        run: config.Run,
+        run: runfile.Run,
         transcript: Transcript,
         *,
         elsewhere: Programs | None = None,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tomlkit
 
-from pipeline.runfile import run as config
+from pipeline import runfile
 
 
 class Size(NamedTuple):
@@ -59,9 +59,9 @@ def document(size: Size, peers: int = 4) -> dict:
     return run
 
 
-def load(run: dict) -> config.Run:
+def load(run: dict) -> runfile.Run:
     """The run of a document, as if it were read from a file."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
         file.write(tomlkit.dumps(run))
         file.flush()
-        return config.load(Path(file.name))
+        return runfile.load(Path(file.name))

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 
+from pipeline import runfile
 from pipeline.programs import cudnn as fused
 from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.runfile import run as config
 from pipeline.swarm.peers import Peers, Work, capacity
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
@@ -20,7 +20,7 @@ class Trial:
       layout: of the peers, as `[peers] layout`.
     """
 
-    def __init__(self, run: config.Run, layout: str = "each"):
+    def __init__(self, run: runfile.Run, layout: str = "each"):
         hf_config = run.llm.checkpoint.config
         fused.check(run, hf_config)
         self.programs = Programs(run, hf_config)

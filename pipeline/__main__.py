@@ -30,12 +30,12 @@ DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
 def _stage(name: str, run: Path, root: Path) -> None:
     """Runs one stage, alone under its locks, unless its result is there already."""
-    from pipeline.runfile import run as config
+    from pipeline import runfile
     from pipeline.stage import allocator, devices, lifeline, lock
     from pipeline.stage.artifacts import Paths, verify
 
     allocator.tune()
-    settings = config.load(run)
+    settings = runfile.load(run)
     paths = Paths(name, run, root)
     lifeline.watch()
     with (
@@ -81,12 +81,12 @@ def download(
     if not dry_run:
         _stage("download", run, root)
         return
-    from pipeline.runfile import run as config
+    from pipeline import runfile
     from pipeline.sources import dry_run as dry
     from pipeline.stage.artifacts import Paths
 
     logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
-    for line in dry.lines(config.load(run), Paths("download", run, root)):
+    for line in dry.lines(runfile.load(run), Paths("download", run, root)):
         print(line)
 
 
@@ -106,12 +106,12 @@ def replay(
     ],
 ) -> None:
     """Repeat the replay that found something; exit with status 1 where it is not confirmed."""
-    from pipeline.runfile import run as config
+    from pipeline import runfile
     from pipeline.stage import allocator, artifacts, devices
 
     allocator.tune()
     run = folder / "run.json"
-    devices.prepare(config.parse(artifacts.read_json(run), str(run)))
+    devices.prepare(runfile.parse(artifacts.read_json(run), str(run)))
     from pipeline.audit import repeat
 
     raise typer.Exit(repeat.show(folder))

@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts, devices, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
@@ -34,14 +34,14 @@ ARCHITECTURES = {
     "HfAuto": None,
 }
 CHECKPOINTS = (
-    config.CheckpointHub,
-    config.CheckpointGcs,
-    config.CheckpointInit,
-    config.CheckpointRun,
+    runfile.CheckpointHub,
+    runfile.CheckpointGcs,
+    runfile.CheckpointInit,
+    runfile.CheckpointRun,
 )
 
 
-def run(run: config.Run, paths: Paths) -> None:
+def run(run: runfile.Run, paths: Paths) -> None:
     """Makes or reads the model that the run starts from.
 
     Raises:
@@ -57,18 +57,18 @@ def run(run: config.Run, paths: Paths) -> None:
         )
     if not isinstance(checkpoint, CHECKPOINTS):
         raise LockstepError(
-            f"{config.variant_name(checkpoint)}: this release cannot read it, "
+            f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
             f"expected {' or '.join(known.tag() for known in CHECKPOINTS)}"
         )
     with paths.building() as folder:
         match checkpoint:
-            case config.CheckpointInit():
+            case runfile.CheckpointInit():
                 source = _init(checkpoint, architecture, folder)
-            case config.CheckpointHub():
+            case runfile.CheckpointHub():
                 source = _hub(checkpoint, architecture, paths, folder)
-            case config.CheckpointGcs():
+            case runfile.CheckpointGcs():
                 source = _gcs(checkpoint, architecture, paths, folder)
-            case config.CheckpointRun(key=key):
+            case runfile.CheckpointRun(key=key):
                 sha256 = earlier_run.copy(key, paths, folder)
                 _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
                 source = {"key": key, "sha256": sha256}
@@ -81,7 +81,7 @@ def run(run: config.Run, paths: Paths) -> None:
 # ---- Fresh weights ----
 
 
-def _init(checkpoint: config.CheckpointInit, architecture: str, folder: Path) -> dict[str, Any]:
+def _init(checkpoint: runfile.CheckpointInit, architecture: str, folder: Path) -> dict[str, Any]:
     """Writes a real Hugging Face folder of fresh weights, and reads it like any other.
 
     They are drawn by the model's own init, all in memory; what follows holds a tensor at a time.
@@ -119,7 +119,7 @@ def _cpu() -> jax.Device:
 
 
 def _hub(
-    checkpoint: config.CheckpointHub, architecture: str, paths: Paths, folder: Path
+    checkpoint: runfile.CheckpointHub, architecture: str, paths: Paths, folder: Path
 ) -> dict[str, Any]:
     """Reads a local folder where `repo_id` is one and no revision is given, else the hub's."""
     source = Path(checkpoint.repo_id).expanduser()
@@ -132,7 +132,7 @@ def _hub(
 
 
 def _gcs(
-    checkpoint: config.CheckpointGcs, architecture: str, paths: Paths, folder: Path
+    checkpoint: runfile.CheckpointGcs, architecture: str, paths: Paths, folder: Path
 ) -> dict[str, Any]:
     """Reads a bucket, by the generations that its manifest names."""
     read = bucket.download(checkpoint, paths.store / "gcs")

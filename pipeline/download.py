@@ -8,7 +8,7 @@ import logging
 from pipeline import sources as providers
 from pipeline.errors import LockstepError
 from pipeline.net import store as fetch
-from pipeline.runfile.run import Run
+from pipeline.runfile import Run
 from pipeline.sources import wanted
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs import held_out
@@ -23,7 +24,6 @@ from pipeline.programs.generate import generate
 from pipeline.programs.held_out import HeldOut
 from pipeline.programs.loss import measured
 from pipeline.programs.placement import places
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.tokens.columns import counted, split
@@ -57,7 +57,7 @@ class Exported(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def run(run: config.Run, paths: Paths) -> None:
+def run(run: runfile.Run, paths: Paths) -> None:
     """Writes evaluate.json, sample.txt and metrics/evaluate.json; nulls where nothing is known."""
     shards, export = paths.need("download"), paths.need("export")
     devices.keep_compiled(paths.store / "compiled")
@@ -81,7 +81,7 @@ def run(run: config.Run, paths: Paths) -> None:
         print(f"evaluate: {note}")
 
 
-def read(export: Path, run: config.Run) -> Exported:
+def read(export: Path, run: runfile.Run) -> Exported:
     """Reads an exported folder.
 
     Raises:
@@ -110,7 +110,7 @@ def _tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _measure(
-    run: config.Run, exported: Exported, data: HeldOut, export: Path, notes: list[str]
+    run: runfile.Run, exported: Exported, data: HeldOut, export: Path, notes: list[str]
 ) -> dict:
     """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted, and
     where there are labels, those of them that count."""
@@ -191,7 +191,7 @@ def _decoders(tokenizer: Tokenizer) -> list[str]:
 # ---- The text sample ----
 
 
-def _sample(run: config.Run, exported: Exported, notes: list[str]) -> str | None:
+def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | None:
     """`[evaluate] prompt` and what the model makes of it; None without a tokenizer."""
     if exported.tokenizer is None:
         notes.append("there is no tokenizer.json, so there is no text sample")

@@ -4,8 +4,8 @@ import logging
 import shutil
 from typing import Any
 
+from pipeline import runfile
 from pipeline.pages import card
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 FIXED_CONTEXT = ("dynamic", "yarn")
 
 
-def run(run: config.Run, paths: Paths) -> None:
+def run(run: runfile.Run, paths: Paths) -> None:
     """Writes a Hugging Face folder and its model card; or refused.json, and no weights."""
     for stage in ("download", "convert", "train", "witness"):
         paths.need(stage)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pipeline import runfile
 from pipeline.pages import plots, summary
 from pipeline.pages.summary import Results, size, times
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES
@@ -27,7 +27,7 @@ class Window(NamedTuple):
     last: int
 
 
-def run(run: config.Run, paths: Paths) -> None:
+def run(run: runfile.Run, paths: Paths) -> None:
     """Writes report.html, and beside it each plot as it looks on a light page."""
     trained, verdict = paths.need("train"), paths.need("witness")
     evaluated = paths.need("evaluate")
@@ -95,7 +95,7 @@ def _render(**shown: object) -> str:
 # ---- Numbers at the top ----
 
 
-def _subtitle(run: config.Run, results: Results) -> str:
+def _subtitle(run: runfile.Run, results: Results) -> str:
     """What was trained by whom, in one line."""
     model, trained = results.header["model"]["model_type"], results.trained
     return (
@@ -215,7 +215,7 @@ def _split_text(evaluated: dict) -> tuple[str, str] | None:
     return summary.visible(text[:place]), summary.visible(text[place:])
 
 
-def _parameters(run: config.Run) -> dict[str, list[tuple[str, str]]]:
+def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:
     """The run file by top-level table, each value by its dotted name; [runtime] changes nothing."""
     dumped = run.model_dump(mode="json", exclude={"runtime"})
     return {table: list(_flat(dumped[table], "")) for table in dumped}

@@ -14,13 +14,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from pipeline import runfile
 from pipeline.audit.replay import repeats_bit_for_bit
 from pipeline.errors import LockstepError
 from pipeline.programs import cudnn as fused
 from pipeline.programs import held_out
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver as rounds
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts, devices, lifeline
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  # a snapshot has them
 
 
-def run(run: config.Run, paths: Paths) -> None:
+def run(run: runfile.Run, paths: Paths) -> None:
     """Trains from data/init on data/shards, going on from this key's newest checkpoint."""
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
@@ -80,7 +80,7 @@ class _Training:
 
     def __init__(
         self,
-        run: config.Run,
+        run: runfile.Run,
         paths: Paths,
         programs: Programs,
         begin: start.Start,
@@ -265,7 +265,7 @@ def _mean_size(sizes: dict[int, int]) -> str:
     return f"{np.mean(list(sizes.values())) / 1e3:.1f} kB" if sizes else "-"
 
 
-def _check_kind(run: config.Run, shards: Path, listed: tokens.Shards) -> None:
+def _check_kind(run: runfile.Run, shards: Path, listed: tokens.Shards) -> None:
     if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
         raise LockstepError(
             f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
@@ -280,7 +280,7 @@ def _check_kind(run: config.Run, shards: Path, listed: tokens.Shards) -> None:
 
 
 def _check_tokens(
-    run: config.Run, shards: Path, data: tokens.Sequences, hf_config: dict, begin: start.Start
+    run: runfile.Run, shards: Path, data: tokens.Sequences, hf_config: dict, begin: start.Start
 ) -> None:
     needed = start.sequences_needed(run, begin)
     if needed > len(data):

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from pipeline import runfile
 from pipeline.audit import bundle
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import TOLERANCE, Replay, Window, why_not_bitwise
@@ -20,7 +21,6 @@ from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, merged
 from pipeline.pages import summary
 from pipeline.programs.placement import Place, side_by_side
 from pipeline.programs.train_step import Programs
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
@@ -33,7 +33,7 @@ from pipeline.wire import message as wire
 log = logging.getLogger(__name__)
 
 
-def run(run: config.Run, paths: Paths) -> None:
+def run(run: runfile.Run, paths: Paths) -> None:
     """Writes data/verdict: verdict.json, verdict.txt, bundles, and metrics/witness.json."""
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
@@ -104,7 +104,7 @@ def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path)
     return [finding for found in done for finding in found]
 
 
-def _sample_seed(run: config.Run, transcript: Transcript) -> str:
+def _sample_seed(run: runfile.Run, transcript: Transcript) -> str:
     """The auditor's own seed, or the hash of the rounds.
 
     The default needs no secret and stops no author of a whole transcript from trying until the
@@ -114,7 +114,7 @@ def _sample_seed(run: config.Run, transcript: Transcript) -> str:
 
 
 def _sample(
-    run: config.Run, windows: list[Window], seed: str, form: wire.Form
+    run: runfile.Run, windows: list[Window], seed: str, form: wire.Form
 ) -> list[tuple[Window, int]]:
     """Which windows are replayed, of which peers: `[witness] replay_percent`, rounded up, and those
     that `[witness] replay` names.
@@ -151,7 +151,7 @@ def _with_bundle(finding: Finding, name: str, window: Window, peer: int) -> Find
 
 
 def _verdict(
-    run: config.Run,
+    run: runfile.Run,
     transcript: Transcript,
     findings: list[Finding],
     why: str | None,

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pipeline import convert, download, evaluate, export, train, witness
+from pipeline import convert, download, evaluate, export, runfile, train, witness
 from pipeline.audit import bundle, repeat
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths, read_json
 from pipeline.weights.trees import load_nested, save_tree
@@ -46,7 +45,7 @@ def make(folder: Path, data: Path, *stages: str, **changes: object) -> Path:
     folder.mkdir(exist_ok=True)
     tiny.write_run(run_file, tiny.run_document(data, **changes))
     for stage in stages:
-        STAGES[stage].run(config.load(run_file), Paths(stage, run_file, root))
+        STAGES[stage].run(runfile.load(run_file), Paths(stage, run_file, root))
     return root / "data"
 
 

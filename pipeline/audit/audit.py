@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 
+from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
 from pipeline.protocol import committee, consensus, links
@@ -11,7 +12,6 @@ from pipeline.protocol import driver as rounds
 from pipeline.protocol.coordinator import CoordinatorError
 from pipeline.protocol.dispute import Check
 from pipeline.protocol.round import Evidence, Round
-from pipeline.runfile import run as config
 from pipeline.swarm.start import Start
 from pipeline.transcript.entry import TABLES, Entry, Header, Message
 from pipeline.transcript.state import hashes
@@ -21,7 +21,7 @@ from pipeline.wire import message as wire
 
 
 def audit(
-    run: config.Run, hf_config: dict, transcript: Transcript, form: wire.Form, begin: Start
+    run: runfile.Run, hf_config: dict, transcript: Transcript, form: wire.Form, begin: Start
 ) -> list[Finding]:
     """All checks that take no training: of the header, of every round and of every snapshot.
 
@@ -39,7 +39,7 @@ def audit(
     ]
 
 
-def _audit_header(run: config.Run, hf_config: dict, header: Header, step: int) -> list[Finding]:
+def _audit_header(run: runfile.Run, hf_config: dict, header: Header, step: int) -> list[Finding]:
     """What it says was run is what the run file says."""
     said = {"run": header.run, "model": header.model}
     expected = {"run": run.model_dump(mode="json", include=TABLES), "model": hf_config}
@@ -51,7 +51,7 @@ def _audit_header(run: config.Run, hf_config: dict, header: Header, step: int) -
 
 
 def _audit_rounds(
-    run: config.Run, transcript: Transcript, form: wire.Form, begin: Start
+    run: runfile.Run, transcript: Transcript, form: wire.Form, begin: Start
 ) -> list[Finding]:
     """Recomputes every round from the run file and what was sent and said in it.
 
@@ -130,7 +130,7 @@ def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
     return None
 
 
-def _audit_times(entry: Entry, run: config.Run, own_size: int) -> list[Finding]:
+def _audit_times(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding]:
     """No message arrives before `[links]` allows it: later is its sender's affair. Checks and
     rulings are of those whom the round's seed elects, and take the time that `[links]` gives."""
     round, step = entry.round, entry.round.step
@@ -218,7 +218,7 @@ def why_refused(
     return None
 
 
-def _audit_words(entry: Entry, run: config.Run) -> list[Finding]:
+def _audit_words(entry: Entry, run: runfile.Run) -> list[Finding]:
     """Each witness said what an honest one says who got what arrived."""
     round, limit = entry.round, run.config.max_round_train_time
     to = {peer: message.to for peer, message in entry.others.items()}
@@ -258,7 +258,7 @@ def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
     ]
 
 
-def _audit_snapshots(run: config.Run, transcript: Transcript, begin: Start) -> list[Finding]:
+def _audit_snapshots(run: runfile.Run, transcript: Transcript, begin: Start) -> list[Finding]:
     """Snapshots lie where the run file puts them, their files are what was committed to, and the
     first is what stage convert gives."""
     steps = due(begin.step, run.config.total_steps, run.witness.snapshot_every)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from pydantic import ValidationError
 
+from pipeline import runfile
 from pipeline.audit.audit import why_refused
 from pipeline.audit.bundle import (
     COLUMNS,
@@ -33,7 +34,6 @@ from pipeline.optim.optimizer import Tree
 from pipeline.pages import summary
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Hash
-from pipeline.runfile import run as config
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.peers import capacity
@@ -104,7 +104,7 @@ def read(folder: Path) -> Bundle:
       LockstepError: a file is missing, was added or changed, or does not fit to the others.
     """
     said = _read_said(folder)
-    run = config.parse(read_json(folder / RUN), str(folder / RUN))
+    run = runfile.parse(read_json(folder / RUN), str(folder / RUN))
     transcript = Transcript(folder / TRANSCRIPT)
     header = transcript.header
     if (header.key, header.run) != (said.key, run.model_dump(mode="json", include=TABLES)):
@@ -226,7 +226,7 @@ def _read_said(folder: Path) -> Said:
 
 
 def _check_rounds(
-    folder: Path, said: Said, run: config.Run, entries: Iterable[Entry], dense: bool
+    folder: Path, said: Said, run: runfile.Run, entries: Iterable[Entry], dense: bool
 ) -> None:
     """The rounds are the window's, and such that a replay can follow them."""
     path, (first, last), everybody = folder / SAID, said.window, set(range(run.peers.count))
@@ -300,7 +300,7 @@ def _check_messages(replay: Replay, entries: Iterable[Entry]) -> None:
 
 
 def _read_rows(
-    path: Path, run: config.Run, hf_config: dict[str, Any]
+    path: Path, run: runfile.Run, hf_config: dict[str, Any]
 ) -> tuple[_Kept, tuple[Column, ...]]:
     """The sequences of a bundle, and the columns that they have."""
     found, length = load_nested(path), run.llm.max_seq_len

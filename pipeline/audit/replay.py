@@ -14,12 +14,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import Place, places
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Claim
-from pipeline.runfile import run as config
 from pipeline.stage import devices
 from pipeline.swarm.peers import Work, assigned, stack
 from pipeline.tokens.sequences import Sequences
@@ -55,7 +55,7 @@ def repeats_bit_for_bit(programs: Programs, state: State, work: Work, step: int)
     return once() == once()
 
 
-def why_not_bitwise(run: config.Run, header: Header) -> str | None:
+def why_not_bitwise(run: runfile.Run, header: Header) -> str | None:
     """The reason why a replay here cannot be compared bit for bit, or None where it can."""
     if run.peers.layout != "each":
         return f"[peers] layout = {run.peers.layout} is another program than a lone peer's"
@@ -83,7 +83,7 @@ class Replay:
     training began with; bitwise: whether bits must be equal, or distances small.
     """
 
-    run: config.Run
+    run: runfile.Run
     programs: Programs
     transcript: Transcript
     data: Sequences

@@ -5,17 +5,17 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.distro import distro
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer, Schedule
-from pipeline.runfile import run as config
 
 
 def build(
-    choice: config.Optimizer,
+    choice: runfile.Optimizer,
     learning_rate: Schedule,
     overlap: int,
     stacked: tuple[str, ...],
@@ -34,9 +34,9 @@ def build(
       LockstepError: the optimizer's engine does not exist (yet), or it names another group.
     """
     match choice:
-        case config.OptimizerDistro():
+        case runfile.OptimizerDistro():
             return distro(learning_rate, **_compression(choice, overlap, stacked))
-        case config.OptimizerAdaDistro():
+        case runfile.OptimizerAdaDistro():
             _check_groups(choice, ("step_scale", "topk_of", "untransformed"), groups)
             return ada_distro(
                 learning_rate,
@@ -48,14 +48,14 @@ def build(
                 untransformed=choice.untransformed,
                 removed=choice.removed,
             )
-        case config.Dense() if overlap:
+        case runfile.Dense() if overlap:
             raise LockstepError(
-                f"[peers] overlap = {overlap}, expected 0 with {config.variant_name(choice)}: its "
+                f"[peers] overlap = {overlap}, expected 0 with {runfile.variant_name(choice)}: its "
                 "peers wait for all gradients"
             )
-        case config.OptimizerAdamW():
+        case runfile.OptimizerAdamW():
             return adamw(learning_rate, **_dense(choice))
-        case config.OptimizerMuon():
+        case runfile.OptimizerMuon():
             _check_groups(choice, ("step_scale",), groups)
             return muon(
                 learning_rate,
@@ -66,12 +66,12 @@ def build(
             )
         case _:
             raise LockstepError(
-                f"{config.variant_name(choice)}: this release cannot train with it, expected "
+                f"{runfile.variant_name(choice)}: this release cannot train with it, expected "
                 "model.LLM.optimizer.Distro, AdaDistro, AdamW or Muon"
             )
 
 
-def _dense(choice: config.Dense) -> dict[str, Any]:
+def _dense(choice: runfile.Dense) -> dict[str, Any]:
     """What both dense optimizers are told."""
     return {
         "betas": choice.betas,
@@ -82,7 +82,7 @@ def _dense(choice: config.Dense) -> dict[str, Any]:
 
 
 def _compression(
-    choice: config.Compressing, overlap: int, stacked: tuple[str, ...]
+    choice: runfile.Compressing, overlap: int, stacked: tuple[str, ...]
 ) -> dict[str, Any]:
     """What both kinds of DisTrO are told."""
     return {
@@ -98,11 +98,13 @@ def _compression(
     }
 
 
-def _check_groups(choice: config.Optimizer, keys: tuple[str, ...], groups: Collection[str]) -> None:
+def _check_groups(
+    choice: runfile.Optimizer, keys: tuple[str, ...], groups: Collection[str]
+) -> None:
     for key in keys:
         for group in getattr(choice, key):
             if group not in groups:
                 raise LockstepError(
-                    f"{config.variant_name(choice)}.{key}: {group} is no group of this model's "
+                    f"{runfile.variant_name(choice)}.{key}: {group} is no group of this model's "
                     f"params, expected some of {', '.join(sorted(groups))}"
                 )

@@ -14,10 +14,9 @@ import tomlkit
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline import __version__
+from pipeline import __version__, runfile
 from pipeline.pages import summary
 from pipeline.pages.summary import Results
-from pipeline.runfile import run as config
 from pipeline.stage.artifacts import METRICS, Paths, read_json, sha256_file
 from pipeline.stage.keys import STAGES, Keys, needs, tracked
 from pipeline.transcript.transcript import Transcript
@@ -136,7 +135,7 @@ def run_file(keys: Keys) -> dict[str, Any]:
             for table in tables:
                 place = place.setdefault(table, {})
             place[last] = keys.table(name)
-    return {table: document[table] for table in config.Run.model_fields if table in document}
+    return {table: document[table] for table in runfile.Run.model_fields if table in document}
 
 
 def _behind(stage: str) -> set[str]:

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.pages.summary import blame
-from pipeline.runfile import run as config
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths, read_json
@@ -27,7 +27,7 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
       LockstepError: a destination is of another form or there is none, there is no export of
         today's run, the witness refused it, or a server did.
     """
-    named = [*destinations, *config.load(run).config.checkpointers]
+    named = [*destinations, *runfile.load(run).config.checkpointers]
     if not named:
         raise LockstepError(
             f"{run}: [config] checkpointers names no destination, and neither does the command; "
@@ -44,10 +44,10 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
         key = paths.keys.key("train")
         for name, place in places.items():
             match place:
-                case config.CheckpointHub(repo_id=repo_id):
+                case runfile.CheckpointHub(repo_id=repo_id):
                     message = f"Step {last.step} of run {key}"
                     version = {"revision": hub.push(files, repo_id, message, private=private)}
-                case config.CheckpointGcs(bucket=there, prefix=prefix):
+                case runfile.CheckpointGcs(bucket=there, prefix=prefix):
                     about = {"step": last.step, "epoch": last.epoch, "run": key}
                     version = {"generation": bucket.push(files, there, prefix or "", **about)}
             loaded = place.model_copy(update=version)
@@ -57,7 +57,7 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
             )
 
 
-def _toml(checkpoint: config.CheckpointHub | config.CheckpointGcs) -> str:
+def _toml(checkpoint: runfile.CheckpointHub | runfile.CheckpointGcs) -> str:
     """A checkpoint as a run file has it, on one line."""
     fields = checkpoint.model_dump(exclude_none=True)[checkpoint.tag()]
     said = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items())

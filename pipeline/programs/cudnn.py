@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 
 import models
+from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 
 KERNEL = "__cudnn$fmha"  # begins the name of XLA's call of cuDNN's fused multi-head attention
 
 
-def check(run: config.Run, hf_config: dict) -> None:
+def check(run: runfile.Run, hf_config: dict) -> None:
     """Does nothing unless `[peers] attention` asks for cuDNN's kernel.
 
     Raises:
@@ -31,7 +31,7 @@ def check(run: config.Run, hf_config: dict) -> None:
         )
 
 
-def _compiled(run: config.Run, hf_config: dict) -> str:
+def _compiled(run: runfile.Run, hf_config: dict) -> str:
     """One layer's forward and backward pass as XLA compiled it: quick, and of the run's shapes."""
     model = models.get(hf_config["model_type"])
     shape = model.Config.from_hf(hf_config).shortened(1)

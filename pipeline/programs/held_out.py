@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from pipeline import runfile
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import Place
-from pipeline.runfile import run as config
 from pipeline.tokens import sequences as tokens
 from pipeline.tokens.columns import counted
 from pipeline.tokens.shards import PLAIN, Column
@@ -22,7 +22,7 @@ class HeldOut(NamedTuple):
     columns: tuple[Column, ...]
 
 
-def read(run: config.Run, shards: Path) -> HeldOut:
+def read(run: runfile.Run, shards: Path) -> HeldOut:
     """The held-out rows that are measured: those of which anything counts.
 
     Args:

@@ -18,6 +18,7 @@ import optax
 from flax.traverse_util import flatten_dict
 
 import models
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim import schedules
 from pipeline.optim.balance import balanced, leave
@@ -25,7 +26,6 @@ from pipeline.optim.build import build
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.loss import measured, targets, weighted_cross_entropy
 from pipeline.programs.placement import keep_cut
-from pipeline.runfile import run as config
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
 from pipeline.tokens.shards import PLAIN, Column
 
@@ -53,7 +53,7 @@ class Programs:
 
     def __init__(
         self,
-        run: config.Run,
+        run: runfile.Run,
         hf_config: dict,
         first_step: int = 0,
         columns: tuple[Column, ...] = PLAIN,

@@ -1,0 +1,85 @@
+"""A run file (params/run.toml) as frozen models: Psyche's tables and Lockstep's own.
+
+    from pipeline import runfile
+
+    run = runfile.load(Path("params/run.toml"))
+    match run.llm.optimizer:
+        case runfile.OptimizerDistro() as distro: ...
+
+An unknown key, a value of the wrong type or an impossible combination is one line of
+`LockstepError`.
+"""
+
+# ruff: noqa: F401 - the names that the other rooms use
+
+from pipeline.runfile.data import (
+    TOKEN_BYTES,
+    AnyShuffle,
+    Data,
+    DataCorpus,
+    DataDummy,
+    DataHttp,
+    DataHub,
+    DataLocal,
+    DataPreprocessed,
+    DataServer,
+    DataUrl,
+    DataWeightedHttp,
+    Download,
+    Limit,
+    Location,
+    LocationGcp,
+    LocationNumberedFiles,
+    LocationSingleUrl,
+    Shuffle,
+    ShuffleDontShuffle,
+    ShuffleSeeded,
+)
+from pipeline.runfile.network import Network
+from pipeline.runfile.psyche import (
+    DESTINATION_FORM,
+    LLM,
+    Coordinator,
+    CurrentConfig,
+    Model,
+    OlderConfig,
+    destination,
+)
+from pipeline.runfile.run import Run, load, parse, read_toml
+from pipeline.runfile.serde_enum import variant_name
+from pipeline.runfile.tables import (
+    Evaluate,
+    Export,
+    Fault,
+    Faults,
+    HeldOut,
+    Links,
+    Peers,
+    Pins,
+    Runtime,
+    Witness,
+)
+from pipeline.runfile.variants import (
+    Checkpoint,
+    CheckpointDummy,
+    CheckpointEphemeral,
+    CheckpointGcs,
+    CheckpointHub,
+    CheckpointInit,
+    CheckpointP2P,
+    CheckpointP2PGcs,
+    CheckpointRun,
+    Compressing,
+    Dense,
+    Optimizer,
+    OptimizerAdaDistro,
+    OptimizerAdamW,
+    OptimizerDistro,
+    OptimizerDummy,
+    OptimizerMuon,
+    Schedule,
+    ScheduleConstant,
+    ScheduleCosine,
+    ScheduleLinear,
+    ScheduleWarmupStableDecay,
+)

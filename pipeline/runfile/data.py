@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pipeline.runfile.serde_enum import Variant, one_of
 from pipeline.runfile.table import (
     U8,
     U32,
@@ -16,8 +17,6 @@ from pipeline.runfile.table import (
     Name,
     Table,
     Url,
-    Variant,
-    one_of,
     text,
     wrong,
 )

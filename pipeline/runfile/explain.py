@@ -7,7 +7,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from pipeline.runfile.table import Table, Variant
+from pipeline.runfile.serde_enum import Variant
+from pipeline.runfile.table import Table
 
 WIDTH = 60  # characters of a value that are shown
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.runfile import run as config
+from pipeline import runfile
 from pipeline.runfile.psyche import STATE_KEYS
-from pipeline.runfile.table import Table, Variant
+from pipeline.runfile.serde_enum import Variant
+from pipeline.runfile.table import Table
 
 WIDTH = 98  # of a comment, without its "# "
 
@@ -23,9 +24,9 @@ def import_psyche(source: Path) -> str:
     Raises:
       LockstepError: the source cannot be read, or what it describes is no run.
     """
-    document = config.read_toml(source)
+    document = runfile.read_toml(source)
     dropped = [key for key in STATE_KEYS if key in document]
-    run = config.parse(
+    run = runfile.parse(
         {key: value for key, value in document.items() if key not in dropped}, str(source)
     )
     lines = ["#:schema ./run.schema.json", *_comment(f"Imported from {source.name}.")]

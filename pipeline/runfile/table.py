@@ -1,17 +1,9 @@
-"""What every table of a run file is: strict, frozen and closed; and enums written as by serde."""
+"""What every table of a run file is: strict, frozen and closed to unknown keys."""
 
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_serializer,
-)
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 NAME_BYTES, URL_BYTES = 64, 192  # the capacities of Psyche's strings
 
@@ -80,115 +72,3 @@ class Table(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
-
-
-class Variant(Table):
-    """One variant of an externally tagged enum, written as serde writes it.
-
-    A variant without fields is a string, `optimizer = "Dummy"`; one that holds a single value is a
-    table with one key, `{ Server = "host:port" }`; the others are `[...optimizer.Distro]`. A class
-    derived from this one stands for the enum, those derived from that for its variants, and their
-    names start with the enum's: `OptimizerDistro` is `Distro` of `Optimizer`.
-    """
-
-    where: ClassVar[str]
-    """Where the enum stands in a run file."""
-    newtype: ClassVar[str | None] = None
-    """The field that a bare value, in place of a table, goes to."""
-
-    @classmethod
-    def tag(cls) -> str:
-        """The variant's name in a run file."""
-        enum = next(base for base in cls.__mro__ if Variant in base.__bases__)
-        return cls.__name__.removeprefix(enum.__name__)
-
-    @classmethod
-    def takes_table(cls) -> bool:
-        """Whether it is written as a table of its fields (as well)."""
-        return len(cls.model_fields) > (cls.newtype is not None)
-
-    @classmethod
-    def unwrap(cls, value: Any) -> Any:
-        """The fields inside the tagged form."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str):
-            if cls.model_fields:
-                raise wrong((), f"a table with the key {cls.tag()}")
-            return {}
-        payload = value[cls.tag()]
-        if not cls.model_fields:
-            raise wrong(cls.tag(), f'the string "{cls.tag()}"')
-        if cls.newtype is None or (cls.takes_table() and isinstance(payload, dict)):
-            return payload
-        if isinstance(payload, dict):
-            raise wrong(cls.tag(), "a value that is no table")
-        return {cls.newtype: payload}
-
-    @model_serializer(mode="wrap")
-    def _wrap(self, fields: Any) -> Any:
-        payload = fields(self)
-        if not payload:
-            return self.tag()
-        return {self.tag(): payload if self.takes_table() else payload[self.newtype]}
-
-
-def variant_name(variant: Variant) -> str:
-    """The variant's name as a user finds it, such as `model.LLM.optimizer.Dummy`."""
-    return f"{variant.where}.{variant.tag()}"
-
-
-class ExternallyTagged:
-    """Tells pydantic how one of several variants is written; made by `one_of`."""
-
-    def __init__(self, variants: tuple[type[Variant], ...]):
-        self.variants = variants
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.tagged_union_schema(
-            {
-                variant.tag(): core_schema.no_info_before_validator_function(
-                    variant.unwrap, handler.generate_schema(variant)
-                )
-                for variant in self.variants
-            },
-            discriminator=self._tag_of,
-        )
-
-    @staticmethod
-    def _tag_of(value: Any) -> str | None:
-        if isinstance(value, dict) and len(value) == 1:
-            return next(iter(value))
-        if isinstance(value, Variant):
-            return value.tag()
-        return value if isinstance(value, str) else None
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict:
-        return {
-            "oneOf": [
-                self._form(variant, handler(schema["choices"][variant.tag()]), handler)
-                for variant in self.variants
-            ]
-        }
-
-    @staticmethod
-    def _form(variant: type[Variant], fields: dict, handler: Any) -> dict:
-        tag, description = variant.tag(), variant.__doc__
-        if not variant.model_fields:
-            return {"const": tag, "description": description}
-        payload = fields
-        if variant.newtype is not None:
-            bare = handler.resolve_ref_schema(fields)["properties"][variant.newtype]
-            payload = {"anyOf": [bare, fields]} if variant.takes_table() else bare
-        return {
-            "type": "object",
-            "properties": {tag: payload},
-            "required": [tag],
-            "additionalProperties": False,
-            "description": description,
-        }
-
-
-def one_of(*variants: type[Variant]) -> Any:
-    """The type of a field that holds one of these variants."""
-    return Annotated[Union[variants], ExternallyTagged(variants)]  # noqa: UP007 - built at run time

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from pipeline.runfile.serde_enum import Variant, one_of
 from pipeline.runfile.table import (
     NAME_BYTES,
     U16,
@@ -18,8 +19,6 @@ from pipeline.runfile.table import (
     AsTuple,
     Name,
     Table,
-    Variant,
-    one_of,
     text,
     wrong,
 )

@@ -37,8 +37,8 @@ from pipeline.runfile.data import (
     Shuffle,
 )
 from pipeline.runfile.network import Network
-from pipeline.runfile.run import Run
-from pipeline.runfile.table import variant_name
+from pipeline.runfile import Run
+from pipeline.runfile.serde_enum import variant_name
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import Column, Part, ShardFile, Split

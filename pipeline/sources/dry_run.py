@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pipeline import sources as providers
 from pipeline.errors import LockstepError
-from pipeline.runfile.run import DataServer, OptimizerDummy, Run
+from pipeline.runfile import DataServer, OptimizerDummy, Run
 from pipeline.sources import HELD_OUT, TRAIN, Survey
 from pipeline.stage.artifacts import Paths
 

@@ -15,7 +15,7 @@ from pipeline.net import addresses, hub_files, web
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import DataHub
 from pipeline.runfile.network import Network
-from pipeline.runfile.table import variant_name
+from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import Fetched, Survey, Wanted, listed
 
 log = logging.getLogger(__name__)

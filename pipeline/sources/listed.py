@@ -27,7 +27,8 @@ from pipeline.net.redact import hide
 from pipeline.net.remote import Origin, is_local
 from pipeline.net.store import Wish
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Limit, TokenSize
-from pipeline.runfile.table import Table, Variant, variant_name
+from pipeline.runfile.serde_enum import Variant, variant_name
+from pipeline.runfile.table import Table
 from pipeline.sources import (
     HELD_OUT,
     HELD_OUT_TOKENS,

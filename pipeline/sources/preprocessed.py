@@ -20,7 +20,7 @@ from pipeline.net import store as fetching
 from pipeline.net.remote import Origin, is_local
 from pipeline.net.store import Wish
 from pipeline.runfile.data import DataPreprocessed, Limit, ShuffleDontShuffle
-from pipeline.runfile.table import variant_name
+from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import (
     HELD_OUT,
     HELD_OUT_TOKENS,

@@ -15,7 +15,7 @@ from pipeline.net.redact import hide
 from pipeline.net.remote import Origin, version_of_fsspec
 from pipeline.runfile.data import DataUrl
 from pipeline.runfile.network import Network
-from pipeline.runfile.table import variant_name
+from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import Fetched, Survey, Wanted, listed
 from pipeline.sources.gcs import list_bucket
 

@@ -14,7 +14,7 @@ import os
 import warnings
 
 from pipeline.errors import LockstepError
-from pipeline.runfile.run import Run
+from pipeline.runfile import Run
 
 # Results stay in float32 or bfloat16 as written, so scanned and unrolled programs round alike.
 FLAGS = "--xla_allow_excess_precision=false"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from pipeline import runfile
 from pipeline.optim.optimizer import Tree
 from pipeline.protocol import attestation
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.dispute import Check, Claim
 from pipeline.protocol.round import Evidence, Round, Span
-from pipeline.runfile import run as config
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.lies import lie, tamper
 from pipeline.swarm.peers import Work
@@ -37,7 +37,7 @@ class Faults:
       form: of the run's messages.
     """
 
-    def __init__(self, schedule: Sequence[config.Fault], seed: int, form: wire.Form):
+    def __init__(self, schedule: Sequence[runfile.Fault], seed: int, form: wire.Form):
         self.schedule, self.seed, self.form = schedule, seed, form
         self.fired: Counter[str] = Counter()
         self._returned: set[int] = set()  # faults whose peer came back before its time
@@ -153,7 +153,7 @@ class Faults:
                 self._lie(sent, fault, peer, said)
         return sent
 
-    def _lie(self, sent: dict[int, Tree], fault: config.Fault, peer: int, said: Tree) -> None:
+    def _lie(self, sent: dict[int, Tree], fault: runfile.Fault, peer: int, said: Tree) -> None:
         before, after = (b"".join(wire.fields(message)) for message in (sent[peer], said))
         sent[peer] = said
         self.fired[fault.kind] += before != after
@@ -225,13 +225,13 @@ class Faults:
 
     # ---- The schedule ----
 
-    def _of(self, *kinds: str) -> Iterator[tuple[int, config.Fault, int]]:
+    def _of(self, *kinds: str) -> Iterator[tuple[int, runfile.Fault, int]]:
         """Each fault of some kinds, with its number and each of its peers."""
         for number, fault in enumerate(self.schedule):
             if fault.kind in kinds and number not in self._returned:
                 yield from ((number, fault, peer) for peer in fault.peers)
 
-    def _now(self, step: int, *kinds: str) -> Iterator[tuple[int, config.Fault, int]]:
+    def _now(self, step: int, *kinds: str) -> Iterator[tuple[int, runfile.Fault, int]]:
         for number, fault, peer in self._of(*kinds):
             if fault.rounds[0] <= step <= fault.rounds[1]:
                 yield number, fault, peer

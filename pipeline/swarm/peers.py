@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
+from pipeline import runfile
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import AXIS, Place, cut, cut_sequences, places
 from pipeline.programs.train_step import PeerResult, Programs, micro_batches
-from pipeline.runfile import run as config
 from pipeline.tokens.sequences import Sequences
 from pipeline.transcript.state import State
 
@@ -253,7 +253,7 @@ def stack(messages: dict[int, Tree], like: Tree, count: int) -> tuple[Tree, np.n
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows), present_P
 
 
-def assigned(data: Sequences, span: tuple[int, int], run: config.Run, trainers: int) -> Work:
+def assigned(data: Sequences, span: tuple[int, int], run: runfile.Run, trainers: int) -> Work:
     """What a peer trains on that is assigned the sequences of `span`, first and last included.
 
     Args:
@@ -267,7 +267,7 @@ def assigned(data: Sequences, span: tuple[int, int], run: config.Run, trainers: 
     return Work(micro_batches(rows_NW, most, run.peers.micro_batch), len(rows_NW))
 
 
-def capacity(run: config.Run, trainers: int) -> int:
+def capacity(run: runfile.Run, trainers: int) -> int:
     """The most sequences that one of so many trainers is assigned in any round.
 
     With the batch ramp it stays, so that nothing is compiled anew; with the trainers it changes.

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.placement import places
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver as rounds
 from pipeline.protocol import links
-from pipeline.runfile import run as config
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER
@@ -25,7 +25,7 @@ class Start(NamedTuple):
     step: int
     data_index: int
 
-    def progress(self, run: config.Run) -> rounds.Progress:
+    def progress(self, run: runfile.Run) -> rounds.Progress:
         """Where the run is before its first round, nobody having joined yet."""
         size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
         loads = [links.load_seconds(run.links, p, size=size) for p in range(run.peers.count)]
@@ -40,7 +40,7 @@ class Start(NamedTuple):
         )
 
 
-def read(init: Path, run: config.Run, programs: Programs) -> Start:
+def read(init: Path, run: runfile.Run, programs: Programs) -> Start:
     """Reads what stage convert left.
 
     Raises:
@@ -69,6 +69,6 @@ def read(init: Path, run: config.Run, programs: Programs) -> Start:
     return Start(state, earlier["step"], earlier["data_index"])
 
 
-def sequences_needed(run: config.Run, start: Start) -> int:
+def sequences_needed(run: runfile.Run, start: Start) -> int:
     """Where the data index stands after the run's last round."""
     return run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)

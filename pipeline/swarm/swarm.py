@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.train_step import Programs
@@ -16,7 +17,6 @@ from pipeline.protocol.coordinator import ClientState, CoordinatorError
 from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import Progress
 from pipeline.protocol.round import Decision, Evidence, Round, Span
-from pipeline.runfile import run as config
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers, Work, assigned
 from pipeline.tokens.sequences import Sequences
@@ -93,7 +93,7 @@ class Swarm:
     precision, for the peer that is to compute by them.
     """
 
-    run: config.Run
+    run: runfile.Run
     peers: Peers
     data: Sequences
     form: wire.Form

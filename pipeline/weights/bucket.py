@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.net import redact as secrets
 from pipeline.net.google_auth import KEY, credentials
-from pipeline.runfile import run as config
 from pipeline.stage import lock
 from pipeline.stage.artifacts import write_json
 from pipeline.stage.progress import Progress
@@ -110,7 +110,7 @@ class Place:
 # ---- Reading ----
 
 
-def download(repo: config.CheckpointGcs, cache: Path) -> Read:
+def download(repo: runfile.CheckpointGcs, cache: Path) -> Read:
     """Fetches a model into `cache`, what is new of it.
 
     Args:

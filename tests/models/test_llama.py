@@ -19,7 +19,7 @@ import models
 from models import llama
 from models.parts import REMAT, RMSNorm
 from models.rope import Rope, scaled_frequencies
-from pipeline.runfile.run import Peers
+from pipeline.runfile import Peers
 
 torch.set_num_threads(1)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from models import llama
-from pipeline import convert
+from pipeline import convert, runfile
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.weights import hf
@@ -28,7 +27,7 @@ def convert_in(folder: Path, checkpoint: dict | str, architecture: str = "HfLlam
     """Runs the stage; returns data/init."""
     run_file = start(folder, checkpoint, architecture)
     paths = Paths("convert", run_file, folder)
-    convert.run(config.load(run_file), paths)
+    convert.run(runfile.load(run_file), paths)
     artifacts.verify(folder / paths.keys.made("convert"))
     return paths.out("convert")
 

@@ -9,9 +9,9 @@ import math
 import re
 from pathlib import Path
 
+from pipeline import runfile
 from pipeline.audit.verdict import Verdict
 from pipeline.protocol.round import Decision, Round
-from pipeline.runfile import run as config
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.transcript import curves as history
@@ -63,7 +63,7 @@ def finish(
       edits: further keys of the run file.
     """
     run_file = write_run_file(root, **edits or {})
-    run = config.load(run_file)
+    run = runfile.load(run_file)
     for stage in ("download", "convert"):
         with Paths(stage, run_file, root).building() as folder:
             write_text(folder / "here", stage)
@@ -84,7 +84,7 @@ def _loss(step: float) -> float:
     return 8.317 - 2.7 * (1 - math.exp(-step / 15))
 
 
-def _train(run: config.Run, paths: Paths, held_out: bool) -> None:
+def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
     entries = [_entry(step, held_out) for step in range(1, ROUNDS + 1)]
     rows = [
         {
@@ -190,7 +190,7 @@ def _witness(paths: Paths, findings: tuple[dict, ...], changes: dict) -> None:
         write_json(folder / "verdict.json", verdict(findings, **changes))
 
 
-def _evaluate(run: config.Run, paths: Paths, measured: bool, text: str | None) -> None:
+def _evaluate(run: runfile.Run, paths: Paths, measured: bool, text: str | None) -> None:
     names = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
     values = (5.617, 275.1, 2.312, 64, 16_320, 57_200) if measured else [None] * len(names)
     result = dict(zip(names, values, strict=True))

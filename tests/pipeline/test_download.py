@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import download
+from pipeline import download, runfile
 from pipeline import sources as providers
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.runfile.data import DataLocal
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import Paths, verify
@@ -51,11 +50,11 @@ def listed(request, tmp_path, monkeypatch) -> Iterator[Place]:
         yield found
 
 
-def settings(location: dict | str, **table: object) -> config.Run:
-    document = config.read_toml(RUN)
+def settings(location: dict | str, **table: object) -> runfile.Run:
+    document = runfile.read_toml(RUN)
     document["model"]["LLM"]["data_location"] = location
     document["download"] |= table
-    return config.parse(document, "a test")
+    return runfile.parse(document, "a test")
 
 
 def run(location: dict | str, root: Path, **table: object) -> Path:
@@ -246,7 +245,7 @@ def test_every_location_but_a_data_server_has_a_provider_of_its_name():
         folder = Path(providers.__file__).parent
         assert (folder / f"{name}.py").is_file()
     known = {location.tag() for location in providers.PROVIDERS} | {"Server"}
-    assert known == {kind.__name__.removeprefix("Data") for kind in config.Data.__subclasses__()}
+    assert known == {kind.__name__.removeprefix("Data") for kind in runfile.Data.__subclasses__()}
 
 
 def test_one_provider_does_not_import_another(monkeypatch):

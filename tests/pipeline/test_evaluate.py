@@ -10,13 +10,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from models import llama
-from pipeline import evaluate
+from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.generate import generate
 from pipeline.programs.held_out import mean_loss
 from pipeline.programs.placement import Place
 from pipeline.programs.train_step import Programs
-from pipeline.runfile import run as config
 from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tokens import sequences as tokens
 from pipeline.tokens.columns import UNCOUNTED
@@ -72,7 +71,7 @@ def made(tmp_path):
     def make(*, tokenizer=None, held_out=(), columns=PLAIN, refused=False, **edits):
         edits = {"max_seq_len": str(LENGTH), "max_new_tokens": "16", "temperature": "0.0"} | edits
         run_file = write_run_file(tmp_path, **edits)
-        run = config.load(run_file)
+        run = runfile.load(run_file)
         with Paths("download", run_file, tmp_path).building() as folder:
             train = [END] * 2 * LENGTH * len(columns)
             for split, content in (("train", train), ("held_out", held_out)):
@@ -107,7 +106,7 @@ def made(tmp_path):
 def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     held_out = np.random.default_rng(0).integers(1, 260, 7 * LENGTH)
     paths, metrics, _ = made(held_out=held_out, sequences="5", micro_batch="5")
-    run = config.load(paths.run)
+    run = runfile.load(paths.run)
     programs = Programs(run, HF_CONFIG)
     first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
     params_at = {Place((jax.devices()[0],)): make_params()}
@@ -148,7 +147,7 @@ def test_of_labels_only_those_that_count_are_measured(made):
         tokenizer=tokenizer, held_out=rows.ravel(), columns=columns, micro_batch="3"
     )
     # each sequence alone, in float64
-    exported = evaluate.read(paths.out("export"), config.load(paths.run))
+    exported = evaluate.read(paths.out("export"), runfile.load(paths.run))
     logits = np.asarray(exported.apply(exported.params, inputs[:2, : LENGTH // 2]), np.float64)
     losses = [
         np.log(np.exp(logits[row, place - 1]).sum()) - logits[row, place - 1, labels[row, place]]
@@ -179,7 +178,7 @@ def test_text_of_temperature_zero_is_what_transformers_generates(made):
 
 def test_an_empty_prompt_begins_where_a_document_begins(made):
     paths, _, written = made(tokenizer=make_tokenizer(), prompt='""', max_new_tokens="4")
-    exported = evaluate.read(paths.out("export"), config.load(paths.run))
+    exported = evaluate.read(paths.out("export"), runfile.load(paths.run))
     settings = {"max_new_tokens": 4, "context": LENGTH, "temperature": 0, "seed": 0, "ends": [END]}
     ids = generate(exported.apply, exported.params, [END], **settings)
     assert written["text"] == make_tokenizer().decode(ids) != ""
@@ -230,4 +229,4 @@ def test_a_damaged_tokenizer_is_refused_with_its_name(tmp_path):
     hf.write_folder(tmp_path, HF_CONFIG, make_params(), "float32")
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 1}))
     with pytest.raises(LockstepError, match=r"tokenizer\.json: expected a tokenizer"):
-        evaluate.read(tmp_path, config.load(write_run_file(tmp_path)))
+        evaluate.read(tmp_path, runfile.load(write_run_file(tmp_path)))

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import report
+from pipeline import report, runfile
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.stage.artifacts import Paths
 from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
 
@@ -54,7 +53,7 @@ class Page(HTMLParser):
 def make(root, **choices):
     run_file = finish(root, **choices)
     paths = Paths("report", run_file, root)
-    report.run(config.load(run_file), paths)
+    report.run(runfile.load(run_file), paths)
     return paths
 
 
@@ -207,7 +206,7 @@ def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     settings = {"lines.linewidth": 9, "savefig.dpi": 30, "axes.titlesize": 30, "svg.hashsalt": "x"}
     with matplotlib.rc_context(settings):
-        report.run(config.load(accepted.run), accepted)
+        report.run(runfile.load(accepted.run), accepted)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -233,4 +232,4 @@ def test_without_an_earlier_stage_the_report_names_it(tmp_path):
     paths = Paths("report", run_file, tmp_path)
     (tmp_path / paths.keys.made("evaluate")).unlink()
     with pytest.raises(LockstepError, match="expected from stage evaluate"):
-        report.run(config.load(run_file), paths)
+        report.run(runfile.load(run_file), paths)

@@ -5,9 +5,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from pipeline import witness
+from pipeline import runfile, witness
 from pipeline.audit.replay import Replay
-from pipeline.runfile import run as config
 from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths, read_json
 from tests import tiny
@@ -37,7 +36,7 @@ class Trained:
 
     def verdict(self, **changes: object) -> dict:
         paths = self.set(**changes)
-        witness.run(config.load(self.run_file), paths)
+        witness.run(runfile.load(self.run_file), paths)
         return read_json(paths.out("witness") / "verdict.json")
 
     def contents(self) -> dict[str, bytes]:

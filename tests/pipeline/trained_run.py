@@ -9,8 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from models import llama
-from pipeline import export
-from pipeline.runfile import run as config
+from pipeline import export, runfile
 from pipeline.stage.artifacts import METRICS, Paths, write_json
 from pipeline.tokens import sequences as tokens
 from pipeline.transcript.entry import TABLES, Header
@@ -103,7 +102,7 @@ def make(
         "peers__count": PEERS,
     }
     tiny.write_run(run_file, tiny.run_document(Path("/data/tokens"), **defaults | changes))
-    run = config.load(run_file)
+    run = runfile.load(run_file)
     hf_config = llama.Config.from_hf(INIT | (model or {})).to_hf()
     with Paths("download", run_file, root).building() as folder:
         _shards(folder, read, shards, held_out)

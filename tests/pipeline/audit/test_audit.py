@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay, Window
 from pipeline.audit.verdict import Finding, accepts, merged
 from pipeline.errors import LockstepError
 from pipeline.protocol.attestation import attest
-from pipeline.runfile import run as config
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire.commitment import tree_hash
@@ -25,7 +25,7 @@ from tests.pipeline.swarm.simulated import BY_TIME, lab, run_of
 class Audited(NamedTuple):
     """A finished run of six peers, and its auditor."""
 
-    run: config.Run
+    run: runfile.Run
     folder: Path
 
     def audit(self, folder: Path) -> list[Finding]:
@@ -506,7 +506,7 @@ def test_another_format_names_the_release_that_reads_it(transcript):
 # ---- Snapshots of which only the hashes are kept ----
 
 
-def sparse(folder: Path, *schedule: dict) -> tuple[config.Run, Transcript]:
+def sparse(folder: Path, *schedule: dict) -> tuple[runfile.Run, Transcript]:
     """A run of 8 rounds with hashes after every second, kept whole after 0, 4 and 8."""
     run = run_of("signs", *schedule)
     witness = run.witness.model_copy(update={"snapshot_every": 2, "keep_every": 2})

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import download
-from pipeline.runfile import run as config
+from pipeline import download, runfile
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens import sequences as tokens
@@ -112,7 +111,7 @@ def _bucket(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
 
 def document(location: dict, pin: str = "", limit: dict | None = None, **runtime: object) -> dict:
     """A run file whose data are at a location, and whose network gives up soon."""
-    run = config.read_toml(RUN)
+    run = runfile.read_toml(RUN)
     run["model"]["LLM"]["data_location"] = location
     run["runtime"] |= {"attempts": 3, "stall_seconds": 0.5} | runtime
     run["pins"]["data"] = pin
@@ -124,7 +123,7 @@ def document(location: dict, pin: str = "", limit: dict | None = None, **runtime
 def fetch(location: dict, root: Path, pin: str = "", limit: dict | None = None) -> Path:
     """Runs the stage; data/shards."""
     paths = Paths("download", RUN, root)
-    download.run(config.parse(document(location, pin, limit), "a test"), paths)
+    download.run(runfile.parse(document(location, pin, limit), "a test"), paths)
     return paths.out("download")
 
 

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.distro import distro
 from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.runfile import run as config
 from pipeline.swarm.peers import Peers, Work
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
@@ -128,12 +128,12 @@ def test_distance_is_the_share_of_choices_that_are_elsewhere(inner):
 # ---- In a model ----
 
 
-def a_run(**changes: object) -> config.Run:
+def a_run(**changes: object) -> runfile.Run:
     document = tiny.run_document("nowhere", **{"peers__balance_speed": SPEED} | changes)
     document["model"]["LLM"]["lr_schedule"] = {
         "Constant": {"base_lr": 1e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}
     }
-    return config.parse(document.unwrap(), "run.toml")
+    return runfile.parse(document.unwrap(), "run.toml")
 
 
 def test_the_load_is_of_the_sequences_that_the_peer_was_assigned():

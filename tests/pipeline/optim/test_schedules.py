@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pipeline import runfile
 from pipeline.optim import schedules
-from pipeline.runfile import run as config
 
 WARMUP = {"base_lr": 0.01, "warmup_steps": 10, "warmup_init_lr": 0.001}
-CONSTANT = config.ScheduleConstant(**WARMUP)
-LINEAR = config.ScheduleLinear(**WARMUP, total_steps=110, final_lr=0.0)
-COSINE = config.ScheduleCosine(**WARMUP, total_steps=110, final_lr=0.0)
-WSD = config.ScheduleWarmupStableDecay(
+CONSTANT = runfile.ScheduleConstant(**WARMUP)
+LINEAR = runfile.ScheduleLinear(**WARMUP, total_steps=110, final_lr=0.0)
+COSINE = runfile.ScheduleCosine(**WARMUP, total_steps=110, final_lr=0.0)
+WSD = runfile.ScheduleWarmupStableDecay(
     **WARMUP,
     stable_steps=60,
     cosine_decay_steps=110,
@@ -31,13 +31,13 @@ def reference(schedule, step: int) -> float:
         rise = base - schedule.warmup_init_lr
         return schedule.warmup_init_lr + rise * (step / warmup)
     match schedule:
-        case config.ScheduleConstant():
+        case runfile.ScheduleConstant():
             return base
-        case config.ScheduleLinear(total_steps=total, final_lr=final):
+        case runfile.ScheduleLinear(total_steps=total, final_lr=final):
             if step >= total:
                 return final
             return base + (final - base) * ((step - warmup) / (total - warmup))
-        case config.ScheduleCosine(total_steps=total, final_lr=final):
+        case runfile.ScheduleCosine(total_steps=total, final_lr=final):
             progress = min((step - warmup) / (total - warmup), 1.0)
             return final + (base - final) * 0.5 * (1 + math.cos(math.pi * progress))
     flat = warmup + schedule.stable_steps

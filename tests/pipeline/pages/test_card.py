@@ -8,9 +8,8 @@ import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from pipeline import __version__
+from pipeline import __version__, runfile
 from pipeline.pages import card
-from pipeline.runfile import run as config
 from pipeline.stage.artifacts import read_json, sha256_file
 from pipeline.stage.keys import Keys
 from tests.pipeline.finished_run import CAUGHT
@@ -126,7 +125,7 @@ def test_the_run_file_in_it_has_the_same_keys_and_loads(accepted, tmp_path):
         assert Keys(again).key(stage) == accepted.keys.key(stage)
     Keys(again).key("report")  # which needs every table
     free = {"evaluate", "runtime"}
-    found, run = config.load(again), config.load(accepted.run)
+    found, run = runfile.load(again), runfile.load(accepted.run)
     assert found.model_dump(exclude=free) == run.model_dump(exclude=free)
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import __main__
+from pipeline import __main__, runfile
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
 from pipeline.pages import push
-from pipeline.runfile import run as config
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
@@ -256,7 +255,7 @@ def test_a_destination_of_another_form_is_refused_wherever_it_stands(root, gcs, 
     document = tomllib.loads((root / "run.toml").read_text())
     document["config"] = OLDER | {"checkpointers": ["owner/name", name]}
     with pytest.raises(LockstepError) as caught:
-        config.parse(document, "run.toml")
+        runfile.parse(document, "run.toml")
     said = str(caught.value)
     assert said.startswith("run.toml: config.checkpointers[1] is ")
     assert said.endswith(f"expected {FORM}")

@@ -2,14 +2,14 @@
 
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import cudnn as fused
-from pipeline.runfile import run as config
 from tests import tiny
 
 
-def a_run(**changes: object) -> config.Run:
-    return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+def a_run(**changes: object) -> runfile.Run:
+    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
 def test_it_is_refused_where_it_cannot_run():

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as Spec
 from pipeline.errors import LockstepError
 from pipeline.programs.placement import Place, cut, places
 from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.runfile.run import Run
+from pipeline.runfile import Run
 from pipeline.swarm.peers import Peers, Work
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.runfile import run as config
 from pipeline.swarm.peers import Peers, Work
 from pipeline.tokens.columns import UNCOUNTED, split
 from pipeline.tokens.shards import PLAIN
@@ -23,16 +23,16 @@ PINNED = {
 }
 
 
-def a_run(optimizer: str = "Distro", **changes: object) -> config.Run:
+def a_run(optimizer: str = "Distro", **changes: object) -> runfile.Run:
     changes["model__LLM__lr_schedule"] = CONSTANT
     if optimizer != "Distro":
         others = tiny.ADAMW | tiny.MUON | tiny.ADA_DISTRO
         changes["model__LLM__optimizer"] = {optimizer: others[optimizer]}
-    return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
 def begin(
-    run: config.Run, model: dict = tiny.MODEL, columns: tuple[str, ...] = PLAIN
+    run: runfile.Run, model: dict = tiny.MODEL, columns: tuple[str, ...] = PLAIN
 ) -> tuple[Programs, State]:
     programs = Programs(run, model, columns=columns)
     params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
@@ -46,7 +46,7 @@ def batch(peer: int, step: int) -> np.ndarray:
     return ((starts + 3 * np.arange(16)) % tiny.VOCABULARY).astype(np.int32)
 
 
-def losses(run: config.Run, layout: str, devices: int, steps: int) -> list[float]:
+def losses(run: runfile.Run, layout: str, devices: int, steps: int) -> list[float]:
     programs, state = begin(run)
     form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
     peers = Peers(programs, layout, state, jax.devices()[:devices])
@@ -143,7 +143,7 @@ def test_a_group_that_no_param_has_is_refused(optimizer):
     run = a_run().model_dump(mode="json")
     run["model"]["LLM"]["optimizer"] = {name: settings | {"step_scale": {"head": 2.0}}}
     with pytest.raises(LockstepError, match="step_scale: head is no group .* embed, layers, lm_"):
-        Programs(config.parse(run, "run.toml"), tiny.MODEL)
+        Programs(runfile.parse(run, "run.toml"), tiny.MODEL)
 
 
 def test_a_run_that_extends_another_warms_up_again():

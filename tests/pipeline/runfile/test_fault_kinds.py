@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipeline.runfile import run as config
+from pipeline import runfile
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
 from pipeline.stage.keys import PROJECT
 
@@ -23,9 +23,9 @@ WRAPS = {
 }
 
 
-def fault(name: str, **changes) -> config.Fault:
+def fault(name: str, **changes) -> runfile.Fault:
     peer = [1, 2] if name == "collude" else 1
-    return config.Fault(**{"kind": name, "peer": peer, "rounds": (1, 3)} | changes)
+    return runfile.Fault(**{"kind": name, "peer": peer, "rounds": (1, 3)} | changes)
 
 
 def test_every_kind_is_there_and_takes_the_place_of_what_it_should():
@@ -40,7 +40,7 @@ def test_a_kind_says_what_it_does_in_words_that_tell_of_its_size(name):
     kind = KINDS[name]
     assert kind.says and "\n" not in kind.says and not kind.says.endswith(".")
     assert ("size" in kind.says) == (kind.size is not None)
-    assert f"{name}: it {kind.says}" in config.Fault.model_fields["kind"].description
+    assert f"{name}: it {kind.says}" in runfile.Fault.model_fields["kind"].description
 
 
 @each_kind

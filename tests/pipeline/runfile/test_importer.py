@@ -4,9 +4,9 @@ import tomllib
 
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.runfile import importer
-from pipeline.runfile import run as config
 from pipeline.stage.keys import PROJECT
 
 OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
@@ -64,21 +64,21 @@ n_left_pad_zeros = 5, num_files = 3 }""",
 ]
 
 
-def imported(tmp_path, text: str) -> tuple[str, config.Run]:
+def imported(tmp_path, text: str) -> tuple[str, runfile.Run]:
     source, target = tmp_path / "source.toml", tmp_path / "run.toml"
     source.write_text(text)
     whole = importer.import_psyche(source)
     target.write_text(whole)
-    return whole, config.load(target)
+    return whole, runfile.load(target)
 
 
-def tables(run: config.Run) -> dict:
+def tables(run: runfile.Run) -> dict:
     return run.model_dump(mode="json", exclude_none=True)
 
 
 def test_older_sample_becomes_a_whole_run_that_means_the_same(tmp_path):
     text, run = imported(tmp_path, OLDER.read_text())
-    assert tables(run) == tables(config.load(OLDER))
+    assert tables(run) == tables(runfile.load(OLDER))
     assert run.config.rounds_per_epoch == 20
 
 
@@ -100,8 +100,8 @@ def test_state_file_becomes_a_run_without_its_state(tmp_path, location):
 def test_every_table_and_key_is_written_with_its_default_and_its_meaning(tmp_path):
     text, run = imported(tmp_path, OLDER.read_text())
     document = tomllib.loads(text)
-    assert set(document) == set(config.Run.model_fields)
-    for name in config.Run.model_fields:
+    assert set(document) == set(runfile.Run.model_fields)
+    for name in runfile.Run.model_fields:
         if name != "model":
             assert document[name] == tables(run)[name]
     # dvc.yaml tracks it by its own name
@@ -124,12 +124,12 @@ def test_own_tables_of_the_source_are_kept(tmp_path):
     text, run = imported(tmp_path, f"{OLDER.read_text()}\n{own}[links]\nupload_mbps = [1, 2.5, 3]")
     assert (run.peers.count, run.peers.layout) == (3, "shard_map")
     assert run.links.upload_mbps == (1.0, 2.5, 3.0)
-    assert run.faults.schedule == (config.Fault(kind="sign_flip", peer=2, rounds=(2, 9)),)
+    assert run.faults.schedule == (runfile.Fault(kind="sign_flip", peer=2, rounds=(2, 9)),)
 
 
 def test_default_run_survives_its_own_import(tmp_path):
     _, run = imported(tmp_path, DEFAULT.read_text())
-    assert run == config.load(DEFAULT)
+    assert run == runfile.load(DEFAULT)
 
 
 def test_importing_twice_changes_nothing_more(tmp_path):

@@ -9,8 +9,8 @@ from decimal import ROUND_HALF_UP, Decimal
 import pytest
 from pydantic import ValidationError
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
 from pipeline.stage.keys import PROJECT
 from tests import tiny
@@ -81,8 +81,8 @@ def edited(*edits: tuple[str, object]) -> dict:
     return document
 
 
-def load(*edits: tuple[str, object]) -> config.Run:
-    return config.parse(edited(*edits), "run.toml")
+def load(*edits: tuple[str, object]) -> runfile.Run:
+    return runfile.parse(edited(*edits), "run.toml")
 
 
 def complaint(*edits: tuple[str, object]) -> str:
@@ -98,7 +98,7 @@ def complaint(*edits: tuple[str, object]) -> str:
 
 
 def test_older_sample_loads_verbatim_without_any_table_of_ours():
-    run = config.load(OLDER)
+    run = runfile.load(OLDER)
     assert run.peers.count == run.config.init_min_clients == run.config.min_clients == 1
     assert (run.config.rounds_per_epoch, run.config.epoch_time) == (20, None)
     assert run.config.global_batch_size_start == run.config.global_batch_size_end == 8
@@ -107,20 +107,20 @@ def test_older_sample_loads_verbatim_without_any_table_of_ours():
     assert run.config.waiting_for_members_extra_time == 10
     assert run.llm.cold_start_warmup_steps == 0
     assert run.llm.checkpoint.repo_id == "emozilla/llama2-20m-init"
-    assert isinstance(run.llm.data_location.location, config.LocationGcp)
-    assert isinstance(run.llm.lr_schedule, config.ScheduleCosine)
-    assert isinstance(run.llm.optimizer, config.OptimizerDistro)
+    assert isinstance(run.llm.data_location.location, runfile.LocationGcp)
+    assert isinstance(run.llm.lr_schedule, runfile.ScheduleCosine)
+    assert isinstance(run.llm.optimizer, runfile.OptimizerDistro)
     assert run.llm.optimizer.weight_decay is None
-    assert run.links == config.Links()
-    assert run.runtime == config.Runtime()
+    assert run.links == runfile.Links()
+    assert run.runtime == runfile.Runtime()
 
 
 def test_default_run_loads_and_has_every_table():
-    assert set(tomllib.loads(DEFAULT.read_text())) == set(config.Run.model_fields)
-    run = config.load(DEFAULT)
+    assert set(tomllib.loads(DEFAULT.read_text())) == set(runfile.Run.model_fields)
+    run = runfile.load(DEFAULT)
     assert run.peers.count == 4
-    assert isinstance(run.llm.checkpoint, config.CheckpointInit)
-    assert isinstance(run.llm.data_location, config.DataCorpus)
+    assert isinstance(run.llm.checkpoint, runfile.CheckpointInit)
+    assert isinstance(run.llm.data_location, runfile.DataCorpus)
 
 
 GCP = {
@@ -269,7 +269,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_configuration_of_psyches_repository_loads(name):
     document = SHAPES[name]
-    run = config.parse(document, name)
+    run = runfile.parse(document, name)
     dump = run.model_dump(mode="json", exclude_none=True)
     assert {key: dump[key] for key in document} == document
     assert run.peers.count == document["config"]["init_min_clients"]
@@ -288,7 +288,7 @@ def test_older_spelling_needs_all_of_its_own_keys():
     document = tomllib.loads(OLDER.read_text())
     del document["config"]["checkpointers"]
     with pytest.raises(LockstepError, match=r"config\.checkpointers: missing, expected it"):
-        config.parse(document, "run.toml")
+        runfile.parse(document, "run.toml")
 
 
 @pytest.mark.parametrize("key", [f"config.{key}" for key in BASE["config"]])
@@ -307,7 +307,7 @@ def test_checkpointers_are_kept():
     document = tomllib.loads(OLDER.read_text())
     places = ["owner/name", "gs://bucket", "gs://bucket/a/b"]
     document["config"]["checkpointers"] = places
-    assert config.parse(document, "run.toml").config.checkpointers == tuple(places)
+    assert runfile.parse(document, "run.toml").config.checkpointers == tuple(places)
 
 
 def test_a_checkpointer_that_is_no_destination_is_refused():
@@ -315,7 +315,7 @@ def test_a_checkpointer_that_is_no_destination_is_refused():
     document["config"]["checkpointers"] = ["owner/name", "12D3KooW"]
     said = r'checkpointers\[1\] is "12D3KooW", expected owner/name on the hub or gs://bucket/prefix'
     with pytest.raises(LockstepError, match=said):
-        config.parse(document, "run.toml")
+        runfile.parse(document, "run.toml")
 
 
 # ---- rules: (edits, the key that is named, its value, what was expected) ----
@@ -675,10 +675,10 @@ def test_chosen_windows_are_pairs_of_window_and_peer():
 def test_cold_start_of_the_older_spelling_fits_into_its_rounds():
     document = tomllib.loads(OLDER.read_text())
     document["model"]["LLM"]["cold_start_warmup_steps"] = 20
-    config.parse(document, "run.toml")
+    runfile.parse(document, "run.toml")
     document["model"]["LLM"]["cold_start_warmup_steps"] = 21
     with pytest.raises(LockstepError, match="is 21, expected at most rounds_per_epoch = 20"):
-        config.parse(document, "run.toml")
+        runfile.parse(document, "run.toml")
 
 
 # ---- types and keys ----
@@ -748,7 +748,7 @@ def test_key_with_a_line_break_is_still_one_line():
     document = edited()
     document["peers"]["a\nb"] = 1
     with pytest.raises(LockstepError, match=r'^run\.toml: peers\."a\\nb": unknown key'):
-        config.parse(document, "run.toml")
+        runfile.parse(document, "run.toml")
     assert 'a table with "a\\nb"' in complaint(("links.upload_mbps", {"a\nb": 1}))
 
 
@@ -756,7 +756,7 @@ def test_unknown_key_of_the_older_spelling_lists_the_older_keys():
     document = tomllib.loads(OLDER.read_text())
     document["config"]["rounds"] = 3
     with pytest.raises(LockstepError, match="unknown key, expected one of .*rounds_per_epoch"):
-        config.parse(document, "run.toml")
+        runfile.parse(document, "run.toml")
 
 
 def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
@@ -770,7 +770,7 @@ def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
 
 @pytest.mark.parametrize("file", sorted((PROJECT / "params").glob("*.toml")), ids=lambda f: f.name)
 def test_every_run_file_of_the_project_loads(file):
-    assert config.load(file).config.total_steps > 0
+    assert runfile.load(file).config.total_steps > 0
 
 
 def test_run_is_frozen():
@@ -797,31 +797,31 @@ ADA_DISTRO = {
 TWO_BYTES = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
 HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
 VARIANTS = [
-    ("optimizer", "Dummy", config.OptimizerDummy),
-    ("optimizer", {"AdamW": ADAMW}, config.OptimizerAdamW),
-    ("optimizer", tiny.MUON, config.OptimizerMuon),
-    ("optimizer", distro(0.9, 32, 4, False), config.OptimizerDistro),
-    ("optimizer", ADA_DISTRO, config.OptimizerAdaDistro),
-    ("checkpoint", "Ephemeral", config.CheckpointEphemeral),
-    ("checkpoint", {"Dummy": {"repo_id": ""}}, config.CheckpointDummy),
-    ("checkpoint", {"Hub": HUB_REPO}, config.CheckpointHub),
-    ("checkpoint", {"P2P": HUB_REPO}, config.CheckpointP2P),
-    ("checkpoint", {"Gcs": {"bucket": "b", "prefix": "p"}}, config.CheckpointGcs),
-    ("checkpoint", {"P2PGcs": {"bucket": "b"}}, config.CheckpointP2PGcs),
-    ("checkpoint", {"Init": INIT}, config.CheckpointInit),
-    ("checkpoint", {"Run": "0123abcd"}, config.CheckpointRun),
-    ("data_location", "Dummy", config.DataDummy),
-    ("data_location", SERVER, config.DataServer),
+    ("optimizer", "Dummy", runfile.OptimizerDummy),
+    ("optimizer", {"AdamW": ADAMW}, runfile.OptimizerAdamW),
+    ("optimizer", tiny.MUON, runfile.OptimizerMuon),
+    ("optimizer", distro(0.9, 32, 4, False), runfile.OptimizerDistro),
+    ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),
+    ("checkpoint", "Ephemeral", runfile.CheckpointEphemeral),
+    ("checkpoint", {"Dummy": {"repo_id": ""}}, runfile.CheckpointDummy),
+    ("checkpoint", {"Hub": HUB_REPO}, runfile.CheckpointHub),
+    ("checkpoint", {"P2P": HUB_REPO}, runfile.CheckpointP2P),
+    ("checkpoint", {"Gcs": {"bucket": "b", "prefix": "p"}}, runfile.CheckpointGcs),
+    ("checkpoint", {"P2PGcs": {"bucket": "b"}}, runfile.CheckpointP2PGcs),
+    ("checkpoint", {"Init": INIT}, runfile.CheckpointInit),
+    ("checkpoint", {"Run": "0123abcd"}, runfile.CheckpointRun),
+    ("data_location", "Dummy", runfile.DataDummy),
+    ("data_location", SERVER, runfile.DataServer),
     (
         "data_location",
         {"Local": {"path": "d", "token_size_in_bytes": "FourBytes", "shuffle": SEEDED}},
-        config.DataLocal,
+        runfile.DataLocal,
     ),
-    ("data_location", GCP, config.DataHttp),
-    ("data_location", SINGLE, config.DataHttp),
-    ("data_location", {"Http": http({"NumberedFiles": NUMBERED})}, config.DataHttp),
-    ("data_location", {"WeightedHttp": "https://example.org/a.json"}, config.DataWeightedHttp),
-    ("data_location", {"Preprocessed": "folder"}, config.DataPreprocessed),
+    ("data_location", GCP, runfile.DataHttp),
+    ("data_location", SINGLE, runfile.DataHttp),
+    ("data_location", {"Http": http({"NumberedFiles": NUMBERED})}, runfile.DataHttp),
+    ("data_location", {"WeightedHttp": "https://example.org/a.json"}, runfile.DataWeightedHttp),
+    ("data_location", {"Preprocessed": "folder"}, runfile.DataPreprocessed),
     (
         "data_location",
         {
@@ -832,18 +832,18 @@ VARIANTS = [
                 "shuffle": "DontShuffle",
             }
         },
-        config.DataCorpus,
+        runfile.DataCorpus,
     ),
-    ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, config.DataHub),
-    ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, config.DataUrl),
+    ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, runfile.DataHub),
+    ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, runfile.DataUrl),
     (
         "lr_schedule",
         {"Constant": {"base_lr": 0.0, "warmup_init_lr": 0.0, "warmup_steps": 0}},
-        config.ScheduleConstant,
+        runfile.ScheduleConstant,
     ),
-    ("lr_schedule", {"Linear": LINEAR}, config.ScheduleLinear),
-    ("lr_schedule", {"Cosine": LINEAR}, config.ScheduleCosine),
-    ("lr_schedule", WSD_40B, config.ScheduleWarmupStableDecay),
+    ("lr_schedule", {"Linear": LINEAR}, runfile.ScheduleLinear),
+    ("lr_schedule", {"Cosine": LINEAR}, runfile.ScheduleCosine),
+    ("lr_schedule", WSD_40B, runfile.ScheduleWarmupStableDecay),
 ]
 
 
@@ -857,7 +857,7 @@ def test_every_variant_loads_and_is_written_back_as_it_was(enum, value, kind):
 
 def test_no_variant_is_left_untested():
     tested = {kind for _, _, kind in VARIANTS}
-    enums = (config.Optimizer, config.Checkpoint, config.Data, config.Schedule)
+    enums = (runfile.Optimizer, runfile.Checkpoint, runfile.Data, runfile.Schedule)
     leaves = {kind for enum in enums for kind in _leaves(enum)}
     assert tested == leaves
 
@@ -869,17 +869,17 @@ def _leaves(kind):
 
 def test_variant_name_is_where_a_user_finds_it():
     llm = load(("model.LLM.optimizer", "Dummy"), (DATA, GCP)).llm
-    assert config.variant_name(llm.optimizer) == "model.LLM.optimizer.Dummy"
-    assert config.variant_name(llm.lr_schedule) == "model.LLM.lr_schedule.Cosine"
-    assert config.variant_name(llm.checkpoint) == "model.LLM.checkpoint.Hub"
+    assert runfile.variant_name(llm.optimizer) == "model.LLM.optimizer.Dummy"
+    assert runfile.variant_name(llm.lr_schedule) == "model.LLM.lr_schedule.Cosine"
+    assert runfile.variant_name(llm.checkpoint) == "model.LLM.checkpoint.Hub"
     location = llm.data_location.location
-    assert config.variant_name(location) == "model.LLM.data_location.Http.location.Gcp"
+    assert runfile.variant_name(location) == "model.LLM.data_location.Http.location.Gcp"
 
 
 def test_local_folder_as_a_string_holds_two_byte_tokens_unshuffled():
     location = load((DATA, {"Local": "folder"})).llm.data_location
     assert (location.path, location.token_size_in_bytes) == ("folder", "TwoBytes")
-    assert location.shuffle == config.ShuffleDontShuffle()
+    assert location.shuffle == runfile.ShuffleDontShuffle()
 
 
 @pytest.mark.parametrize(
@@ -944,7 +944,7 @@ def test_file_that_is_no_toml_is_refused_with_its_line(tmp_path, content, messag
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(LockstepError) as caught:
-        config.load(path)
+        runfile.load(path)
     assert str(caught.value).startswith(f"{path}{message}")
     assert "\n" not in str(caught.value)
 
@@ -954,21 +954,21 @@ def test_file_beyond_the_parsers_limits_is_refused_in_one_line(tmp_path, content
     path = tmp_path / "huge.toml"
     path.write_text(content)
     with pytest.raises(LockstepError, match=r"^\S+huge\.toml: .*, expected TOML$"):
-        config.load(path)
+        runfile.load(path)
 
 
 def test_missing_file_and_folder_are_refused_by_name(tmp_path):
     with pytest.raises(LockstepError, match=r"none\.toml: No such file"):
-        config.load(tmp_path / "none.toml")
+        runfile.load(tmp_path / "none.toml")
     with pytest.raises(LockstepError, match="Is a directory"):
-        config.load(tmp_path)
+        runfile.load(tmp_path)
 
 
 def test_state_file_is_sent_to_import(tmp_path):
     path = tmp_path / "state.toml"
     path.write_text('run_id = "test"\nrun_state = "WaitingForMembers"\n')
     with pytest.raises(LockstepError, match=r"state\.toml: run_id: .*`lockstep import .*state"):
-        config.load(path)
+        runfile.load(path)
 
 
 def test_layout_pmap_is_shard_map():
@@ -993,7 +993,7 @@ def test_config_imports_no_jax():
 
 
 def test_batch_ramp_gives_psyches_numbers():
-    ramp = config.parse(SHAPES["consilience"], "run.toml").config
+    ramp = runfile.parse(SHAPES["consilience"], "run.toml").config
     tokens = (0, 2**37, 2**38, 2**39 - 1, 2**39, 2**62)
     sizes = [ramp.batch_size(count) for count in tokens]
     assert sizes == [12288, 17408, 22528, 32768, 32768, 32768]

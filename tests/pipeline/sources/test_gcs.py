@@ -1,8 +1,8 @@
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
-from pipeline.runfile import run as config
 from pipeline.runfile.network import Network
 from pipeline.sources import http
 from pipeline.sources.gcs import list_bucket
@@ -90,7 +90,7 @@ def test_a_private_bucket_is_read_with_the_environments_credentials(bucket, tmp_
     service_account.use(secret / "key.json", bucket.address, monkeypatch)
     how = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
     where = {"Gcp": {"bucket_name": "ours", "filter_directory": "a"}}
-    location = config.DataHttp.model_validate(how | {"location": where})
+    location = runfile.DataHttp.model_validate(how | {"location": where})
     (out := tmp_path / "out").mkdir()
     http.fetch(location, out, wanted(tmp_path / "store"))
     assert (out / "train" / "00000.ds").read_bytes() == b"0.ds"

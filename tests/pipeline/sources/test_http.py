@@ -2,8 +2,8 @@ import os
 
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.sources import http, weighted_http
 from tests.pipeline.sources.wanted import wanted
 from tests.servers.files import Files
@@ -17,11 +17,11 @@ def files(monkeypatch):
         yield served
 
 
-def at(location: dict, **how: str) -> config.DataHttp:
-    return config.DataHttp.model_validate(HOW | how | {"location": location})
+def at(location: dict, **how: str) -> runfile.DataHttp:
+    return runfile.DataHttp.model_validate(HOW | how | {"location": location})
 
 
-def numbered(files: Files, start: int, pad: int, count: int) -> config.DataHttp:
+def numbered(files: Files, start: int, pad: int, count: int) -> runfile.DataHttp:
     return at(
         {
             "NumberedFiles": {
@@ -99,11 +99,11 @@ def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):
 # ---- WeightedHttp ----
 
 
-def mixed(files: Files, document: object) -> config.DataWeightedHttp:
+def mixed(files: Files, document: object) -> runfile.DataWeightedHttp:
     import json
 
     files.put("mix.json", json.dumps(document).encode())
-    return config.DataWeightedHttp(url=files.url("mix.json"))
+    return runfile.DataWeightedHttp(url=files.url("mix.json"))
 
 
 def single(files: Files, name: str, **how: str) -> dict:
@@ -138,7 +138,7 @@ def test_a_document_of_another_form_is_one_line(files, tmp_path, document):
 
 def test_what_is_no_json_is_one_line(files, tmp_path):
     files.put("mix.json", b"<html>")
-    where = config.DataWeightedHttp(url=files.url("mix.json"))
+    where = runfile.DataWeightedHttp(url=files.url("mix.json"))
     said = refusal(weighted_http.fetch, where, tmp_path, wanted(tmp_path / "store"))
     assert said.startswith(f"{files.url('mix.json')}: expected JSON: ")
 

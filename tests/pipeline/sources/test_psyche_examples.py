@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.stage.keys import PROJECT
 from tests.servers import hub as hub_server
 from tests.servers import web
@@ -166,11 +166,11 @@ def lockstep(*arguments: object) -> str:
     return done.stdout
 
 
-def imported(file: Path, folder: Path) -> config.Run:
+def imported(file: Path, folder: Path) -> runfile.Run:
     """The run that `lockstep import` makes of a file."""
     whole = folder / f"{file.stem}.toml"
     whole.write_text(lockstep("import", file))
-    return config.load(whole)
+    return runfile.load(whole)
 
 
 # ---- The configurations of Psyche's repository ----
@@ -196,35 +196,35 @@ def test_example_becomes_a_whole_run_with_its_values(name, tmp_path):
         said.witness_nodes,
         said.verification_percent,
     )
-    is_bucket = isinstance(llm.checkpoint, config.CheckpointGcs)
+    is_bucket = isinstance(llm.checkpoint, runfile.CheckpointGcs)
     assert (llm.checkpoint.bucket if is_bucket else llm.checkpoint.repo_id) == said.checkpoint
     assert data(llm.data_location) == said.data
     assert (llm.lr_schedule.warmup_steps, end_of(llm.lr_schedule)) == said.schedule
     match llm.optimizer:
-        case config.OptimizerDistro() as distro:
+        case runfile.OptimizerDistro() as distro:
             keys = ("compression_decay", "compression_chunk", "compression_topk", "quantize_1bit")
             assert tuple(getattr(distro, key) for key in keys) == said.compression
             assert distro.clip_grad_norm == said.clip_grad_norm
-        case config.OptimizerDummy():
+        case runfile.OptimizerDummy():
             assert said.compression is None
 
 
-def data(location: config.Data) -> object:
+def data(location: runfile.Data) -> object:
     """Where the tokens are."""
     match location:
-        case config.DataServer(address=address):
+        case runfile.DataServer(address=address):
             return address
-        case config.DataWeightedHttp(url=url):
+        case runfile.DataWeightedHttp(url=url):
             return url
-        case config.DataHttp(location=config.LocationSingleUrl(url=url)):
+        case runfile.DataHttp(location=runfile.LocationSingleUrl(url=url)):
             return url
-        case config.DataHttp(location=config.LocationGcp(bucket_name=bucket, filter_directory=f)):
+        case runfile.DataHttp(location=runfile.LocationGcp(bucket_name=bucket, filter_directory=f)):
             return bucket, f
 
 
-def end_of(schedule: config.Schedule) -> int:
+def end_of(schedule: runfile.Schedule) -> int:
     """The step after which the learning rate stays as it is."""
-    if isinstance(schedule, config.ScheduleWarmupStableDecay):
+    if isinstance(schedule, runfile.ScheduleWarmupStableDecay):
         keys = ("warmup_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
         return sum(getattr(schedule, key) for key in keys)
     return schedule.total_steps
@@ -242,15 +242,15 @@ def test_importing_loses_nothing_that_psyche_says(name, tmp_path):
 @every_example
 def test_state_file_is_told_from_a_configuration(name):
     file, run_id = FILES[name], EXAMPLES[name].run_id
-    assert config.read_toml(file).get("run_id") == run_id
+    assert runfile.read_toml(file).get("run_id") == run_id
     text = lockstep("import", file)
     if run_id is None:
         assert "Left out" not in text
-        assert config.load(file).config.total_steps == 25000  # as it stands
+        assert runfile.load(file).config.total_steps == 25000  # as it stands
         return
     assert "what it is: run_id, run_state." in text
     with pytest.raises(LockstepError, match=f"lockstep import .*{name}"):
-        config.load(file)
+        runfile.load(file)
 
 
 # ---- What they would fetch ----
@@ -407,28 +407,28 @@ def test_fineweb_edu_has_every_word_and_value_of_the_sample():
 
 
 def test_fineweb_10bt_is_the_train_example_with_its_defaults():
-    run = config.load(FINEWEB_10BT)
-    assert run.llm.checkpoint == config.CheckpointHub(repo_id=LLAMA_20M)
-    assert run.llm.data_location == config.DataHub(
+    run = runfile.load(FINEWEB_10BT)
+    assert run.llm.checkpoint == runfile.CheckpointHub(repo_id=LLAMA_20M)
+    assert run.llm.data_location == runfile.DataHub(
         repo_id="emozilla/fineweb-10bt-tokenized-datatrove-llama2",
         patterns=("*.ds",),
         token_size_in_bytes="TwoBytes",
-        shuffle=config.ShuffleDontShuffle(),
+        shuffle=runfile.ShuffleDontShuffle(),
     )
     assert (run.config.global_batch_size_start, run.config.global_batch_size_end) == (2, 2)
     assert (run.peers.count, run.peers.micro_batch) == (1, 1)
     assert run.llm.max_seq_len == 2048
-    assert run.llm.optimizer == config.OptimizerAdamW(
+    assert run.llm.optimizer == runfile.OptimizerAdamW(
         betas=(0.9, 0.95), weight_decay=0.1, eps=1e-8, clip_grad_norm=1.0
     )
-    assert run.llm.lr_schedule == config.ScheduleCosine(
+    assert run.llm.lr_schedule == runfile.ScheduleCosine(
         base_lr=4e-4, warmup_init_lr=0.0, warmup_steps=500, total_steps=25000, final_lr=4e-5
     )
 
 
 @pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
 def test_ready_run_fetches_what_its_rounds_need_and_no_more(file):
-    run = config.load(file)
+    run = runfile.load(file)
     limit, c = run.download.limit, run.config
     assert limit.steps == c.total_steps == run.llm.lr_schedule.total_steps
     assert limit.sequences == c.total_steps * c.global_batch_size_end
@@ -450,7 +450,7 @@ def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table,
         place = place[name]
     place[key] += 1
     with pytest.raises(LockstepError) as caught:
-        config.parse(document, "run.toml")
+        runfile.parse(document, "run.toml")
     said = str(caught.value)
     assert said.startswith(f"run.toml: {named}expected ")
     assert str(place[key]) in said
@@ -491,4 +491,4 @@ def test_dry_run_of_a_ready_run_is_one_pass_over_the_first_shards(file, table, e
 
 @pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
 def test_ready_run_has_every_table(file):
-    assert set(tomllib.loads(file.read_text())) == set(config.Run.model_fields)
+    assert set(tomllib.loads(file.read_text())) == set(runfile.Run.model_fields)

@@ -1,8 +1,8 @@
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.net import addresses
-from pipeline.runfile import run as config
 from pipeline.sources import listed, url
 from tests.pipeline.sources.wanted import wanted
 from tests.servers import s3 as s3_server
@@ -16,14 +16,14 @@ def bucket(monkeypatch):
 
 def refusal(address: str, folder) -> str:
     with pytest.raises(LockstepError) as caught:
-        url.fetch(config.DataUrl(url=address), folder, wanted(folder / "store"))
+        url.fetch(runfile.DataUrl(url=address), folder, wanted(folder / "store"))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_single_file_is_a_location(bucket, tmp_path):
     bucket.objects |= {"a/0.ds": b"1234", "a/1.ds": b"12"}
-    where = config.DataUrl(url="s3://ours/a/0.ds")
+    where = runfile.DataUrl(url="s3://ours/a/0.ds")
     fetched = url.fetch(where, tmp_path, wanted(tmp_path / "store"))
     assert [file.name for file in fetched.files] == ["0.ds"]
     assert (tmp_path / "train" / "00000.ds").read_bytes() == b"1234"
@@ -34,7 +34,7 @@ def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
     (tmp_path / "source" / "b.ds").write_bytes(b"12")
     (tmp_path / "source" / "a.ds").write_bytes(b"1234")
     (tmp_path / "source" / "held_out" / "c.ds").write_bytes(b"56")
-    where = config.DataUrl(url=f"file://{tmp_path}/source")
+    where = runfile.DataUrl(url=f"file://{tmp_path}/source")
     (tmp_path / "out").mkdir()
     fetched = url.fetch(where, tmp_path / "out", wanted(tmp_path / "store"))
     assert [file.name for file in fetched.files] == ["a.ds", "b.ds", "held_out/c.ds"]
@@ -43,7 +43,7 @@ def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
 
 def test_a_file_that_changed_since_it_was_listed_is_refused(bucket, tmp_path):
     bucket.objects |= {"a/0.ds": b"1234"}
-    where = config.DataUrl(url="s3://ours/a")
+    where = runfile.DataUrl(url="s3://ours/a")
     listing = url.listing(where, wanted(tmp_path / "store"))
     bucket.objects["a/0.ds"] = b"5678"
     with pytest.raises(LockstepError, match="expected .* as it was listed; run again"):

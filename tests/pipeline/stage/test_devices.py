@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.runfile import run as config
 from pipeline.stage import devices
 from tests import tiny
 
@@ -18,8 +18,8 @@ def environment(monkeypatch):
     return monkeypatch
 
 
-def a_run(**changes: object) -> config.Run:
-    return config.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+def a_run(**changes: object) -> runfile.Run:
+    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
 def test_there_is_a_device_for_each_core_but_no_more_than_peers_or_threads(environment):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 
 from benchmarks.simulated import Lab
+from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.protocol import driver as rounds
-from pipeline.runfile import run as config
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import Peers
 from pipeline.swarm.swarm import Swarm
@@ -33,7 +33,7 @@ BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldo
 """Of `[config]`: epochs so short that who is away comes back soon."""
 
 
-def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **changes) -> config.Run:
+def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **changes) -> runfile.Run:
     """A run of 8 rounds and 2 windows.
 
     Args:
@@ -62,7 +62,7 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         document["peers"]["wire"] = "psyche"
     elif form == "dense":
         document["model"]["LLM"]["optimizer"] = tiny.ADAMW
-    return config.parse(document.unwrap(), "run.toml")
+    return runfile.parse(document.unwrap(), "run.toml")
 
 
 @cache
@@ -84,7 +84,7 @@ class Seen(NamedTuple):
         return [(f.round, f.peer, f.kind, f.applied) for f in self.findings]
 
 
-def see(form: str, run: config.Run, folder: Path) -> Seen:
+def see(form: str, run: runfile.Run, folder: Path) -> Seen:
     """Trains a run and audits all of it."""
     trained = lab(form).train(run, folder)
     ejected, dropped = {}, {}
@@ -95,7 +95,7 @@ def see(form: str, run: config.Run, folder: Path) -> Seen:
     return Seen(trained.transcript, trained.fired, ejected, dropped, findings)
 
 
-def entries(form: str, run: config.Run, *, killed: bool) -> tuple[list[str], Counter[str]]:
+def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Counter[str]]:
     """The rounds of a run, as JSON, and how often each fault fired; `killed` after every round,
     it goes on from JSON and from the arrays of its state."""
     made = lab(form)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.distro import Coefficients
 from pipeline.protocol import consensus
 from pipeline.protocol.dispute import Check, Claim
 from pipeline.protocol.round import Evidence, Round
-from pipeline.runfile import run as config
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.faults import FALSE, Faults
 from pipeline.swarm.peers import Work
@@ -49,11 +49,11 @@ def read(span: tuple[int, int]) -> Work:
     return Work(np.array([[*range(span[0], span[1] + 1)]]), span[1] - span[0] + 1)
 
 
-def schedule(kind: str, *rounds_: int, peer: int = 1) -> list[config.Fault]:
+def schedule(kind: str, *rounds_: int, peer: int = 1) -> list[runfile.Fault]:
     also = [peer, 3] if kind in ("collude", "false_verifier") else peer
     if kind == "join":
         rounds_ = (1, rounds_[1])
-    return [config.Fault(kind=kind, peer=also, rounds=rounds_)]
+    return [runfile.Fault(kind=kind, peer=also, rounds=rounds_)]
 
 
 def outcome(faults: Faults, round: Round = ROUND) -> dict[str, object]:
@@ -149,7 +149,7 @@ def test_lies_are_the_same_in_every_run_and_others_with_another_seed():
 
 
 def test_a_lazy_peer_trains_on_some_of_its_sequences_and_a_wrong_one_on_those_before_them():
-    lazy = config.Fault(kind="lazy", peer=1, rounds=(4, 4), size=0.3)
+    lazy = runfile.Fault(kind="lazy", peer=1, rounds=(4, 4), size=0.3)
     assert Faults([lazy], 0, FORM).work(WORK, ROUND, read)[1].count == 1
     wrong = Faults(schedule("wrong_data", 4, 4), 0, FORM).work(WORK, ROUND, read)
     assert wrong[1].rows_MBW.tolist() == [[12, 13, 14, 15]]
@@ -159,13 +159,13 @@ def test_a_lazy_peer_trains_on_some_of_its_sequences_and_a_wrong_one_on_those_be
 
 
 def test_a_late_message_comes_later_by_the_size_and_a_dropped_one_never():
-    late = config.Fault(kind="late", peer=1, rounds=(4, 4), size=2.5)
+    late = runfile.Fault(kind="late", peer=1, rounds=(4, 4), size=2.5)
     assert Faults([late], 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0, 1: 4.5}
     assert Faults(schedule("dropped", 4, 4), 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0}
 
 
 def test_colluders_confirm_each_other_as_verifiers_and_as_tie_breakers():
-    faults = Faults([config.Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
+    faults = Faults([runfile.Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
     claimed, honest = Claim("b", "b"), CHECK.found
     assert faults.found(CHECK, claimed, 4) == claimed  # 3 checks 1
     assert faults.found(CHECK, claimed, 5) == honest

@@ -23,8 +23,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 from benchmarks import resident
-from pipeline import convert
-from pipeline.runfile import run as config
+from pipeline import convert, runfile
 from pipeline.weights import hf
 from pipeline.stage.artifacts import Paths
 from pipeline.weights.tensorfile import Reader
@@ -33,7 +32,7 @@ root = Path(sys.argv[2])
 
 def stage():
     run_file = root / "run.toml"
-    convert.run(config.load(run_file), Paths("convert", run_file, root))
+    convert.run(runfile.load(run_file), Paths("convert", run_file, root))
 
 def export():
     (root / "export").mkdir()
