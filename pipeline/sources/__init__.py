@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError
+from pipeline.runfile import Run
 from pipeline.runfile.data import (
     Data,
     DataCorpus,
@@ -37,7 +38,6 @@ from pipeline.runfile.data import (
     Shuffle,
 )
 from pipeline.runfile.network import Network
-from pipeline.runfile import Run
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
