@@ -5,7 +5,7 @@ RUN ?=
 GPU ?=
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: repro test soak lint clean
+.PHONY: repro test soak lint docs clean
 
 repro: .venv/installed$(if $(GPU),-gpu)
 ifneq ($(RUN),)
@@ -25,6 +25,11 @@ lint: .venv/installed-test
 	ruff check .
 	lint-imports
 
+docs: .venv/installed-docs
+	rm -rf docs/reference/api  # pages of modules that are gone
+	sphinx-build -q -W --keep-going docs docs/_build/html
+	@echo "The site is ready: docs/_build/html/index.html"
+
 clean:
 	rm -rf .venv
 
@@ -39,5 +44,6 @@ clean:
 	python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
+EXTRA-docs := [docs]
 EXTRA-test := [test]
 EXTRA-gpu := [cuda12]

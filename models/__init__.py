@@ -1,6 +1,6 @@
 """Model architectures, one file each; a model's file name is its key.
 
-Adding one is adding `models/<name>.py` and one line below (docs/adding-a-model.md). The file gives:
+Adding one takes a file `models/<name>.py` and a line below (docs/how-to/add-a-model.md). It gives:
 
     Config        frozen dataclass, a `models.config.HfConfig`
     Model         the Flax NNX module; the layers' params are stacked on axis 0

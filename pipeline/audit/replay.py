@@ -31,7 +31,7 @@ from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
 
 # Tolerance method: the largest distance (`Optimizer.compare`) of a sent message from the replayed
-# one, by the precision of the gradients. docs/verification.md says what was measured.
+# one, by the precision of the gradients. docs/explanation/verification.md says what was measured.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 # ... and the largest share of params that may differ after a window: where the decoded update is
 # within rounding of zero its sign is anyone's.

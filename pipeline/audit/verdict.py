@@ -1,4 +1,4 @@
-"""What an audit came to: verdict.json. Docs: docs/verification.md."""
+"""What an audit came to: verdict.json. Docs: docs/explanation/verification.md."""
 
 from collections.abc import Sequence
 from typing import Literal

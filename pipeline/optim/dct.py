@@ -149,7 +149,7 @@ def mean_of_senders(
 ) -> jax.Array:
     """Each coefficient's mean over the peers that sent it, zero where none did.
 
-    mean[n, a] = sum_p value / |{p present : a in index[p, n]}|
+        mean[n, a] = sum_p value / |{p present : a in index[p, n]}|
 
     Peers are added one after another, and none names a place twice: the order of sums is fixed.
     """

@@ -1,5 +1,5 @@
 """What a transcript says: its header, and one entry for each round. Strict, since it is read from
-whoever wrote it. Docs: docs/transcript.md.
+whoever wrote it. Docs: docs/reference/transcript.md.
 """
 
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ class Header(Table):
     """header.json."""
 
     format: int = FORMAT
-    """Its version; see docs/transcript.md."""
+    """Its version; see docs/reference/transcript.md."""
     key: str
     """Of the run's stage train."""
     run: dict[str, Any]

@@ -8,7 +8,7 @@
     snapshots/00000/       the full state after that step, and `state.json` with its hashes; of some
                            snapshots only these
 
-A window is what lies between two snapshots that are kept whole. Docs: docs/transcript.md.
+A window is what lies between two snapshots that are kept whole. Docs: docs/reference/transcript.md.
 """
 
 import os

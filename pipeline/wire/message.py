@@ -1,6 +1,6 @@
 """Messages as bytes, without loss: what everybody applies is what decoding these bytes gives.
 
-Version 2, all integers little-endian; docs/wire.md has an example byte by byte.
+Version 2, all integers little-endian; docs/reference/wire.md has an example byte by byte.
 
     magic     4 bytes   "LSWP"
     version   u8        2

@@ -1,6 +1,6 @@
 """Servers that misbehave, of each kind and in each way: the exact bytes, or one clear error.
 
-The rows of MATRIX are the table of docs/data.md.
+The rows of MATRIX are the table of docs/reference/data-locations.md.
 """
 
 import dataclasses

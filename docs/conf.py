@@ -1,0 +1,78 @@
+"""Sphinx's configuration: `make docs` builds docs/ into docs/_build/html."""
+
+import builtins
+
+from sphinx.addnodes import pending_xref
+
+import pipeline
+
+project = "Lockstep"
+author = "The Lockstep authors"
+release = version = pipeline.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+html_theme = "furo"
+html_title = f"Lockstep {release}"
+
+# Pages are Markdown, as GitHub shows them: a link to a heading is checked like any other.
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # a page may begin below level 1 where it is included
+
+# API pages come from docstrings: Google style, `code` in single backticks.
+default_role = "code"
+autosummary_generate = True
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+napoleon_use_ivar = True
+napoleon_custom_sections = [("References", "notes_style")]
+
+# References inside the documented packages are checked, those to other libraries and rooms are not.
+DOCUMENTED = ("models", "optim", "protocol", "transcript", "wire")
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", rf"(?!(models|pipeline\.({'|'.join(DOCUMENTED[1:])}))\.).*")]
+
+
+def mark_code_blocks(app, what, name, obj, options, lines: list[str]) -> None:
+    """Turn every indented block after a blank line, an equation or a table, into a code block."""
+    marked = []
+    outside, inside = 0, None  # indents of the text before a block, and of the block
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if not line.strip():
+            marked.append(line)
+            continue
+        if inside is not None and indent < inside:
+            inside = None
+        if inside is None and indent > outside and marked and not marked[-1].strip():
+            marked += ["::", ""]
+            inside = indent
+        if inside is None:
+            outside = indent
+        marked.append(line)
+    lines[:] = marked
+
+
+def skip_tuple_fields(app, what, name, obj, skip, options) -> bool | None:
+    """Leave out fields of named tuples, which the signature shows and the docstring explains."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
+def unlink_builtins(app, doctree) -> None:
+    """Keep the type `bytes` in a signature from linking to a field of that name."""
+    for reference in list(doctree.findall(pending_xref)):
+        if reference["refdomain"] == "py" and hasattr(builtins, reference["reftarget"]):
+            reference.replace_self(reference.children)
+
+
+def setup(app) -> None:
+    """Connect the functions above; docstrings are marked before napoleon reads their sections."""
+    app.connect("autodoc-process-docstring", mark_code_blocks, priority=400)
+    app.connect("autodoc-skip-member", skip_tuple_fields)
+    app.connect("doctree-read", unlink_builtins)
