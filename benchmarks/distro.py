@@ -123,7 +123,7 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         "precision": run.peers.precision,
         "attention": run.peers.attention,
         "device": jax.devices()[0].device_kind,
-        "devices": len(distro.peers.places),
+        "devices": len(distro.peers.groups),
         "tokens_per_second": {
             "gradient": round(distro.tokens / median["gradient"]),
             "adamw": round(adamw.tokens / rounds["adamw"]),

@@ -54,7 +54,7 @@ def measure(run: runfile.Run, layout: str, rounds: int) -> dict:
         "parameters": int(sum(leaf.size for leaf in jax.tree.leaves(trial.params))),
         "tokens_per_peer": trial.tokens // run.peers.count,
         "device": jax.devices()[0].device_kind,
-        "devices": len(trial.peers.places),
+        "devices": len(trial.peers.groups),
         "threads": os.environ["NPROC"],
         "first_round_seconds": round(first, 2),
         "tokens_per_second": round(trial.tokens / sum(median.values())),

@@ -17,7 +17,7 @@ from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay, Window
 from pipeline.audit.verdict import Finding, merged
-from pipeline.programs.placement import Place, side_by_side
+from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.programs.train_step import Programs
 from pipeline.stage import devices
 from pipeline.swarm.faults import Faults
@@ -119,7 +119,7 @@ class Lab:
             step = taken.round.step
             if step % every == 0 or step == run.config.total_steps:
                 writer.snapshot(step, peers.state(), whole=step in whole)
-        params = jax.device_get(next(iter(peers.params_at.values())))
+        params = jax.device_get(next(iter(peers.params_on.values())))
         return Trained(Transcript(folder), faults.fired, params)
 
     def audit(
@@ -157,10 +157,10 @@ class Lab:
             for number, steps in enumerate(transcript.windows())
         ]
 
-        def one(item: tuple[Window, list[int]], place: Place) -> list[Finding]:
-            return replay.window(*item, lambda: None, place)
+        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
+            return replay.window(*item, lambda: None, group)
 
-        for found in side_by_side(replay.places, work, one):
+        for found in side_by_side(replay.groups, work, one):
             findings += found
         return merged(findings)
 

@@ -43,18 +43,18 @@ class Trial:
         """All peers' losses, and no gradient: of their first micro-batch each."""
         losses = []
         for peer, (tokens_MBT, _) in self.work.items():
-            place = self.peers.place_of(peer)
-            tokens_BT = place.put_sequences(tokens_MBT[0])
-            losses.append(self.programs.measure(self.peers.params_at[place], tokens_BT))
+            group = self.peers.group_of(peer)
+            tokens_BT = group.put_sequences(tokens_MBT[0])
+            losses.append(self.programs.measure(self.peers.params_on[group], tokens_BT))
         jax.block_until_ready(losses)
 
     def gradient(self) -> None:
         """All peers' gradients, and nothing else."""
         grads = []
         for peer, (tokens_MBT, count) in self.work.items():
-            place = self.peers.place_of(peer)
-            arguments = place.put_sequences(tokens_MBT), place.put_whole(count)
-            grads.append(self.programs.gradient(self.peers.params_at[place], *arguments))
+            group = self.peers.group_of(peer)
+            arguments = group.put_sequences(tokens_MBT), group.put_whole(count)
+            grads.append(self.programs.gradient(self.peers.params_on[group], *arguments))
         jax.block_until_ready(grads)
 
     def step(self) -> None:
@@ -71,4 +71,4 @@ class Trial:
     def apply(self) -> None:
         """The params of the next round, on every device."""
         self.peers.receive(self.received, self.form.like, self.rounds)
-        jax.block_until_ready(list(self.peers.params_at.values()))
+        jax.block_until_ready(list(self.peers.params_on.values()))

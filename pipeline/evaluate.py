@@ -23,7 +23,7 @@ from pipeline.programs import held_out
 from pipeline.programs.generate import generate
 from pipeline.programs.held_out import HeldOut
 from pipeline.programs.loss import measured
-from pipeline.programs.placement import places
+from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.tokens.columns import counted, split
@@ -125,11 +125,11 @@ def _measure(
         x_ND = exported.features(params, rows.inputs, **given)
         return measured(x_ND, exported.head(params), rows)
 
-    params_at = {
-        place: place.put(exported.params) for place in places(jax.devices(), run.peers.fsdp)
+    params_on = {
+        group: group.put(exported.params) for group in device_groups(jax.devices(), run.peers.fsdp)
     }
     size = run.peers.micro_batch
-    loss = held_out.mean_loss(jax.jit(measure), params_at, rows_NW, size, columns)
+    loss = held_out.mean_loss(jax.jit(measure), params_on, rows_NW, size, columns)
     perplexity = float(np.exp(loss))
     if not math.isfinite(perplexity):
         raise LockstepError(
@@ -200,7 +200,7 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
     prompt = exported.tokenizer.encode(settings.prompt).ids or _beginning(hf_config)
     continued = generate(
         exported.apply,
-        places(jax.devices(), run.peers.fsdp)[0].put(exported.params),
+        device_groups(jax.devices(), run.peers.fsdp)[0].put(exported.params),
         prompt,
         max_new_tokens=settings.max_new_tokens,
         context=exported.context,

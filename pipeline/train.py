@@ -212,7 +212,7 @@ class _Training:
             return None
         programs, size = self.programs, self.run.peers.micro_batch
         return held_out.mean_loss(
-            programs.measure, self.peers.params_at, self.held_out_NW, size, programs.columns
+            programs.measure, self.peers.params_on, self.held_out_NW, size, programs.columns
         )
 
     def _check_divergence(self, loss: float | None) -> None:
@@ -253,7 +253,7 @@ class _Training:
 
     def _say_where(self) -> None:
         for peer in range(self.run.peers.count):
-            log.info(f"train: peer {peer} runs on {self.peers.place_of(peer)}")
+            log.info(f"train: peer {peer} runs on {self.peers.group_of(peer)}")
         equal = self.header.bitwise and self.run.peers.layout == "each"
         device = self.header.environment["device_kind"]
         how = "bit for bit" if equal else "within a tolerance"

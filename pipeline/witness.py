@@ -19,7 +19,7 @@ from pipeline.audit.audit import audit
 from pipeline.audit.replay import TOLERANCE, Replay, Window, why_not_bitwise
 from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, merged
 from pipeline.pages import summary
-from pipeline.programs.placement import Place, side_by_side
+from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.programs.train_step import Programs
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
@@ -57,7 +57,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     seed = _sample_seed(run, transcript)
     sample = _sample(run, windows, seed, form) if sound else []
     if sound:
-        work = [(w, [peer for place, peer in sample if place == w]) for w in windows]
+        work = [(w, [peer for window, peer in sample if window == w]) for w in windows]
         findings += _replay(replay, work, paths.scratch)
     findings = merged(findings)
 
@@ -85,22 +85,22 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 
 def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path) -> list[Finding]:
-    """Replays windows side by side, one in each place; what an earlier try has done is read."""
+    """Replays windows side by side, one on each device group; reads what an earlier try did."""
     total = sum(window.last - window.first for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 
-        def one(item: tuple[Window, list[int]], place: Place) -> list[Finding]:
+        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
             window, peers = item
             kept = scratch / "windows" / f"{window.first:05}.json"
             if kept.exists():
                 bar.advance(window.last - window.first)
                 return [Finding(**finding) for finding in artifacts.read_json(kept)["findings"]]
-            found = replay.window(window, peers, bar.advance, place)
+            found = replay.window(window, peers, bar.advance, group)
             kept.parent.mkdir(parents=True, exist_ok=True)
             artifacts.write_json(kept, {"findings": [asdict(finding) for finding in found]})
             return found
 
-        done = side_by_side(replay.places, work, one)
+        done = side_by_side(replay.groups, work, one)
     return [finding for found in done for finding in found]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import Place, places
+from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
@@ -41,14 +41,14 @@ PARAMS_TOLERANCE = 0.02
 def repeats_bit_for_bit(programs: Programs, state: State, work: Work, step: int) -> bool:
     """Whether this machine gives a peer's step the same bits twice: a self-test at the start."""
 
-    place = places(jax.devices(), programs.parts)[0]
+    group = device_groups(jax.devices(), programs.parts)[0]
 
     def once() -> str:  # `own` is donated, so each time a copy
         return tree_hash(
             programs.peer_step(
-                *place.put((state.params, state.own[0], state.shared)),
-                place.put_sequences(work.rows_MBW),
-                *place.put_whole((np.int32(work.count), np.int32(step + 1))),
+                *group.put((state.params, state.own[0], state.shared)),
+                group.put_sequences(work.rows_MBW),
+                *group.put_whole((np.int32(work.count), np.int32(step + 1))),
             )
         )
 
@@ -101,7 +101,7 @@ class Replay:
         window: Window,
         peers: Sequence[int],
         advance: Callable[[], None],
-        place: Place | None = None,
+        group: DeviceGroup | None = None,
     ) -> list[Finding]:
         """Checks the chain of params over a window, and replays some of its peers.
 
@@ -112,27 +112,27 @@ class Replay:
           window: which.
           peers: whom to replay.
           advance: called after each round.
-          place: where to compute; the first there is.
+          group: the devices to compute on, by default the first.
         """
         if self.dense and not peers:
             return []
-        return _WindowReplay(self, window, peers, place or self.places[0]).findings(advance)
+        return _WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
 
     @cached_property
-    def places(self) -> list[Place]:
-        """Where windows can be replayed, side by side."""
-        return places(jax.devices(), self.programs.parts)
+    def groups(self) -> list[DeviceGroup]:
+        """The device groups on which windows can be replayed, side by side."""
+        return device_groups(jax.devices(), self.programs.parts)
 
 
 class _WindowReplay:
     """One window on its way: the params, and what each replayed peer owns."""
 
-    def __init__(self, replay: Replay, window: Window, peers: Sequence[int], place: Place):
-        self.replay, self.window, self.peers, self.place = replay, window, peers, place
+    def __init__(self, replay: Replay, window: Window, peers: Sequence[int], group: DeviceGroup):
+        self.replay, self.window, self.peers, self.group = replay, window, peers, group
         transcript, start = replay.transcript, replay.start
-        self.params, self.shared = place.put(transcript.agreed(window.first, start))
+        self.params, self.shared = group.put(transcript.agreed(window.first, start))
         self.own = {
-            peer: place.put(transcript.own(window.first, peer, start.own[peer])) for peer in peers
+            peer: group.put(transcript.own(window.first, peer, start.own[peer])) for peer in peers
         }
         self.blamed: list[Finding] = []
 
@@ -170,8 +170,8 @@ class _WindowReplay:
             if peer not in entry.messages:
                 continue
             work = assigned(replay.data, round.assignment[peer], replay.run, round.trainers)
-            count, step = self.place.put_whole((np.int32(work.count), np.int32(round.step)))
-            rows = self.place.put_sequences(work.rows_MBW)
+            count, step = self.group.put_whole((np.int32(work.count), np.int32(round.step)))
+            rows = self.group.put_sequences(work.rows_MBW)
             arguments = (self.params, self.own[peer], self.shared, rows, count, step)
             sent = None if replay.bitwise or replay.dense else self._sent(entry, peer)
             if sent is None:
@@ -243,9 +243,9 @@ class _WindowReplay:
     def _receive(self, messages: dict[int, Tree], step: int) -> None:
         replay = self.replay
         stacked, present_P = stack(messages, replay.form.like, replay.run.peers.count)
-        present_P, step = self.place.put_whole((present_P, np.int32(step)))
+        present_P, step = self.group.put_whole((present_P, np.int32(step)))
         self.params, self.shared = replay.programs.receive(
-            self.place.put(stacked), present_P, self.params, self.shared, step
+            self.group.put(stacked), present_P, self.params, self.shared, step
         )
 
     def _compare_states(self, step: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import Place
+from pipeline.programs.placement import DeviceGroup
 from pipeline.tokens import sequences as tokens
 from pipeline.tokens.columns import counted
 from pipeline.tokens.shards import PLAIN, Column
@@ -38,7 +38,7 @@ def read(run: runfile.Run, shards: Path) -> HeldOut:
 
 def mean_loss(
     measure: Callable[[Tree, jax.Array], jax.Array],
-    params_at: Mapping[Place, Tree],
+    params_on: Mapping[DeviceGroup, Tree],
     rows_NW: np.ndarray,
     size: int,
     columns: tuple[Column, ...] = PLAIN,
@@ -47,18 +47,18 @@ def mean_loss(
 
     Args:
       measure: each row's cross-entropy, `Programs.measure`.
-      params_at: the params in each place that may help.
+      params_on: a copy of the params on each device group that may help.
       rows_NW: int32 held-out rows; something counts of each.
       size: rows measured at once; the last lot is padded, so that one shape is compiled.
       columns: of the rows.
     """
-    places = list(params_at)
+    groups = list(params_on)
     count = len(rows_NW)
     padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))
     lots = padded.reshape(-1, size, rows_NW.shape[1])
     losses = [
-        measure(params_at[place], place.put_sequences(lot))
-        for lot, place in zip(lots, places * len(lots), strict=False)
+        measure(params_on[group], group.put_sequences(lot))
+        for lot, group in zip(lots, groups * len(lots), strict=False)
     ]
     losses_N = np.concatenate(jax.device_get(losses))[:count]
     if "labels" not in columns:  # each row has as many

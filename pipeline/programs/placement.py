@@ -1,4 +1,4 @@
-"""Where a peer computes: one device, or `[peers] fsdp` of them that hold its arrays in parts.
+"""The devices a peer computes on: one, or a group of `[peers] fsdp` that hold its arrays in parts.
 
 Each array is cut along its longest axis that the devices divide, and a batch by its sequences. XLA
 gathers what a product needs just before it, and leaves each device its part of a gradient: fully
@@ -25,7 +25,7 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceGroup:
     """The devices that one peer computes on."""
 
     devices: tuple[jax.Device, ...]
@@ -58,8 +58,8 @@ class Place:
         return Mesh(np.array(self.devices), AXIS, axis_types=(AxisType.Auto,))
 
 
-def places(devices: Sequence[jax.Device], parts: int) -> list[Place]:
-    """Cuts the devices into places of `parts` each; what is left over stays idle.
+def device_groups(devices: Sequence[jax.Device], parts: int) -> list[DeviceGroup]:
+    """Cut the devices into groups of `parts` each; devices left over stay idle.
 
     Raises:
       LockstepError: there are fewer devices.
@@ -69,29 +69,31 @@ def places(devices: Sequence[jax.Device], parts: int) -> list[Place]:
             f"[peers] fsdp = {parts}, expected at most the {len(devices)} devices here"
         )
     count = len(devices) // parts
-    return [Place(tuple(devices[n * parts : (n + 1) * parts])) for n in range(count)]
+    return [DeviceGroup(tuple(devices[n * parts : (n + 1) * parts])) for n in range(count)]
 
 
 def side_by_side(
-    places: Sequence[Place], items: Sequence[Item], work: Callable[[Item, Place], Result]
+    groups: Sequence[DeviceGroup],
+    items: Sequence[Item],
+    work: Callable[[Item, DeviceGroup], Result],
 ) -> list[Result]:
-    """Does `work` for each item, in as many threads as there are places, each in one that is free.
+    """Do `work` for each item, a thread for each group, on whichever group is free.
 
     Returns:
       The results in the order of the items.
     """
-    free: SimpleQueue[Place] = SimpleQueue()
-    for place in places:
-        free.put(place)
+    free: SimpleQueue[DeviceGroup] = SimpleQueue()
+    for group in groups:
+        free.put(group)
 
     def one(item: Item) -> Result:
-        place = free.get()
+        group = free.get()
         try:
-            return work(item, place)
+            return work(item, group)
         finally:
-            free.put(place)
+            free.put(group)
 
-    with ThreadPoolExecutor(len(places)) as pool:
+    with ThreadPoolExecutor(len(groups)) as pool:
         return list(pool.map(one, items))
 
 
@@ -111,7 +113,7 @@ def cut_sequences(axes: int) -> Spec:
 
 
 def keep_cut(tree: Tree, parts: int) -> Tree:
-    """Inside of a program: these arrays stay in parts, as `Place.put` puts them."""
+    """Inside of a program: these arrays stay in parts, as `DeviceGroup.put` puts them."""
     if parts == 1:
         return tree
     mesh = jax.sharding.get_abstract_mesh()

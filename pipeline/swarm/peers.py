@@ -1,4 +1,4 @@
-"""All peers of a run, on the devices there are: in turns where peers are more than places."""
+"""All peers of a run, on the devices there are: in turns where peers outnumber device groups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import AXIS, Place, cut, cut_sequences, places
+from pipeline.programs.placement import AXIS, DeviceGroup, cut, cut_sequences, device_groups
 from pipeline.programs.train_step import PeerResult, Programs, micro_batches
 from pipeline.tokens.sequences import Sequences
 from pipeline.transcript.state import State
@@ -35,7 +35,7 @@ class Done(NamedTuple):
 class Peers:
     """The peers' state on devices, and the programs that change it, a round at a time.
 
-    layout "each" dispatches `peer_step` once per peer, in that peer's place: the program a witness
+    layout "each" dispatches `peer_step` once per peer, on its device group: the program a witness
     replays. "shard_map" and "vmap" are one fused program for all peers, whose bits differ from it.
 
     Args:
@@ -49,7 +49,7 @@ class Peers:
         self.programs = programs
         self.count = len(state.own)
         self.parts = programs.parts
-        self.places = places(devices, self.parts)[: 1 if layout == "vmap" else self.count]
+        self.groups = device_groups(devices, self.parts)[: 1 if layout == "vmap" else self.count]
         self._step_all = {
             "each": self._step_each,
             "shard_map": self._step_fused,
@@ -59,11 +59,11 @@ class Peers:
         self._spread(state.params, state.shared)
         self._own = self._place_own(state.own)
 
-    def place_of(self, peer: int) -> Place:
-        """Where a peer runs; peers beyond the number of places run in turns."""
+    def group_of(self, peer: int) -> DeviceGroup:
+        """Where a peer runs; peers beyond the number of groups run in turns."""
         if self._fused is None:
-            return self.places[peer % len(self.places)]
-        return self.places[peer // self._turns]
+            return self.groups[peer % len(self.groups)]
+        return self.groups[peer // self._turns]
 
     def step(
         self, work: dict[int, Work], step: int, programs: Mapping[int, Programs] | None = None
@@ -92,21 +92,21 @@ class Peers:
         """
         results = []
         for peer, own, work in cases:
-            place = self.place_of(peer)
+            group = self.group_of(peer)
             results.append(
                 self.programs.peer_step(
-                    self._params[place],
-                    place.put(own),
-                    self._shared[place],
-                    place.put_sequences(work.rows_MBW),
-                    *place.put_whole((np.int32(work.count), np.int32(step))),
+                    self._params[group],
+                    group.put(own),
+                    self._shared[group],
+                    group.put_sequences(work.rows_MBW),
+                    *group.put_whole((np.int32(work.count), np.int32(step))),
                 )
             )
         return jax.device_get([(result.message, result.own) for result in results])
 
     def restart(self, peer: int) -> None:
         """A peer begins with a new state of its own, at the params that the others have."""
-        own, _ = self.programs.init(self._params[self.place_of(peer)])
+        own, _ = self.programs.init(self._params[self.group_of(peer)])
         if self._fused is None:
             self._own[peer] = own
         else:
@@ -115,7 +115,7 @@ class Peers:
     def receive(self, messages: dict[int, Tree], like: Tree, step: int) -> None:
         """All peers apply the messages that the round decided on, absent peers' rows zero."""
         stacked, present_P = stack(messages, like, self.count)
-        first = self.places[0]
+        first = self.groups[0]
         present_P, step = first.put_whole((present_P, np.int32(step)))
         self._spread(
             *self.programs.receive(
@@ -124,40 +124,40 @@ class Peers:
         )
 
     @property
-    def params_at(self) -> dict[Place, Tree]:
-        """The params, one copy in each place."""
+    def params_on(self) -> dict[DeviceGroup, Tree]:
+        """The params, one copy on each group."""
         return self._params
 
     def state(self) -> State:
         """A copy of the whole state on the host."""
-        first = self.places[0]
+        first = self.groups[0]
         own = self._own if self._fused is None else _unstack(self._own, self.count)
         return jax.tree.map(np.array, State(self._params[first], self._shared[first], tuple(own)))
 
     def _spread(self, params: Tree, shared: Tree) -> None:
-        """One copy of what peers agree on, in each place. Computed once: copies cannot differ."""
-        self._params = {place: place.put(params) for place in self.places}
-        self._shared = {place: place.put(shared) for place in self.places}
+        """One copy of what peers agree on, on each group. Computed once: copies cannot differ."""
+        self._params = {group: group.put(params) for group in self.groups}
+        self._shared = {group: group.put(shared) for group in self.groups}
 
     def _step_each(
         self, work: dict[int, Work], step: jax.Array, programs: Mapping[int, Programs]
     ) -> dict[int, Done]:
         results: dict[int, PeerResult] = {}
-        latest: dict[Place, PeerResult] = {}
+        latest: dict[DeviceGroup, PeerResult] = {}
         for peer, (rows_MBW, count) in work.items():
-            place = self.place_of(peer)
-            if place in latest and jax.default_backend() == "cpu":
+            group = self.group_of(peer)
+            if group in latest and jax.default_backend() == "cpu":
                 # a step that waits for its turn on a CPU holds its memory already
-                latest[place].loss.block_until_ready()
+                latest[group].loss.block_until_ready()
             results[peer] = programs.get(peer, self.programs).peer_step(
-                self._params[place],
+                self._params[group],
                 self._own[peer],
-                self._shared[place],
-                place.put_sequences(rows_MBW),
-                *place.put_whole((np.int32(count), step)),
+                self._shared[group],
+                group.put_sequences(rows_MBW),
+                *group.put_whole((np.int32(count), step)),
             )
-            self._own[peer], latest[place] = results[peer].own, results[peer]
-        # only now wait: until here, the places worked side by side
+            self._own[peer], latest[group] = results[peer].own, results[peer]
+        # only now wait: until here, the groups worked side by side
         done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
         return {peer: Done(message, float(loss)) for peer, (message, loss) in done.items()}
 
@@ -174,8 +174,8 @@ class Peers:
             stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, own)
             return result._replace(own=stayed)
 
-        self._turns = -(-self.count // len(self.places))
-        devices = np.array([place.devices for place in self.places])
+        self._turns = -(-self.count // len(self.groups))
+        devices = np.array([group.devices for group in self.groups])
         self._mesh = Mesh(devices, ("peer", AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
 
         if layout == "vmap":
@@ -203,7 +203,7 @@ class Peers:
 
     def _place_own(self, own: tuple[Tree, ...]) -> list[Tree] | Tree:
         if self._fused is None:
-            return [self.place_of(peer).put(tree) for peer, tree in enumerate(own)]
+            return [self.group_of(peer).put(tree) for peer, tree in enumerate(own)]
         rows = [own[min(peer, self.count - 1)] for peer in range(self._rows)]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
         return self._put(stacked, lambda row: Spec("peer", *cut(row.shape[1:], self.parts)))
@@ -211,7 +211,7 @@ class Peers:
     @property
     def _rows(self) -> int:
         """Peers, and idle ones that fill the last turn."""
-        return self._turns * len(self.places)
+        return self._turns * len(self.groups)
 
     def _step_fused(
         self, work: dict[int, Work], step: jax.Array, programs: Mapping[int, Programs]
@@ -222,7 +222,7 @@ class Peers:
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
         rows = np.stack([w.rows_MBW for w in filled])
         counts = np.array([w.count for w in filled], np.int32)
-        first = self.places[0]
+        first = self.groups[0]
         params, shared, step = self._put(
             (self._params[first], self._shared[first], step), lambda x: cut(x.shape, self.parts)
         )
@@ -235,7 +235,7 @@ class Peers:
         return {peer: Done(messages[peer], float(losses[peer])) for peer in work}
 
     def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
-        """Arrays on all places, each as its spec says."""
+        """Arrays on all groups, each as its spec says."""
         return jax.device_put(
             tree, jax.tree.map(lambda x: NamedSharding(self._mesh, spec(x)), tree)
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.programs.placement import places
+from pipeline.programs.placement import device_groups
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver as rounds
 from pipeline.protocol import links
@@ -47,8 +47,8 @@ def read(init: Path, run: runfile.Run, programs: Programs) -> Start:
       LockstepError: an earlier run's state is of another number of peers or another optimizer.
     """
     params = load_nested(init / "params.safetensors")
-    place = places(jax.devices(), programs.parts)[0]
-    own, shared = jax.tree.map(np.asarray, programs.init(place.put(params)))
+    group = device_groups(jax.devices(), programs.parts)[0]
+    own, shared = jax.tree.map(np.asarray, programs.init(group.put(params)))
     fresh = State(params, shared, (own,) * run.peers.count)
     if not (init / EARLIER).exists():
         return Start(fresh, 0, 0)

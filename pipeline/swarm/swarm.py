@@ -216,7 +216,7 @@ class Swarm:
             self.peers.restart(peer)
         if not round.joined:
             return None
-        return tree_hash(jax.device_get(next(iter(self.peers.params_at.values()))))
+        return tree_hash(jax.device_get(next(iter(self.peers.params_on.values()))))
 
     def _read(self, span: Span, round: Round) -> Work:
         return assigned(self.data, span, self.run, round.trainers)

@@ -14,7 +14,7 @@ from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.generate import generate
 from pipeline.programs.held_out import mean_loss
-from pipeline.programs.placement import Place
+from pipeline.programs.placement import DeviceGroup
 from pipeline.programs.train_step import Programs
 from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tokens import sequences as tokens
@@ -109,8 +109,8 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     run = runfile.load(paths.run)
     programs = Programs(run, HF_CONFIG)
     first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
-    params_at = {Place((jax.devices()[0],)): make_params()}
-    expected = mean_loss(programs.measure, params_at, first_five_NT, 5)
+    params_on = {DeviceGroup((jax.devices()[0],)): make_params()}
+    expected = mean_loss(programs.measure, params_on, first_five_NT, 5)
     assert metrics["held_out_loss"] == pytest.approx(expected, abs=1e-5)
     assert metrics["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
     assert (metrics["sequences"], metrics["tokens"]) == (5, 5 * (LENGTH - 1))

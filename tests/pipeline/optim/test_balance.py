@@ -165,7 +165,7 @@ def loads(speed: float, steps: int = 40) -> np.ndarray:
     for step in range(1, steps + 1):
         tokens = rng.integers(tiny.VOCABULARY, size=(2, 4, 16), dtype=np.int32)
         work = {peer: Work(micro_batches(tokens[peer], 4, 2), 4) for peer in range(2)}
-        where = peers.params_at[peers.places[0]]
+        where = peers.params_on[peers.groups[0]]
         _, grads = programs.gradient(where, work[0].rows_MBW, np.int32(4))
         load = np.asarray(grads["layers"]["mlp"]["router"]["correction"])[0]
         found.append(load.max() / load.sum())

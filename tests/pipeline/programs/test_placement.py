@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as Spec
 
 from pipeline.errors import LockstepError
-from pipeline.programs.placement import Place, cut, places
+from pipeline.programs.placement import DeviceGroup, cut, device_groups
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.runfile import Run
 from pipeline.swarm.peers import Peers, Work
@@ -70,10 +70,13 @@ def test_an_array_is_cut_along_its_longest_axis_that_the_devices_divide(shape, p
 
 def test_places_are_disjoint_and_what_is_left_over_stays_idle():
     devices = jax.devices()
-    assert places(devices[:3], 2) == [Place((devices[0], devices[1]))]
-    assert places(devices, 2) == [Place(tuple(devices[:2])), Place(tuple(devices[2:]))]
+    assert device_groups(devices[:3], 2) == [DeviceGroup((devices[0], devices[1]))]
+    assert device_groups(devices, 2) == [
+        DeviceGroup(tuple(devices[:2])),
+        DeviceGroup(tuple(devices[2:])),
+    ]
     with pytest.raises(LockstepError, match=r"\[peers\] fsdp = 8, expected at most the 4 devices"):
-        places(devices, 8)
+        device_groups(devices, 8)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_losses_are_those_of_one_device(optimizer, model):
     expected, _ = losses(a_run(1, optimizer), model, devices=1)
     found, peers = losses(a_run(2, optimizer), model)
     assert found == pytest.approx(expected, abs=1e-5)
-    assert [len(place.devices) for place in peers.places] == [2]
+    assert [len(group.devices) for group in peers.groups] == [2]
 
 
 def test_one_program_for_all_peers_gives_the_same_losses():
@@ -97,9 +100,9 @@ def test_one_program_for_all_peers_gives_the_same_losses():
 
 def test_every_device_holds_its_part_after_every_round():
     _, peers = losses(a_run(2, "AdamW"), tiny.MODEL)
-    (place,) = peers.places
-    for tree in (peers.params_at[place], peers._own[0], peers._shared[place]):
-        for device in place.devices:
+    (group,) = peers.groups
+    for tree in (peers.params_on[group], peers._own[0], peers._shared[group]):
+        for device in group.devices:
             assert held(tree, device) <= 0.51 * size(tree) + 8  # AdamW counts its steps
 
 
@@ -133,14 +136,14 @@ def test_memory_of_a_device_falls_as_devices_are_added(optimizer):
             model__LLM__max_seq_len=64,
         )
         programs, state = begin(run, model)
-        place = places(jax.devices(), fsdp)[0]  # compiled for, and not run on
-        params, own, shared = place.put((state.params, state.own[0], state.shared))
-        tokens = place.put_sequences(np.zeros((1, 4, 64), np.int32))
-        count, step = place.put_whole((jnp.int32(4), jnp.int32(1)))
+        group = device_groups(jax.devices(), fsdp)[0]  # compiled for, and not run on
+        params, own, shared = group.put((state.params, state.own[0], state.shared))
+        tokens = group.put_sequences(np.zeros((1, 4, 64), np.int32))
+        count, step = group.put_whole((jnp.int32(4), jnp.int32(1)))
         arguments = params, own, shared, tokens, count, step
         message = jax.eval_shape(programs.peer_step, *arguments).message
         messages = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), message)
-        messages, present = place.put(messages), place.put_whole(np.ones(2, bool))
+        messages, present = group.put(messages), group.put_whole(np.ones(2, bool))
         lowered = (
             programs.peer_step.lower(*arguments),
             programs.receive.lower(messages, present, params, shared, step),
