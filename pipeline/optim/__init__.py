@@ -1,1 +1,1 @@
-"""Optimizers that exchange little: each is five pure functions (optimizer.py), each in its file."""
+"""Optimizers that exchange little, each in its file; `optimizer` says what they have in common."""

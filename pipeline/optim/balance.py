@@ -23,11 +23,11 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optimizer.init(others(params))
 
-    def look(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return again(optimizer.look(others(params), own, shared, step), params)
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return again(optimizer.lookahead(others(params), own, shared, step), params)
 
-    def inner(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        return optimizer.inner(others(grads), own, others(params), step)
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        return optimizer.accumulate(others(grads), own, others(params), step)
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         return optimizer.send(own, others(params), shared, step)
@@ -42,7 +42,13 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         return optimizer.areas(others(params))
 
     return Optimizer(
-        init, look, inner, send, receive, optimizer.compare, areas if optimizer.areas else None
+        init,
+        lookahead,
+        accumulate,
+        send,
+        receive,
+        optimizer.compare,
+        areas if optimizer.areas else None,
     )
 
 
@@ -81,12 +87,15 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         own, shared = optimizer.init(params)
         return {"load": none(corrections(params)), "optimizer": own}, shared
 
-    def look(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return optimizer.look(params, own["optimizer"], shared, step)
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return optimizer.lookahead(params, own["optimizer"], shared, step)
 
-    def inner(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         load = jax.tree.map(jnp.add, own["load"], corrections(grads))
-        return {"load": load, "optimizer": optimizer.inner(grads, own["optimizer"], params, step)}
+        return {
+            "load": load,
+            "optimizer": optimizer.accumulate(grads, own["optimizer"], params, step),
+        }
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         message, inside = optimizer.send(own["optimizer"], params, shared, step)
@@ -119,7 +128,9 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         whole = jax.tree.map(lambda _: 0, corrections(params))
         return {"load": whole, "optimizer": optimizer.areas(params)}
 
-    return Optimizer(init, look, inner, send, receive, compare, areas if optimizer.areas else None)
+    return Optimizer(
+        init, lookahead, accumulate, send, receive, compare, areas if optimizer.areas else None
+    )
 
 
 def _share(load: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, look_here, rate
+from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, no_lookahead, rate
 
 
 def dense(
@@ -37,7 +37,7 @@ def dense(
     def init(params: Tree) -> tuple[Tree, Tree]:
         return {}, init_state(params)
 
-    def inner(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         del own, params, step
         return grads
 
@@ -66,4 +66,4 @@ def dense(
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message, own))
         return off / (optax.tree.norm(own) + jnp.finfo(jnp.float32).tiny), {}
 
-    return Optimizer(init, look_here, inner, send, receive, compare, areas=None)
+    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas=None)

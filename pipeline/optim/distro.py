@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.optim import dct, direction
-from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, group_of, look_here, rate
+from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, group_of, no_lookahead, rate
 
 
 class Coefficients(NamedTuple):
@@ -135,7 +135,7 @@ def distro(
         still = jax.tree.map(lambda theta: jnp.zeros(theta.shape, waiting_dtype), params)
         return {"delta": delta, "sent": sent}, {"direction": still}
 
-    def look(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         del shared
 
         def ahead(path: tuple, theta: jax.Array, delta: jax.Array) -> jax.Array:
@@ -143,16 +143,16 @@ def distro(
 
         return jax.tree.map_with_path(ahead, params, own["delta"])
 
-    def inner(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         del params
         lr = rate(learning_rate, step)
 
-        def accumulate(path: tuple, g: jax.Array, delta: jax.Array) -> jax.Array:
+        def add(path: tuple, g: jax.Array, delta: jax.Array) -> jax.Array:
             return compression_decay * delta + weight * encode(path, g)
 
         delta = remove(own["delta"], own["sent"]) if overlap else own["delta"]
         weight = lr * clip_scale(grads, clip_grad_norm)  # one number: no pass over the gradients
-        return own | {"delta": jax.tree.map_with_path(accumulate, grads, delta)}
+        return own | {"delta": jax.tree.map_with_path(add, grads, delta)}
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         del params, shared, step
@@ -214,7 +214,8 @@ def distro(
     def areas(params: Tree) -> Tree:
         return jax.tree.map_with_path(lambda path, theta: cut(path, theta).area, params)
 
-    return Optimizer(init, look if overlap else look_here, inner, send, receive, compare, areas)
+    look = lookahead if overlap else no_lookahead
+    return Optimizer(init, look, accumulate, send, receive, compare, areas)
 
 
 def _is_message(node: object) -> bool:

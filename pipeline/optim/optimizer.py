@@ -1,4 +1,4 @@
-"""What an optimizer is: five pure functions, and how they compose into an optax transform."""
+"""What an optimizer is: seven pure functions, and how they compose into an optax transform."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ Rate = Schedule | float | jax.Array  # a learning rate, by step or always the sa
 
 
 class Optimizer(NamedTuple):
-    """Five pure functions. `own` is what each peer owns; `shared` is one copy, the same for all.
+    """Seven pure functions. `own` is what each peer owns; `shared` is one copy, the same for all.
 
     init(params)                                    -> own, shared
-    look(params, own, shared, step)                 -> params, where a peer takes its gradient
-    inner(grads, own, params, step)                 -> own, once for each local batch
+    lookahead(params, own, shared, step)            -> params, where a peer takes its gradient
+    accumulate(grads, own, params, step)            -> own, once for each local batch
     send(own, params, shared, step)                 -> message, own, once a round
     receive(messages, present, params, shared, step) -> updates, shared, once a round
 
-    A sixth serves an audit on other hardware, where bits cannot be equal:
+    One serves an audit on other hardware, where bits cannot be equal:
 
     compare(own, message) -> distance, own: how far a sent message lies from what a peer with this
-    `own` (after `inner`) would send, as a share of its scale; and `own` after sending that message.
+    `own` (after `accumulate`) would send, as a share of its scale; and `own` after sending it.
 
     And one serves the wire: areas(params) -> how many places each param's blocks have, which a
     message alone does not tell; None where messages are dense.
@@ -35,8 +35,8 @@ class Optimizer(NamedTuple):
     """
 
     init: Callable[[Tree], tuple[Tree, Tree]]
-    look: Callable[[Tree, Tree, Tree, jax.Array], Tree]
-    inner: Callable[[Tree, Tree, Tree, jax.Array], Tree]
+    lookahead: Callable[[Tree, Tree, Tree, jax.Array], Tree]
+    accumulate: Callable[[Tree, Tree, Tree, jax.Array], Tree]
     send: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
     receive: Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]
     compare: Callable[[Tree, Tree], tuple[jax.Array, Tree]]
@@ -55,12 +55,12 @@ class OptimizerState(NamedTuple):
 
 
 def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTransformation:
-    """The five functions around an exchange, as a transform for any jitted step.
+    """The optimizer's functions around an exchange, as a transform for any jitted step.
 
     sent, received = exchange(message, step): what this peer sent, and every peer's message with a
     leading axis [peer], as `jax.lax.all_gather` gives over a mesh axis. Gradients are to be taken
-    at `optimizer.look(params, state.own, state.shared, state.step)`, which is the params themselves
-    but for DisTrO with overlap.
+    at `optimizer.lookahead(params, state.own, state.shared, state.step)`, which is the params
+    themselves but for DisTrO with overlap.
     """
 
     def init(params: Tree) -> OptimizerState:
@@ -73,7 +73,7 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
         if params is None:
             raise ValueError("update(updates, state, params): params are needed, for their decay")
         step, own, shared = state
-        own = optimizer.inner(updates, own, params, step)
+        own = optimizer.accumulate(updates, own, params, step)
         message, own = optimizer.send(own, params, shared, step)
         _, received = exchange(message, step)
         present = jnp.ones(jax.tree.leaves(received)[0].shape[0], bool)
@@ -93,8 +93,8 @@ def group_of(path: tuple) -> str | None:
     return getattr(path[0], "key", None) if path else None
 
 
-def look_here(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-    """The default `look`: the gradient is taken at the params themselves."""
+def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    """The default `lookahead`: the gradient is taken at the params themselves."""
     del own, shared, step
     return params
 

@@ -57,10 +57,10 @@ def normalized(
         zero = jax.tree.map_with_path(lambda path, p: means(path, jnp.zeros_like(p)), params)
         return {"optimizer": own, "second": zero, "weight": jnp.zeros(())}, shared
 
-    def look(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return optimizer.look(params, own["optimizer"], shared, step)
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return optimizer.lookahead(params, own["optimizer"], shared, step)
 
-    def inner(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         if clip_grad_norm:
             scale = clip_scale(grads, clip_grad_norm)
             grads = jax.tree.map(lambda g: g * scale, grads)
@@ -79,7 +79,7 @@ def normalized(
             return g / (jnp.sqrt(row) * jnp.sqrt(of["column"] / weight) + EPS)
 
         grads = jax.tree.map(divide, grads, second)
-        inside = optimizer.inner(grads, own["optimizer"], params, step)
+        inside = optimizer.accumulate(grads, own["optimizer"], params, step)
         return {"optimizer": inside, "second": second, "weight": weight}
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
@@ -90,4 +90,6 @@ def normalized(
         distance, inside = optimizer.compare(own["optimizer"], message)
         return distance, own | {"optimizer": inside}
 
-    return optimizer._replace(init=init, look=look, inner=inner, send=send, compare=compare)
+    return optimizer._replace(
+        init=init, lookahead=lookahead, accumulate=accumulate, send=send, compare=compare
+    )

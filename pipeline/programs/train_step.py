@@ -145,7 +145,7 @@ class Programs:
         count: jax.Array,
         step: jax.Array,
     ) -> PeerResult:
-        """Gradient on `count` sequences, the optimizer's inner step, and the message.
+        """Gradient on `count` sequences, accumulated in the optimizer's state, and the message.
 
         Args:
           params: what all peers agree on.
@@ -168,9 +168,9 @@ class Programs:
         count: jax.Array,
         step: jax.Array,
     ) -> tuple[Tree, jax.Array]:
-        there = self.optimizer.look(params, own, shared, step)
+        there = self.optimizer.lookahead(params, own, shared, step)
         loss, grads = self._gradient(there, rows_MBW, count)
-        return self.optimizer.inner(grads, own, params, step), loss
+        return self.optimizer.accumulate(grads, own, params, step), loss
 
     def _gradient(
         self, params: Tree, rows_MBW: jax.Array, count: jax.Array

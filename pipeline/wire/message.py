@@ -101,7 +101,7 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
     def first_message(params: Tree) -> Tree:
         own, shared = optimizer.init(params)
         step = jnp.ones((), jnp.int32)
-        own = optimizer.inner(params, own, params, step)
+        own = optimizer.accumulate(params, own, params, step)
         return optimizer.send(own, params, shared, step)[0]
 
     like = jax.eval_shape(first_message, params)

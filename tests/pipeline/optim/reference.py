@@ -69,7 +69,7 @@ class Distro:
             return self.settings["scale"] * np.sign(x)
         return self.settings["scale"] * x / max(np.sqrt((x**2).mean()), 1e-30)
 
-    def look(self, peer: int, previous_lr: float) -> np.ndarray:
+    def lookahead(self, peer: int, previous_lr: float) -> np.ndarray:
         """Where a peer takes its gradient."""
         if not self.settings["overlap"]:
             return self.theta

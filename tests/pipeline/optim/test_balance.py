@@ -53,7 +53,7 @@ def rounds(optimizer, params: dict, present: list[list[bool]], grads=drawn) -> d
     for step, here in enumerate(present, start=1):
         messages = []
         for peer in range(count):
-            state = optimizer.inner(grads(10 * step + peer), own[peer], params, step)
+            state = optimizer.accumulate(grads(10 * step + peer), own[peer], params, step)
             message, own[peer] = optimizer.send(state, params, shared, step)
             messages.append(message)
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
@@ -116,7 +116,7 @@ def test_distance_is_the_share_of_choices_that_are_elsewhere(inner):
     own, shared = optimizer.init(params)
     grads = drawn(1)
     grads["layers"]["router"]["correction"][1] = [3, 1, 0, 0]
-    own = optimizer.inner(grads, own, params, 1)
+    own = optimizer.accumulate(grads, own, params, 1)
     message, _ = optimizer.send(own, params, shared, 1)
     assert optimizer.compare(own, message)[0] < 1e-6
     load = np.array(message["load"]["layers"]["router"]["correction"])

@@ -99,7 +99,7 @@ def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
     own, shared = optimizer.init(params)
     messages = []
     for peer in range(2):
-        after = optimizer.inner(target(peer), own, params, 1)
+        after = optimizer.accumulate(target(peer), own, params, 1)
         messages.append(optimizer.send(after, params, shared, 1)[0])
     spoilt = jax.tree.map(
         lambda x: jnp.full_like(x, jnp.nan) if x.dtype == jnp.float32 else x, messages[1]

@@ -62,7 +62,7 @@ def optimizer_of(settings: dict):
 def take_round(optimizer, params, own, shared, grads, step):
     messages = []
     for peer in range(len(own)):
-        own[peer] = optimizer.inner({"w": grads[peer]}, own[peer], params, step)
+        own[peer] = optimizer.accumulate({"w": grads[peer]}, own[peer], params, step)
         message, own[peer] = optimizer.send(own[peer], params, shared, step)
         messages.append(message)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
@@ -96,8 +96,8 @@ def expect_like_reference(shape, settings, peers, grads_of):
     for step in (1, 2, 3, 4):
         before = np.asarray(params["w"], np.float64)
         for peer in range(peers):
-            there = optimizer.look(params, own[peer], shared, step)["w"]
-            expected = reference.look(peer, lr(step - 1))
+            there = optimizer.lookahead(params, own[peer], shared, step)["w"]
+            expected = reference.lookahead(peer, lr(step - 1))
             sure = sign_is_sure(reference.delta[peer])
             np.testing.assert_allclose(
                 np.where(sure, there, 0), np.where(sure, expected, 0), atol=1e-6
@@ -149,8 +149,8 @@ def test_what_is_sent_and_what_is_left_add_up_to_the_gradients():
     for step in (1, 2, 3, 4):
         grad = {"w": jax.random.normal(jax.random.key(step), (16, 16))}
         alone, _ = optimizer.init(params)
-        total += np.asarray(optimizer.inner(grad, alone, params, step)["delta"]["w"])
-        own = optimizer.inner(grad, own, params, step)
+        total += np.asarray(optimizer.accumulate(grad, alone, params, step)["delta"]["w"])
+        own = optimizer.accumulate(grad, own, params, step)
         message, own = optimizer.send(own, params, shared, step)
         index_NK, value_NK = (np.asarray(part) for part in message["w"])
         for number, block in enumerate(blocks_of((16, 16), 8)):
@@ -163,7 +163,9 @@ def test_compare_is_zero_for_the_own_message_and_large_for_a_flipped_one():
     optimizer = optimizer_of(BASE)
     params = {"w": jnp.zeros((16, 16))}
     own, shared = optimizer.init(params)
-    own = optimizer.inner({"w": jax.random.normal(jax.random.key(0), (16, 16))}, own, params, 1)
+    own = optimizer.accumulate(
+        {"w": jax.random.normal(jax.random.key(0), (16, 16))}, own, params, 1
+    )
     message, after = optimizer.send(own, params, shared, 1)
     distance, compared = optimizer.compare(own, message)
     assert distance == 0
@@ -187,7 +189,7 @@ def test_a_group_has_its_own_topk_and_its_own_step():
     )
     own, shared = optimizer.init(params)
     grads = jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params)
-    message, _ = optimizer.send(optimizer.inner(grads, own, params, 1), params, shared, 1)
+    message, _ = optimizer.send(optimizer.accumulate(grads, own, params, 1), params, shared, 1)
     assert [message[name].index_NK.shape[1] for name in "ab"] == [3, 5]
     stacked = jax.tree.map(lambda leaf: leaf[None], message)
     updates, _ = optimizer.receive(stacked, jnp.ones(1, bool), params, shared, 1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.optimizer import Optimizer, look_here
+from pipeline.optim.optimizer import Optimizer, no_lookahead
 from pipeline.optim.second_moment import normalized
 from tests.pipeline.optim.reference import SecondMoment
 
@@ -14,8 +14,8 @@ def last_gradient() -> Optimizer:
     """An optimizer whose state is the last gradient it was given, and whose message too."""
     return Optimizer(
         init=lambda params: (params, {}),
-        look=look_here,
-        inner=lambda grads, own, params, step: grads,
+        lookahead=no_lookahead,
+        accumulate=lambda grads, own, params, step: grads,
         send=lambda own, params, shared, step: (own, own),
         receive=lambda messages, present, params, shared, step: (params, shared),
         compare=lambda own, message: (jnp.zeros(()), message),
@@ -37,7 +37,7 @@ def test_gradients_are_divided_by_the_factored_estimate(scale):
         grads = {
             n: scale * rng.normal(size=shape).astype(np.float32) for n, shape in SHAPES.items()
         }
-        own = optimizer.inner(grads, own, params, step)
+        own = optimizer.accumulate(grads, own, params, step)
         for name, reference in references.items():
             expected = reference.normalized(grads[name].astype(np.float64))
             np.testing.assert_allclose(own["optimizer"][name], expected, rtol=1e-5)
@@ -54,10 +54,10 @@ def test_vectors_of_layers_are_not_matrices():
 def test_what_never_had_a_gradient_stays_as_it_is():
     params = {"w": jnp.zeros((4, 3)), "v": jnp.zeros(3)}
     optimizer = normalized(last_gradient(), 0.95)
-    own = optimizer.inner(params, optimizer.init(params)[0], params, 1)
+    own = optimizer.accumulate(params, optimizer.init(params)[0], params, 1)
     jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), own["optimizer"])
     one_row = {"w": jnp.zeros((4, 3)).at[1].set(1e-3), "v": jnp.zeros(3)}
-    found = optimizer.inner(one_row, own, params, 2)["optimizer"]["w"]
+    found = optimizer.accumulate(one_row, own, params, 2)["optimizer"]["w"]
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found[np.array([0, 2, 3])], 0)
 
@@ -65,7 +65,7 @@ def test_what_never_had_a_gradient_stays_as_it_is():
 def test_state_survives_sending_and_comparing():
     params = {"w": jnp.ones((4, 3))}
     optimizer = normalized(last_gradient(), 0.95)
-    own = optimizer.inner(params, optimizer.init(params)[0], params, 1)
+    own = optimizer.accumulate(params, optimizer.init(params)[0], params, 1)
     message, sent = optimizer.send(own, params, {}, 1)
     _, compared = optimizer.compare(own, message)
     jax.tree.map(np.testing.assert_array_equal, sent, compared)
@@ -80,6 +80,8 @@ def test_clipping_comes_before_normalization():
     for step, size in ((1, 0.01), (2, 100.0)):
         g = jax.random.normal(jax.random.key(step), (4, 3))
         g = size * g / jnp.linalg.norm(g)
-        found = clipping.inner({"w": g}, found, params, step)
-        expected = plain.inner({"w": g * min(1.0, 1.0 / (size + 1e-6))}, expected, params, step)
+        found = clipping.accumulate({"w": g}, found, params, step)
+        expected = plain.accumulate(
+            {"w": g * min(1.0, 1.0 / (size + 1e-6))}, expected, params, step
+        )
     np.testing.assert_allclose(found["optimizer"]["w"], expected["optimizer"]["w"], rtol=1e-5)

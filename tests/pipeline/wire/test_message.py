@@ -51,7 +51,7 @@ def message_of(name: str, params=PARAMS) -> dict:
     optimizer, _ = KINDS[name]
     own, shared = optimizer.init(params)
     grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
-    own = optimizer.inner(grads, own, params, 1)
+    own = optimizer.accumulate(grads, own, params, 1)
     return jax.device_get(optimizer.send(own, params, shared, 1)[0])
 
 
@@ -238,7 +238,7 @@ def test_whole_arrays_stand_before_places(layout, one_bit):
     params = PARAMS | {"load": jnp.arange(6.0).reshape(2, 3)}
     chosen = balanced(leave(optimizer(one_bit), ["load"]), ["load"], 0.1)
     own, shared = chosen.init(params)
-    own = chosen.inner(params, own, params, 1)
+    own = chosen.accumulate(params, own, params, 1)
     message = jax.device_get(chosen.send(own, params, shared, 1)[0])
     form = wire.form_of(chosen, params, layout)
     data = wire.encode(message, form)
