@@ -15,7 +15,7 @@ import numpy as np
 from models import llama
 from pipeline import runfile
 from pipeline.audit.audit import audit
-from pipeline.audit.replay import Replay, Window
+from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.programs.train_step import Programs
@@ -26,7 +26,7 @@ from pipeline.swarm.start import Start
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.state import State
-from pipeline.transcript.transcript import Transcript, Writer, due, kept
+from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.wire import message as wire
 
 
@@ -94,8 +94,8 @@ class Lab:
         faults = Faults(run.faults.schedule, run.peers.seed, self.form)
         peers = Peers(self.programs, run.peers.layout, self.begin.state, self.devices)
         swarm = Swarm(run, peers, self.data, self.form, faults, self.imprecise)
-        every, keep = run.witness.snapshot_every, self.form.kind != wire.DENSE
-        writer = Writer(folder, first=0, every=every, keep_payloads=keep)
+        snapshots = run.snapshots()
+        writer = Writer(folder, snapshots, keep_payloads=self.form.kind != wire.DENSE)
         writer.header(
             Header(
                 key="0" * 64,
@@ -107,7 +107,6 @@ class Lab:
             )
         )
         writer.snapshot(0, self.begin.state)
-        whole = kept(due(0, run.config.total_steps, every), run.witness.keep_every)
         progress = self.begin.progress(run)
         while True:
             progress, taken = swarm.take_round(progress)
@@ -117,8 +116,8 @@ class Lab:
             others = {peer: sent.payload for peer, sent in taken.others.items()}
             writer.round(taken.entry(None), payloads, others)
             step = taken.round.step
-            if step % every == 0 or step == run.config.total_steps:
-                writer.snapshot(step, peers.state(), whole=step in whole)
+            if step in snapshots.steps:
+                writer.snapshot(step, peers.state())
         params = jax.device_get(next(iter(peers.params_on.values())))
         return Trained(Transcript(folder), faults.fired, params)
 
@@ -153,11 +152,11 @@ class Lab:
             bitwise=elsewhere is None,
         )
         work = [
-            (Window(*steps), [p for p in peers if sample is None or (number, p) in sample])
-            for number, steps in enumerate(transcript.windows())
+            (window, [p for p in peers if sample is None or (number, p) in sample])
+            for number, window in enumerate(run.snapshots().windows)
         ]
 
-        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
+        def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
             return replay.window(*item, lambda: None, group)
 
         for found in side_by_side(replay.groups, work, one):

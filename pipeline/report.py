@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -20,13 +19,6 @@ TEMPLATE = Path(__file__).parent / "pages" / "report.html.jinja"
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 
-class Window(NamedTuple):
-    """Rounds `first` to `last`, from one snapshot to the next."""
-
-    first: int
-    last: int
-
-
 def run(run: runfile.Run, paths: Paths) -> None:
     """Writes report.html, and beside it each plot as it looks on a light page."""
     trained, verdict = paths.need("train"), paths.need("witness")
@@ -38,7 +30,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     pictures = plots.loss_pictures(results, rows, measured)
     traffic = plots.traffic_picture(results)
     rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
-    windows = _windows(trained / "transcript")
+    windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     page = _render(
         run=run,
         results=results,
@@ -139,14 +131,9 @@ def _or_not(value: float | None, form: str) -> str:
 # ---- Witness ----
 
 
-def _windows(transcript: Path) -> list[Window]:
-    steps = sorted(int(folder.name) for folder in (transcript / "snapshots").iterdir())
-    return [Window(first + 1, last) for first, last in zip(steps, steps[1:], strict=False)]
-
-
 def _grid(
-    verdict: dict, windows: list[Window], peers: int
-) -> list[tuple[str, list[tuple[Window, str]]]]:
+    verdict: dict, windows: list[runfile.Window], peers: int
+) -> list[tuple[str, list[tuple[runfile.Window, str]]]]:
     """For each peer, what was done with each of its windows; findings about nobody come last."""
     replayed = {(window["first"], window["peer"]) for window in verdict["replayed_windows"]}
     found = {
@@ -156,7 +143,7 @@ def _grid(
         for window in [next(w for w in windows if finding["round"] <= w.last)]
     }
 
-    def state(window: Window, peer: int | None) -> str:
+    def state(window: runfile.Window, peer: int | None) -> str:
         if (window.first, peer) in found:
             return FOUND
         return REPLAYED if (window.first, peer) in replayed else NOT_REPLAYED
@@ -168,7 +155,7 @@ def _grid(
 
 
 def _chances(
-    verdict: dict, windows: list[Window], peers: int, *, dense: bool, percent: float
+    verdict: dict, windows: list[runfile.Window], peers: int, *, dense: bool, percent: float
 ) -> list[tuple[int, float]]:
     """How many windows a peer lies in, and the chance that one of them is in the sample.
 

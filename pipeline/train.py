@@ -31,7 +31,7 @@ from pipeline.swarm.swarm import NotFinite, Swarm, Taken
 from pipeline.tokens import sequences as tokens
 from pipeline.transcript import curves as history
 from pipeline.transcript.entry import TABLES, Header
-from pipeline.transcript.transcript import Transcript, Writer, due, kept
+from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights import earlier_run
 from pipeline.weights.checkpoints import Checkpoints
 from pipeline.wire import message as wire
@@ -93,12 +93,9 @@ class _Training:
         self.form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
         self.faults = Faults(run.faults.schedule, run.peers.seed, self.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
-        steps = due(begin.step, run.config.total_steps, run.witness.snapshot_every)
-        self.kept = kept(steps, run.witness.keep_every)
         self.writer = Writer(
             paths.scratch / "transcript",
-            first=begin.step,
-            every=run.witness.snapshot_every,
+            run.snapshots(begin.step),
             keep_payloads=self.form.kind != wire.DENSE,
         )
 
@@ -186,7 +183,7 @@ class _Training:
         payloads = {peer: sent.payload for peer, sent in taken.sent.items()}
         others = {peer: sent.payload for peer, sent in taken.others.items()}
         self.writer.round(taken.entry(measured), payloads, others)
-        snapshot = last or self.step % run.witness.snapshot_every == 0
+        snapshot = self.step in self.writer.snapshots.steps
         checkpoint = last or stop or self.step % run.runtime.checkpoint_every == 0
         if not (snapshot or checkpoint):
             return
@@ -194,7 +191,7 @@ class _Training:
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
             raise self._stopped(f"params are not finite after round {self.step}")
         if snapshot:
-            self.writer.snapshot(self.step, state, whole=self.step in self.kept)
+            self.writer.snapshot(self.step, state)
         if checkpoint:
             self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
             rest = {"progress": self.progress.to_json(), "faults": self.faults.to_json()}

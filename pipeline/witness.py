@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.audit import bundle
 from pipeline.audit.audit import audit
-from pipeline.audit.replay import TOLERANCE, Replay, Window, why_not_bitwise
+from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, merged
 from pipeline.pages import summary
 from pipeline.programs.placement import DeviceGroup, side_by_side
@@ -53,7 +53,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     sound = not any(finding.peer is None or finding.applied for finding in findings)
     why = why_not_bitwise(run, transcript.header)
     replay = Replay(run, programs, transcript, data, form, begin.state, bitwise=not why)
-    windows = [Window(*steps) for steps in transcript.windows()]
+    windows = run.snapshots(begin.step).windows
     seed = _sample_seed(run, transcript)
     sample = _sample(run, windows, seed, form) if sound else []
     if sound:
@@ -84,16 +84,18 @@ def run(run: runfile.Run, paths: Paths) -> None:
         log.info(f"witness: {line}")
 
 
-def _replay(replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path) -> list[Finding]:
+def _replay(
+    replay: Replay, work: list[tuple[runfile.Window, list[int]]], scratch: Path
+) -> list[Finding]:
     """Replays windows side by side, one on each device group; reads what an earlier try did."""
-    total = sum(window.last - window.first for window, _ in work)
+    total = sum(len(window.rounds) for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 
-        def one(item: tuple[Window, list[int]], group: DeviceGroup) -> list[Finding]:
+        def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
             window, peers = item
             kept = scratch / "windows" / f"{window.first:05}.json"
             if kept.exists():
-                bar.advance(window.last - window.first)
+                bar.advance(len(window.rounds))
                 return [Finding(**finding) for finding in artifacts.read_json(kept)["findings"]]
             found = replay.window(window, peers, bar.advance, group)
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +116,8 @@ def _sample_seed(run: runfile.Run, transcript: Transcript) -> str:
 
 
 def _sample(
-    run: runfile.Run, windows: list[Window], seed: str, form: wire.Form
-) -> list[tuple[Window, int]]:
+    run: runfile.Run, windows: list[runfile.Window], seed: str, form: wire.Form
+) -> list[tuple[runfile.Window, int]]:
     """Which windows are replayed, of which peers: `[witness] replay_percent`, rounded up, and those
     that `[witness] replay` names.
 
@@ -133,18 +135,19 @@ def _sample(
     return sorted({pair for group in drawn for pair in group} | set(chosen))
 
 
-def _to_repeat(findings: Iterable[Finding], windows: list[Window]) -> list[tuple[int, Window]]:
+def _to_repeat(
+    findings: Iterable[Finding], windows: list[runfile.Window]
+) -> list[tuple[int, runfile.Window]]:
     """The windows of peers in which something was found that a replay shows."""
     found = set()
     for finding in findings:
         if finding.peer is not None and finding.kind in bundle.KINDS:
-            # snapshots that are missing leave rounds without a window
-            found |= {(finding.peer, w) for w in windows if w.first < finding.round <= w.last}
+            found |= {(finding.peer, w) for w in windows if finding.round in w.rounds}
     return sorted(found)
 
 
-def _with_bundle(finding: Finding, name: str, window: Window, peer: int) -> Finding:
-    here = window.first < finding.round <= window.last
+def _with_bundle(finding: Finding, name: str, window: runfile.Window, peer: int) -> Finding:
+    here = finding.round in window.rounds
     if finding.peer == peer and here and finding.kind in bundle.KINDS:
         return replace(finding, bundle=name)
     return finding
@@ -155,8 +158,8 @@ def _verdict(
     transcript: Transcript,
     findings: list[Finding],
     why: str | None,
-    windows: list[Window],
-    sample: list[tuple[Window, int]],
+    windows: list[runfile.Window],
+    sample: list[tuple[runfile.Window, int]],
     seed: str,
 ) -> Verdict:
     ejected, dropped, late = {}, {}, Counter()
@@ -175,7 +178,7 @@ def _verdict(
         audited_rounds=len(transcript.rounds),
         windows=len(windows) * run.peers.count,
         replayed_windows=tuple(
-            Replayed(windows.index(window), window.first + 1, window.last, peer)
+            Replayed(windows.index(window), window.first, window.last, peer)
             for window, peer in sample
         ),
         sample_seed=seed,

@@ -15,7 +15,7 @@ from pipeline.protocol.round import Evidence, Round
 from pipeline.swarm.start import Start
 from pipeline.transcript.entry import TABLES, Entry, Header, Message
 from pipeline.transcript.state import hashes
-from pipeline.transcript.transcript import Transcript, due, kept
+from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 
@@ -261,14 +261,13 @@ def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
 def _audit_snapshots(run: runfile.Run, transcript: Transcript, begin: Start) -> list[Finding]:
     """Snapshots lie where the run file puts them, their files are what was committed to, and the
     first is what stage convert gives."""
-    steps = due(begin.step, run.config.total_steps, run.witness.snapshot_every)
-    whole = kept(steps, run.witness.keep_every)
-    for found, expected in ((transcript.snapshots, steps), (transcript.kept, whole)):
+    due = run.snapshots(begin.step)
+    for found, expected in ((transcript.snapshots, due.steps), (transcript.kept, due.kept)):
         if found != expected:
             text = f"found after rounds {found}, expected after {expected}"
             return [_against(begin.step, "snapshot", text)]
     findings = []
-    for step in whole:
+    for step in due.kept:
         try:
             found, recorded = hashes(transcript.state(step, begin.state)), transcript.recorded(step)
         except LockstepError as error:

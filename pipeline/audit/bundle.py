@@ -17,7 +17,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from pipeline.audit.replay import Replay, Window
+from pipeline import runfile
+from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.table import Table
@@ -55,14 +56,19 @@ class Said(Table):
     files: dict[str, Hash]
     """SHA-256 of every other file of the bundle, by its name."""
 
+    @property
+    def rounds(self) -> runfile.Window:
+        """The window as its first and last round."""
+        return runfile.Window(self.window[0] + 1, self.window[1])
 
-def name(window: Window, peer: int) -> str:
+
+def name(window: runfile.Window, peer: int) -> str:
     """The folder of a bundle in data/verdict."""
-    return f"bundles/{window.first + 1:05}-{window.last:05}-peer-{peer:02}"
+    return f"bundles/{window.first:05}-{window.last:05}-peer-{peer:02}"
 
 
 def write(
-    folder: Path, replay: Replay, window: Window, peer: int, findings: Sequence[Finding]
+    folder: Path, replay: Replay, window: runfile.Window, peer: int, findings: Sequence[Finding]
 ) -> None:
     """Writes the bundle of a peer's window into a folder that is built aside.
 
@@ -74,13 +80,13 @@ def write(
       findings: all of the witness's.
     """
     transcript = replay.transcript
-    entries = list(transcript.window(*window))
+    entries = list(transcript.window(window))
     steps = {entry.round.step for entry in entries}
     kept = [f for f in findings if f.peer == peer and f.kind in KINDS and f.round in steps]
     peers = replayed(kept, entries, range(replay.run.peers.count) if replay.dense else None)
 
     write_json(folder / RUN, replay.run.model_dump(mode="json"))
-    between = [step for step in transcript.snapshots if window.first < step < window.last]
+    between = [step for step in transcript.snapshots if window.opening < step < window.last]
     for file in _files(entries, window, between, peers):
         if (transcript.folder / file).exists():  # that a payload is not there may be the finding
             (folder / TRANSCRIPT / file).parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +101,7 @@ def write(
     said = Said(
         format=1,
         key=transcript.header.key,
-        window=tuple(window),
+        window=(window.opening, window.last),
         peer=peer,
         first_step=transcript.snapshots[0],
         bitwise=replay.bitwise,
@@ -135,11 +141,11 @@ def listing(folder: Path) -> dict[str, str]:
 
 
 def _files(
-    entries: Iterable[Entry], window: Window, between: Iterable[int], peers: Iterable[int]
+    entries: Iterable[Entry], window: runfile.Window, between: Iterable[int], peers: Iterable[int]
 ) -> set[str]:
     """The transcript's files that are needed whole. The params at the window's end are needed where
     the machine that repeats cannot compare bits."""
-    first, last = (f"snapshots/{step:05}" for step in window)
+    first, last = (f"snapshots/{step:05}" for step in (window.opening, window.last))
     sent = [m for e in entries for m in (*e.messages.values(), *e.others.values())]
     files = {"header.json"} | {f"payloads/{m.payload}" for m in sent if m.payload is not None}
     if peers:

@@ -27,7 +27,7 @@ from pipeline.audit.bundle import (
     listing,
     replayed,
 )
-from pipeline.audit.replay import TOLERANCE, Replay, Window, why_not_bitwise
+from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
@@ -127,7 +127,7 @@ def read(folder: Path) -> Bundle:
     why = why_not_bitwise(run, header)
     replay = Replay(run, programs, transcript, rows, form, like, bitwise=not why)
     if peers:
-        _check_snapshots(transcript, Window(*said.window), peers, like)
+        _check_snapshots(transcript, said.rounds, peers, like)
         _check_messages(replay, entries)
     return Bundle(said, replay, entries, peers, why)
 
@@ -141,7 +141,7 @@ def repeat(bundle: Bundle) -> list[Finding]:
     # one after another, so that what is found of one hides nothing of the others
     groups = [bundle.peers] if replay.dense else [(peer,) for peer in bundle.peers]
     for peers in groups:
-        found += replay.window(Window(*bundle.said.window), peers, lambda: None)
+        found += replay.window(bundle.said.rounds, peers, lambda: None)
     return [finding for finding in found if finding.peer in (bundle.said.peer, None)]
 
 
@@ -264,10 +264,10 @@ def _check_rounds(
 
 
 def _check_snapshots(
-    transcript: Transcript, window: Window, peers: Iterable[int], like: State
+    transcript: Transcript, window: runfile.Window, peers: Iterable[int], like: State
 ) -> None:
     """The files of the window's two snapshots are what was committed to."""
-    for step in window:
+    for step in (window.opening, window.last):
         folder = transcript.folder / "snapshots" / f"{step:05}"
         try:
             recorded = _Recorded.model_validate_json((folder / "state.json").read_bytes())
@@ -278,7 +278,7 @@ def _check_snapshots(
             _refuse(folder / "state.json", f"expected step {step} and {len(like.own)} peers")
         params, shared = transcript.agreed(step, like)
         found = {"params": (params, recorded.params), "shared": (shared, recorded.shared)}
-        if step == window.first:
+        if step == window.opening:
             for peer in peers:
                 own = transcript.own(step, peer, like.own[peer])
                 found[f"own-{peer:03}"] = own, recorded.own[peer]

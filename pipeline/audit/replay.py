@@ -9,7 +9,6 @@ snapshot whether a peer is replayed or not.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -68,13 +67,6 @@ def why_not_bitwise(run: runfile.Run, header: Header) -> str | None:
     return None
 
 
-class Window(NamedTuple):
-    """Rounds `first` + 1 to `last`, between the snapshots after those steps."""
-
-    first: int
-    last: int
-
-
 @dataclass(frozen=True)
 class Replay:
     """What replaying needs.
@@ -98,7 +90,7 @@ class Replay:
 
     def window(
         self,
-        window: Window,
+        window: runfile.Window,
         peers: Sequence[int],
         advance: Callable[[], None],
         group: DeviceGroup | None = None,
@@ -127,18 +119,20 @@ class Replay:
 class _WindowReplay:
     """One window on its way: the params, and what each replayed peer owns."""
 
-    def __init__(self, replay: Replay, window: Window, peers: Sequence[int], group: DeviceGroup):
+    def __init__(
+        self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
+    ):
         self.replay, self.window, self.peers, self.group = replay, window, peers, group
         transcript, start = replay.transcript, replay.start
-        self.params, self.shared = group.put(transcript.agreed(window.first, start))
+        self.params, self.shared = group.put(transcript.agreed(window.opening, start))
         self.own = {
-            peer: group.put(transcript.own(window.first, peer, start.own[peer])) for peer in peers
+            peer: group.put(transcript.own(window.opening, peer, start.own[peer])) for peer in peers
         }
         self.blamed: list[Finding] = []
 
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
         """Takes the window's rounds again, and compares the state at their end."""
-        for entry in self.replay.transcript.window(self.window.first, self.window.last):
+        for entry in self.replay.transcript.window(self.window):
             self._join(entry)
             replayed = self._step(entry)
             sent = self._applied(entry, replayed)

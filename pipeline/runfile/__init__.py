@@ -83,3 +83,4 @@ from pipeline.runfile.variants import (
     ScheduleLinear,
     ScheduleWarmupStableDecay,
 )
+from pipeline.runfile.windows import Snapshots, Window

@@ -30,6 +30,7 @@ from pipeline.runfile.tables import (
     Witness,
 )
 from pipeline.runfile.variants import Compressing
+from pipeline.runfile.windows import Snapshots
 
 
 class Run(Table):
@@ -69,6 +70,16 @@ class Run(Table):
     def llm(self) -> LLM:
         """The table [model.LLM]."""
         return self.model.LLM
+
+    def snapshots(self, start: int = 0) -> Snapshots:
+        """Return the snapshots that the run takes.
+
+        Args:
+          start: The step after which it starts: 0, unless it extends an earlier run.
+        """
+        witness = self.witness
+        end = self.config.total_steps
+        return Snapshots(start, end, witness.snapshot_every, witness.keep_every)
 
     @model_validator(mode="after")
     def _cold_start_fits(self) -> "Run":
@@ -163,9 +174,8 @@ class Run(Table):
 
     @model_validator(mode="after")
     def _chosen_windows_exist(self) -> "Run":
-        # a run that extends another has fewer: what lies beyond those the witness must find out
-        every = self.witness.snapshot_every * self.witness.keep_every
-        windows = -(-self.config.total_steps // every)
+        # a run that extends another has fewer windows: the witness ignores numbers beyond those
+        windows = self.snapshots().window_count
         for index, (window, peer) in enumerate(self.witness.chosen):
             if window >= windows or peer >= self.peers.count:
                 text = f"a window below {windows} and a peer below {self.peers.count}"

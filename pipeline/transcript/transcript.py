@@ -12,7 +12,7 @@ A window is what lies between two snapshots that are kept whole. Docs: docs/refe
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.runfile.table import Table
@@ -34,55 +35,17 @@ DECODED_BYTES = 2**28  # of messages that are kept decoded
 RELEASE = {1: "0.1"}  # the first release that reads a format
 
 
-def kept(snapshots: Sequence[int], keep_every: int) -> list[int]:
-    """Those of a run's snapshots that are kept whole.
-
-    Args:
-      snapshots: the steps after which they are taken, the first and the last of the run included.
-      keep_every: `[witness] keep_every`.
-    """
-    return [
-        step
-        for number, step in enumerate(snapshots)
-        if number % keep_every == 0 or step == snapshots[-1]
-    ]
-
-
-def due(first: int, last: int, every: int) -> list[int]:
-    """The steps after which a snapshot is taken.
-
-    Args:
-      first: the step that the run starts after.
-      last: its last step.
-      every: `[witness] snapshot_every`.
-    """
-    return [first, *(step for step in range(first + 1, last) if step % every == 0), last]
-
-
-def window_start(step: int, first: int, every: int) -> int:
-    """The snapshot that opens the window of a step: the last one before it.
-
-    Args:
-      step: of a round, from 1.
-      first: the step of the run's first snapshot, 0 unless it extends another run.
-      every: `[witness] snapshot_every`.
-    """
-    return max(first, (step - 1) // every * every)
-
-
 class Writer:
     """Appends to a transcript, and can be cut back to where a checkpoint was.
 
     Args:
-      folder: of the transcript; made if it is not there.
-      first: the step of the first snapshot.
-      every: rounds between snapshots.
-      keep_payloads: whether payloads are kept.
+      folder: Folder of the transcript; made if it does not exist.
+      snapshots: The snapshots that the run takes.
+      keep_payloads: Whether payloads are kept.
     """
 
-    def __init__(self, folder: Path, *, first: int, every: int, keep_payloads: bool):
-        self.folder, self.first, self.every = folder, first, every
-        self.keep_payloads = keep_payloads
+    def __init__(self, folder: Path, snapshots: runfile.Snapshots, *, keep_payloads: bool):
+        self.folder, self.snapshots, self.keep_payloads = folder, snapshots, keep_payloads
         (folder / "payloads").mkdir(parents=True, exist_ok=True)
         (folder / "snapshots").mkdir(exist_ok=True)
 
@@ -94,10 +57,11 @@ class Writer:
         """Forgets all after `step`: what a killed run wrote beyond its last checkpoint."""
         rounds = self.folder / "rounds.jsonl"
         lines = rounds.read_text().splitlines(keepends=True) if rounds.exists() else []
-        kept = lines[: step - self.first]
-        if len(kept) < step - self.first:
+        expected = step - self.snapshots.start
+        kept = lines[:expected]
+        if len(kept) < expected:
             raise LockstepError(
-                f"{rounds}: {len(kept)} rounds, expected {step - self.first} as the checkpoint has "
+                f"{rounds}: {len(kept)} rounds, expected {expected} as the checkpoint has "
                 "behind it; begin anew after `lockstep clean`"
             )
         write_text(rounds, "".join(kept))
@@ -121,7 +85,7 @@ class Writer:
           others: those of its other messages.
         """
         if self.keep_payloads:
-            name = f"{window_start(entry.round.step, self.first, self.every) + 1:05}.bin"
+            name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
             path = self.folder / "payloads" / name
             kept = {"messages": {}, "others": {}}
             rows = [("messages", p, m, payloads[p]) for p, m in entry.messages.items()]
@@ -142,16 +106,11 @@ class Writer:
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
 
-    def snapshot(self, step: int, state: State, whole: bool = True) -> None:
-        """Writes the hashes of the state after `step`, that each peer commits to.
-
-        Args:
-          step: after which it is taken.
-          state: then.
-          whole: whether the state is kept too.
-        """
+    def snapshot(self, step: int, state: State) -> None:
+        """Write the snapshot after `step`: the hashes that peers commit to and, if it is one of
+        those that are kept whole, the state."""
         folder = self.folder / "snapshots" / f"{step:05}"
-        if whole:
+        if step in self.snapshots.kept:
             self._keep(folder, state)
         write_json(folder / "state.json", {"step": step} | hashes(state))
 
@@ -212,13 +171,9 @@ class Transcript:
         """The hashes that were committed to at a snapshot."""
         return read_json(self.folder / "snapshots" / f"{step:05}" / "state.json")
 
-    def windows(self) -> Iterator[tuple[int, int]]:
-        """Each window as the steps of its two snapshots: rounds first + 1 to last."""
-        yield from zip(self.kept, self.kept[1:], strict=False)
-
-    def window(self, first: int, last: int) -> Iterator[Entry]:
-        """The rounds `first` + 1 to `last`."""
-        return (entry for entry in self.rounds if first < entry.round.step <= last)
+    def window(self, window: runfile.Window) -> Iterator[Entry]:
+        """Return the rounds of a window."""
+        return (entry for entry in self.rounds if entry.round.step in window.rounds)
 
     def state(self, step: int, like: State) -> State:
         """The state kept after `step`, in the structure of `like`."""

@@ -99,7 +99,7 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
         for entry in entries
     ]
     with paths.building() as folder:
-        writer = Writer(folder / "transcript", first=0, every=EVERY, keep_payloads=True)
+        writer = Writer(folder / "transcript", run.snapshots(), keep_payloads=True)
         header = Header(
             key=paths.key,
             run={},
@@ -111,7 +111,7 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
         writer.header(header)
         for entry in entries:
             writer.round(entry, {peer: b"x" for peer in range(PEERS)})
-        for step in range(0, ROUNDS + 1, EVERY):
+        for step in run.snapshots().steps:
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
         history.write(rows, folder / METRICS)
         write_json(

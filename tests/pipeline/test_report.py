@@ -169,23 +169,37 @@ def test_page_names_the_peers_of_a_fault_that_several_commit(tmp_path):
     assert "stale by peers 1 and 2 in rounds 4 to 5." in text
 
 
+def grid_of(page: Page) -> dict[str, list[str]]:
+    """The table of windows: a row for each peer."""
+    table = page.html.split('<table class="grid">')[1].split("</table>")[0]
+    rows = re.findall(r'<tr><th scope="row">([a-z 0-9]+)</th>(.*?)</tr>', table)
+    return {name: re.findall(r'<td class="([a-z-]+)">', row) for name, row in rows}
+
+
 def test_grid_shows_what_was_done_with_each_window(refused):
-    html = page_of(refused).html
-    table = html[html.index('class="grid"') :]
-    found = {
-        row[0]: re.findall(r'<td class="([a-z-]+)">', row[1])
-        for row in re.findall(r'<tr><th scope="row">([a-z 0-9]+)</th>(.*?)</tr>', table)[
-            : PEERS + 1
-        ]
-    }
     no, yes, bad = "not-replayed", "replayed", "found"
-    assert found == {
+    assert grid_of(page_of(refused)) == {
         "peer 0": [no, no, yes, no],
         "peer 1": [no, no, no, yes],
         "peer 2": [no, bad, no, no],
         "peer 3": [yes, no, no, no],
         "the transcript": [bad, no, no, no],
     }
+
+
+def test_windows_are_those_between_snapshots_that_are_kept_whole(tmp_path):
+    windows = [(0, 1, 20), (1, 21, 40)]
+    replayed = [
+        {"window": window, "first": first, "last": last, "peer": peer}
+        for window, first, last in windows
+        for peer in range(PEERS)
+    ]
+    changes = {"windows": len(replayed), "replayed_windows": replayed}
+    edits = {"keep_every": "2"}
+    page = page_of(make(tmp_path, method=changes, edits=edits))
+    assert grid_of(page) == {f"peer {peer}": ["replayed"] * 2 for peer in range(PEERS)}
+    assert page.text.count("1–20") == page.text.count("21–40") == 1
+    assert "1 window: 25 %; 2 windows: 46 %." in page.text  # of 8 windows, 2 are drawn
 
 
 def test_page_without_held_out_text_and_bits_says_so(unmeasured):
@@ -212,7 +226,7 @@ def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_chances_are_those_of_all_samples(dense):
-    windows = [report.Window(1, 10), report.Window(11, 20), report.Window(21, 30)]
+    windows = runfile.Snapshots(0, 30, every=10).windows
     peers, n = 2, 2 if not dense else 1
     cells = [(w, p) for w in range(3) for p in range(peers)]
     groups = [[c] for c in cells] if not dense else [cells[i : i + 2] for i in (0, 2, 4)]

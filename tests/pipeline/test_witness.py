@@ -97,7 +97,7 @@ def test_a_killed_audit_goes_on_where_it_was_and_ends_with_the_same_bytes(traine
     expected, window, done = trained.contents(), Replay.window, []
 
     def until_the_second(self: Replay, steps, *rest) -> list:
-        if steps.first == 3:
+        if steps.first == 4:
             raise Killed
         return window(self, steps, *rest)
 
@@ -110,7 +110,7 @@ def test_a_killed_audit_goes_on_where_it_was_and_ends_with_the_same_bytes(traine
         trained.verdict()
     monkeypatch.setattr(Replay, "window", counted)
     trained.verdict()
-    assert done == [3]  # the first was kept
+    assert done == [4]  # the first was kept
     assert trained.contents() == expected
     assert not trained.set().scratch.exists()
 
@@ -121,7 +121,7 @@ def test_what_an_audit_kept_of_a_window_is_believed_by_the_same_audit_only(train
 
     monkeypatch.setattr(Replay, "window", killed)
     kept = trained.set().scratch / "windows"
-    for first in (0, 3):
+    for first in (1, 4):
         kept.mkdir(parents=True, exist_ok=True)
         (kept / f"{first:05}.json").write_text('{"findings": []}')
     trained.verdict()  # replays nothing

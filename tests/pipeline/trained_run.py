@@ -18,7 +18,8 @@ from pipeline.weights.trees import save_tree
 from tests import tiny
 from tests.pipeline.finished_run import BYTES, PEERS, _entry, verdict
 
-ROUNDS, EVERY, LENGTH = 6, 3, 32
+ROUNDS, LENGTH = 6, 32
+SNAPSHOTS = runfile.Snapshots(0, ROUNDS, every=3)
 END, PAD, VOCABULARY = 0, 1, 300
 INIT = {
     "model_type": "llama",
@@ -148,13 +149,13 @@ def _shards(folder: Path, read: str, count: int, held_out: bool) -> None:
 
 
 def _train(folder: Path, header: Header, held_out: bool) -> None:
-    writer = Writer(folder / "transcript", first=0, every=EVERY, keep_payloads=True)
+    writer = Writer(folder / "transcript", SNAPSHOTS, keep_payloads=True)
     writer.header(header)
     entries = [_entry(step, held_out) for step in range(1, ROUNDS + 1)]
     for entry in entries:
         writer.round(entry, {peer: b"x" for peer in range(PEERS)})
     params = llama.init(llama.Config.from_hf(header.model), 0)
-    for step in range(0, ROUNDS + 1, EVERY):
+    for step in SNAPSHOTS.kept:
         save_tree(folder / "transcript" / "snapshots" / f"{step:05}" / "params.safetensors", params)
     write_json(folder / "hf" / "config.json", header.model)
     numbers = {

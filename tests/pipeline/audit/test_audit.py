@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from pipeline import runfile
 from pipeline.audit.audit import audit
-from pipeline.audit.replay import Replay, Window
+from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, accepts, merged
 from pipeline.errors import LockstepError
 from pipeline.protocol.attestation import attest
@@ -36,7 +36,7 @@ class Audited(NamedTuple):
         made, transcript = lab("signs"), Transcript(folder)
         begin = made.begin.state
         replay = Replay(self.run, made.programs, transcript, made.data, made.form, begin, bitwise)
-        windows = [Window(*steps) for steps in transcript.windows()]
+        windows = self.run.snapshots().windows
         return [f for w in windows for f in replay.window(w, range(6), lambda: None)]
 
 
@@ -518,7 +518,6 @@ def test_snapshots_kept_as_hashes_take_no_space_and_audit_clean(audited, tmp_pat
     run, transcript = sparse(tmp_path)
     assert (transcript.snapshots, transcript.kept) == ([0, 2, 4, 6, 8], [0, 4, 8])
     assert [f.name for f in (tmp_path / "snapshots" / "00002").iterdir()] == ["state.json"]
-    assert list(transcript.windows()) == [(0, 4), (4, 8)]
     assert lab("signs").audit(run, transcript) == []
 
 

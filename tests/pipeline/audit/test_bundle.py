@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline import runfile
 from pipeline.audit import bundle, repeat
-from pipeline.audit.replay import Window
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import PROJECT
@@ -390,4 +390,4 @@ def test_no_bundle_is_one_line(tmp_path):
 
 
 def test_a_name_tells_the_rounds_and_the_peer():
-    assert bundle.name(Window(50, 100), 2) == "bundles/00051-00100-peer-02"
+    assert bundle.name(runfile.Window(51, 100), 2) == "bundles/00051-00100-peer-02"

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 from pydantic import TypeAdapter
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.protocol import merkle
 from pipeline.protocol.attestation import Attestation, attest, proven
@@ -128,7 +129,7 @@ def entry(*words: Attestation) -> Entry:
 
 def test_words_come_back_from_json_as_they_were(tmp_path):
     words = (HONEST, attest(0, SEED, [0], SENT | OTHERS, [2], [3]), attest(2, SEED, [], {}))
-    Writer(tmp_path, first=0, every=1, keep_payloads=False).round(entry(*words), {})
+    Writer(tmp_path, runfile.Snapshots(0, 1, every=1), keep_payloads=False).round(entry(*words), {})
     (read,) = Transcript(tmp_path).rounds
     assert read == entry(*words)
     assert proven(read.attestations[0], SEED, SENT, {}) == SENT

@@ -1,0 +1,74 @@
+"""Which snapshots a run takes, and the windows between them: the one place that says so."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Window(NamedTuple):
+    """The rounds from one snapshot that is kept whole to the next: the unit of replay.
+
+    Attributes:
+      first: Its first round; the opening snapshot was taken just before it.
+      last: Its last round; the closing snapshot was taken just after it.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def opening(self) -> int:
+        """The step after which the opening snapshot was taken."""
+        return self.first - 1
+
+    @property
+    def rounds(self) -> range:
+        """The steps of its rounds."""
+        return range(self.first, self.last + 1)
+
+
+class Snapshots(NamedTuple):
+    """The snapshots of a run.
+
+    Attributes:
+      start: The step after which the run starts: 0, unless it extends an earlier run.
+      end: Its last step.
+      every: `[witness] snapshot_every`.
+      keep_every: `[witness] keep_every`.
+    """
+
+    start: int
+    end: int
+    every: int
+    keep_every: int = 1
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps after which a snapshot is taken."""
+        return [self.start, *self._between, self.end]
+
+    @property
+    def kept(self) -> list[int]:
+        """Those of them whose snapshot is kept whole; of the others only hashes are kept."""
+        return [self.start, *self._kept_between, self.end]
+
+    @property
+    def windows(self) -> list[Window]:
+        """The run's windows, in order."""
+        return [Window(opening + 1, closing) for opening, closing in pairwise(self.kept)]
+
+    @property
+    def window_count(self) -> int:
+        """How many windows the run has."""
+        return len(self._kept_between) + 1
+
+    def first_round_of_payloads(self, step: int) -> int:
+        """Return the first round of the payload file that holds the messages of round `step`."""
+        return max(self.start, (step - 1) // self.every * self.every) + 1
+
+    @property
+    def _between(self) -> range:
+        return range((self.start // self.every + 1) * self.every, self.end, self.every)
+
+    @property
+    def _kept_between(self) -> range:
+        return self._between[self.keep_every - 1 :: self.keep_every]
