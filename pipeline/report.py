@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline import runfile
+from pipeline.audit import verdict_text
 from pipeline.pages import plots, summary
 from pipeline.pages.summary import Results, size, times
 from pipeline.stage import artifacts
@@ -34,8 +35,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
     page = _render(
         run=run,
         results=results,
-        blame=summary.blame(results.verdict["findings"]),
-        left=summary.left(results.verdict),
+        blame=verdict_text.blame(results.verdict["findings"]),
+        absences=verdict_text.absences(results.verdict),
         subtitle=_subtitle(run, results),
         tiles=_tiles(results, run.peers.count),
         pictures=pictures,
@@ -61,7 +62,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             artifacts.write_bytes(folder / f"{picture.name}.png", picture.light)
         artifacts.write_text(folder / summary.PAGE, page)
     print(f"report: {paths.out('report') / summary.PAGE}")
-    print(f"report: {summary.verdict_line(results.verdict)}")
+    print(f"report: {verdict_text.summarize(results.verdict)}")
 
 
 def _render(**shown: object) -> str:
@@ -74,12 +75,12 @@ def _render(**shown: object) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "caught": summary.caught,
-        "peers": summary.peers,
+        "caught": verdict_text.caught,
+        "peers": verdict_text.peers,
         "size": size,
         "times": times,
-        "who": summary.who,
-        "whose_seed": summary.whose_seed,
+        "who": verdict_text.who,
+        "seed_origin": verdict_text.seed_origin,
     }
     return environment.get_template(TEMPLATE.name).render(shown) + "\n"
 
@@ -151,7 +152,7 @@ def _grid(
     whom: list[int | None] = [*range(peers)]
     if any(peer is None for _, peer in found):
         whom.append(None)
-    return [(summary.who(p), [(window, state(window, p)) for window in windows]) for p in whom]
+    return [(verdict_text.who(p), [(window, state(window, p)) for window in windows]) for p in whom]
 
 
 def _chances(
@@ -199,7 +200,7 @@ def _split_text(evaluated: dict) -> tuple[str, str] | None:
     if text is None:
         return None
     place = len(prompt) if text.startswith(prompt) else 0
-    return summary.visible(text[:place]), summary.visible(text[place:])
+    return verdict_text.printable(text[:place]), verdict_text.printable(text[place:])
 
 
 def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:

@@ -14,11 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import runfile
-from pipeline.audit import bundle
+from pipeline.audit import bundle, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, merged
-from pipeline.pages import summary
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.programs.train_step import Programs
 from pipeline.stage import artifacts, devices
@@ -68,7 +67,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             findings = [_with_bundle(f, name, window, peer) for f in findings]
         verdict = _verdict(run, transcript, findings, why, windows, sample, seed)
         artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
-        artifacts.write_text(folder / "verdict.txt", summary.of_verdict(verdict.model_dump()))
+        artifacts.write_text(folder / "verdict.txt", verdict_text.render(verdict.model_dump()))
         metrics = {
             "accepted": verdict.accepted,
             "method": verdict.method,
@@ -80,7 +79,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         }
         artifacts.write_json(folder / METRICS / "witness.json", metrics)
     shutil.rmtree(paths.scratch, ignore_errors=True)
-    for line in summary.of_verdict(verdict.model_dump()).splitlines():
+    for line in verdict_text.render(verdict.model_dump()).splitlines():
         log.info(f"witness: {line}")
 
 

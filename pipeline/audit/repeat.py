@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pipeline import runfile
+from pipeline.audit import verdict_text
 from pipeline.audit.audit import why_refused
 from pipeline.audit.bundle import (
     COLUMNS,
@@ -31,7 +32,6 @@ from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.pages import summary
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.table import Table
@@ -79,7 +79,8 @@ def show(folder: Path) -> int:
     """
     bundle = read(folder)
     found = repeat(bundle)
-    how = "compared " + summary.how(bundle.why, TOLERANCE[bundle.replay.run.peers.precision])
+    tolerance = TOLERANCE[bundle.replay.run.peers.precision]
+    how = "compared " + verdict_text.compared(bundle.why, tolerance)
     if not bundle.peers:
         how = "by decoding what was sent"
     confirmed = 0
@@ -181,7 +182,7 @@ def _nearest(found: Iterable[Finding], said: Finding) -> str:
 
 
 def _print(line: str) -> None:
-    print(summary.visible(line))
+    print(verdict_text.printable(line))
 
 
 # ---- Reading ----

@@ -15,6 +15,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline import __version__, runfile
+from pipeline.audit import verdict_text
 from pipeline.pages import summary
 from pipeline.pages.summary import Results
 from pipeline.stage.artifacts import METRICS, Paths, read_json, sha256_file
@@ -111,7 +112,7 @@ def render(facts: Facts) -> str:
                 for split in dict.fromkeys(file["split"] for file in files)
             },
             listed=files[:LISTED],
-            left=summary.left(facts.results.verdict),
+            absences=verdict_text.absences(facts.results.verdict),
             optimizer=_variant(llm["optimizer"]),
             schedule=_variant(llm["lr_schedule"]),
             faults=written["faults"].get("schedule", []),
@@ -198,14 +199,14 @@ def _environment() -> Environment:
         "code": _code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "number": "{:,}".format,
-        "peers": summary.peers,
+        "peers": verdict_text.peers,
         "public": _without_secrets,
         "size": summary.size,
         "times": summary.times,
-        "verdict": summary.verdict_line,
-        "who": summary.who,
-        "whose_seed": summary.whose_seed,
-        "why": summary.why,
+        "verdict": verdict_text.summarize,
+        "who": verdict_text.who,
+        "seed_origin": verdict_text.seed_origin,
+        "reason": verdict_text.reason,
         "without_folders": _without_folders,
     }
     return environment
@@ -213,7 +214,7 @@ def _environment() -> Environment:
 
 def _code(text: object) -> str:
     """A code span for a cell of a table, whatever the text: nothing in it is markup."""
-    shown = re.sub(r"[\n\t]", " ", summary.visible(str(text)))
+    shown = re.sub(r"[\n\t]", " ", verdict_text.printable(str(text)))
     longest = max(map(len, re.findall("`+", shown)), default=0)
     ticks = "`" * (longest + 1)
     pad = " " if shown[:1] in ("", "`") or shown[-1:] == "`" else ""

@@ -155,7 +155,7 @@ def test_page_of_an_accepted_run_names_who_was_caught_and_ejected(tmp_path):
         "Accepted In 40 rounds 1 liar caught and ejected: peer 2 in round 12 (commitment)." in text
     )
     assert "peer 2 12 commitment no sent 0123" in text
-    assert "ejected peer 2 in round 12 late peer 3 1 time" in text
+    assert "ejected peer 2 in round 12 late peer 3 (1 message)" in text
 
 
 def test_page_says_where_the_seed_of_the_sample_came_from(accepted, unmeasured):

@@ -82,13 +82,13 @@ def test_the_run_is_stated(accepted):
         "held-out, before the first round": "5.9000",
         "held-out, after the last round": "5.1250",
         "a model that knows nothing": "5.7038",
-        "verdict": "accepted: nothing was found",
+        "verdict": "accepted: no findings",
         "method": "bitwise",
         "rounds audited": "6",
         "windows replayed": "2 of 8",
         "findings": "0",
         "seed of the sample": "`5eed`, the auditor's own",
-        "late": "peer 3 1 time",
+        "late": "peer 3 (1 message)",
         "jax": "`0.0`",  # of the training, before that of the export
         "xla_flags": "`--xla_a=1`",
     }.items():
@@ -207,7 +207,7 @@ def test_who_was_caught_and_discarded_is_named(tmp_path):
     said = {"findings": [CAUGHT], "ejected": {"2": 12}, "dropped": {"1": 3}}
     text = text_of(make(tmp_path, verdict=said | {"sample_seed_of": "transcript"}))
     rows = cells(text)
-    decided = "accepted: none of 1 finding got into the params (policy applied)"
+    decided = "accepted: 0 of 1 finding got into the params (policy applied)"
     assert rows["verdict"] == decided
     assert rows["ejected"] == "peer 2 in round 12"
     assert rows["dropped out"] == "peer 1 in round 3"

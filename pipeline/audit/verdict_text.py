@@ -1,0 +1,141 @@
+"""A verdict in words: verdict.txt, and the sentences about it that the pages share."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
+NAMED = 4  # liars that one line has room for
+WIDTH = 90  # of a line of verdict.txt, which the log prefixes with "witness: "
+
+
+def render(verdict: dict) -> str:
+    """Return verdict.txt: the verdict for a person, with the command that repeats each finding.
+
+    Args:
+      verdict: What verdict.json holds.
+    """
+    replayed = verdict["replayed_windows"]
+    windows = f"{len(replayed)} of {verdict['windows']} windows"
+    rows = [
+        ("compared", compared(verdict["why_not_bitwise"], verdict["tolerance"])),
+        ("audited", f"all {verdict['audited_rounds']:,} rounds"),
+        ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
+        ("drawn from", f"{verdict['sample_seed']}, {seed_origin(verdict)}"),
+        ("transcript", f"sha256 {verdict['transcript']}"),
+        *absences(verdict),
+    ]
+    lines = [f"{_outcome(verdict)}: {reason(verdict)}"]
+    for name, text in rows:
+        first, rest = f"  {name:<12}", " " * 14
+        lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest)
+    for finding in verdict["findings"]:
+        effect = "got into the params" if finding["applied"] else "did not get into the params"
+        lines += [
+            f"round {finding['round']}, {who(finding['peer'])}: {finding['kind']} ({effect})",
+            *textwrap.wrap(finding["detail"], WIDTH, initial_indent="  ", subsequent_indent="    "),
+        ]
+        if finding["bundle"]:
+            lines.append(f"  lockstep replay data/verdict/{finding['bundle']}")
+    return printable("\n".join(lines)) + "\n"
+
+
+def summarize(verdict: dict) -> str:
+    """Return the verdict in one line."""
+    line = (
+        f"{_outcome(verdict)}: {verdict['audited_rounds']:,} rounds audited, "
+        f"{len(verdict['replayed_windows'])} of {verdict['windows']} windows replayed "
+        + ("bit for bit" if verdict["method"] == "bitwise" else "within a tolerance")
+    )
+    return f"{line}; {caught(verdict)}" if verdict["accepted"] and verdict["findings"] else line
+
+
+def reason(verdict: dict) -> str:
+    """Return what decided: the policy, and what it makes of the findings."""
+    count = len(verdict["findings"])
+    if not count:
+        return "no findings"
+    if verdict["policy"] == "strict":
+        return f"{_count(count, 'finding')} (policy strict refuses any)"
+    applied = sum(finding["applied"] for finding in verdict["findings"])
+    return f"{applied} of {_count(count, 'finding')} got into the params (policy applied)"
+
+
+def caught(verdict: dict) -> str:
+    """Return how many lied to no effect, as in "3 liars caught, 2 of them ejected"."""
+    liars = {finding["peer"] for finding in verdict["findings"]}
+    ejected = liars & {int(peer) for peer in verdict["ejected"]}
+    text = f"{_count(len(liars), 'liar')} caught"
+    if liars <= ejected:
+        return f"{text} and ejected"
+    return f"{text}, {len(ejected)} of them ejected" if ejected else text
+
+
+def blame(findings: Iterable[dict]) -> str:
+    """Return who did what: one entry for each peer and kind of finding, with its first round."""
+    first: dict[tuple[str, str], int] = {}
+    for finding in findings:
+        entry = who(finding["peer"]), finding["kind"]
+        first[entry] = min(first.get(entry, finding["round"]), finding["round"])
+    entries = [f"{name} in round {step} ({kind})" for (name, kind), step in first.items()]
+    more = len(entries) - NAMED
+    return "; ".join(entries[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def compared(why_not_bitwise: str | None, tolerance: float | None) -> str:
+    """Return how replays were compared with what was sent."""
+    if why_not_bitwise is None:
+        return "bit for bit"
+    return f"within a tolerance of {tolerance}, because {why_not_bitwise}"
+
+
+def seed_origin(verdict: dict) -> str:
+    """Return who chose the seed of the sample, and what that choice does not protect from."""
+    if verdict["sample_seed_of"] == "auditor":
+        return "the auditor's own"
+    return (
+        "the transcript's own hash; whoever wrote the whole transcript could have tried until the "
+        "sample suited them: set [witness] seed to rule that out"
+    )
+
+
+def absences(verdict: dict) -> list[tuple[str, str]]:
+    """Return who was ejected, dropped out or sent messages late: pairs of a name and a text."""
+    rounds = [
+        (name, ", ".join(f"peer {peer} in round {step}" for peer, step in verdict[key].items()))
+        for name, key in (("ejected", "ejected"), ("dropped out", "dropped"))
+    ]
+    late = [f"peer {p} ({_count(count, 'message')})" for p, count in verdict["late"].items()]
+    return [(name, text) for name, text in (*rounds, ("late", ", ".join(late))) if text]
+
+
+def peers(numbers: int | Sequence[int]) -> str:
+    """Return the name of one peer or of several: peer 2; peers 0, 1 and 3."""
+    *others, last = [numbers] if isinstance(numbers, int) else numbers
+    return f"peers {', '.join(map(str, others))} and {last}" if others else f"peer {last}"
+
+
+def who(peer: int | None) -> str:
+    """Return whom a finding is about."""
+    return "the transcript" if peer is None else f"peer {peer}"
+
+
+def printable(text: str) -> str:
+    """Return text that a model or a liar wrote, without characters that would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
+
+
+def _outcome(verdict: dict) -> str:
+    return "accepted" if verdict["accepted"] else "REFUSED"
+
+
+def _rounds(replayed: Iterable[dict]) -> str:
+    """Replayed windows by their rounds: rounds 1-50 of peers 0 and 3; 51-100 of peer 1."""
+    by_rounds: dict[tuple[int, int], list[int]] = {}
+    for window in replayed:
+        by_rounds.setdefault((window["first"], window["last"]), []).append(window["peer"])
+    texts = [f"{first}-{last} of {peers(of)}" for (first, last), of in sorted(by_rounds.items())]
+    return f"rounds {'; '.join(texts)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
