@@ -34,6 +34,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Hash
+from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.peers import capacity
@@ -211,13 +212,9 @@ class _Kept:
 def _read_said(folder: Path) -> Said:
     path = folder / SAID
     try:
-        said = Said.model_validate_json(path.read_bytes())
+        said = validate_json(Said, path.read_bytes(), str(path))
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a bundle") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
-        raise LockstepError(f"{path}: {key}: {first['msg']}, expected a bundle") from error
     found = listing(folder)
     for name in sorted(found.keys() | said.files.keys()):
         if found.get(name) != said.files.get(name):

@@ -26,28 +26,28 @@ TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}
 
 
 class Shuffle(Variant):
-    """The order in which the sequences of the train split are used."""
+    """Order of the train split's sequences."""
 
     where = "shuffle"
 
 
 class ShuffleDontShuffle(Shuffle):
-    """The order of the files."""
+    """Sequences in file order."""
 
 
 class ShuffleSeeded(Shuffle):
-    """A permutation that is a pure function of these bytes."""
+    """A pseudo-random permutation, a pure function of the seed."""
 
     newtype = "seed"
     seed: Annotated[tuple[U8, ...], AsTuple, Field(min_length=32, max_length=32)]
-    """32 numbers from 0 to 255."""
+    """Seed of the permutation: 32 bytes, as numbers from 0 to 255."""
 
 
 AnyShuffle = one_of(ShuffleDontShuffle, ShuffleSeeded)
 
 
 class Location(Variant):
-    """Where the files of a Http data location are."""
+    """Where the files of an Http data location are."""
 
     where = "model.LLM.data_location.Http.location"
 
@@ -56,30 +56,30 @@ class LocationGcp(Location):
     """A public bucket of Google Cloud Storage."""
 
     bucket_name: Name
-    """The bucket, at most 64 bytes."""
+    """Name of the bucket, at most 64 bytes."""
     filter_directory: text(URL_BYTES, empty=True)
-    """The folder in the bucket, at most 192 bytes; empty is all of it."""
+    """Folder in the bucket, at most 192 bytes; empty means the whole bucket."""
 
 
 class LocationSingleUrl(Location):
-    """One file."""
+    """A single file."""
 
     newtype = "url"
     url: Url
-    """Its address, at most 192 bytes."""
+    """Address of the file, at most 192 bytes."""
 
 
 class LocationNumberedFiles(Location):
-    """Files whose addresses differ in a number."""
+    """Files whose addresses differ only in a number."""
 
     url_template: Name
-    """The address with {} for the number, at most 64 bytes."""
+    """Address of the files, with {} in place of the number; at most 64 bytes."""
     start_index: U32
-    """The first number."""
+    """Number of the first file."""
     n_left_pad_zeros: U8
-    """Digits of the number; shorter ones get zeros in front."""
+    """Minimum digits of a number; shorter numbers are padded with zeros on the left."""
     num_files: Annotated[U32, Field(ge=1)]
-    """How many files."""
+    """Number of files."""
 
     @model_validator(mode="after")
     def _one_place_for_the_number(self) -> "LocationNumberedFiles":
@@ -89,13 +89,13 @@ class LocationNumberedFiles(Location):
 
 
 class Data(Variant):
-    """Where the tokens come from."""
+    """Source of the tokens."""
 
     where = "model.LLM.data_location"
 
 
 class DataDummy(Data):
-    """Zeros, for tests of everything else."""
+    """All-zero tokens, for tests of everything else."""
 
 
 class DataServer(Data):
@@ -103,30 +103,30 @@ class DataServer(Data):
 
     newtype = "address"
     address: Name
-    """host:port, at most 64 bytes."""
+    """Address of the server as host:port, at most 64 bytes."""
 
 
 class DataLocal(Data):
-    """A folder of .ds files of this machine. As a string: two-byte tokens, not shuffled."""
+    """A local folder of .ds files. Written as a string: two-byte tokens, not shuffled."""
 
     newtype = "path"
     path: Url
-    """The folder, at most 192 bytes."""
+    """Path of the folder, at most 192 bytes."""
     token_size_in_bytes: TokenSize = "TwoBytes"
-    """Bytes of one token in the files."""
+    """Size of a token in the files."""
     shuffle: AnyShuffle = ShuffleDontShuffle()
-    """The order in which the sequences of the train split are used."""
+    """Order of the train split's sequences."""
 
 
 class DataHttp(Data):
-    """Files of tokens read by range requests."""
+    """Token files on web servers or in a public bucket, read by range requests."""
 
     token_size_in_bytes: TokenSize
-    """Bytes of one token in the files."""
+    """Size of a token in the files."""
     shuffle: AnyShuffle
-    """The order in which the sequences of the train split are used."""
+    """Order of the train split's sequences."""
     location: one_of(LocationGcp, LocationSingleUrl, LocationNumberedFiles)
-    """Where the files are."""
+    """Addresses of the files."""
 
 
 class DataWeightedHttp(Data):
@@ -134,63 +134,65 @@ class DataWeightedHttp(Data):
 
     newtype = "url"
     url: Url
-    """The address of the JSON that lists them, at most 192 bytes."""
+    """Address of the JSON document that lists them, at most 192 bytes."""
 
 
 class DataPreprocessed(Data):
-    """Parquet files of token sequences that were packed in advance."""
+    """Parquet files of tokenized and packed sequences."""
 
     newtype = "source"
     source: Url
-    """A folder of this machine, or else a dataset on the Hugging Face hub; at most 192 bytes."""
+    """Local folder, or dataset on the Hugging Face hub if there is no such folder; at most 192
+    bytes."""
 
 
 class DataHub(Data):
     """Token files of a dataset on the Hugging Face hub."""
 
     repo_id: Name
-    """owner/name, at most 64 bytes."""
+    """Name of the dataset as owner/name, at most 64 bytes."""
     revision: Name | None = None
-    """A commit, a branch or a tag; absent is the main branch."""
+    """Commit, branch or tag of the dataset; by default the main branch."""
     patterns: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("*.ds",)
-    """Which files are token files: shell patterns of their paths, where * also matches a slash."""
+    """Shell patterns of the token files' paths, where * also matches a slash."""
     token_size_in_bytes: TokenSize = "TwoBytes"
-    """Bytes of one token in the files."""
+    """Size of a token in the files."""
     shuffle: AnyShuffle = ShuffleDontShuffle()
-    """The order in which the sequences of the train split are used."""
+    """Order of the train split's sequences."""
 
 
 class DataUrl(Data):
-    """Token files at an address that fsspec knows, such as s3://bucket/folder."""
+    """Token files at any address that fsspec supports, such as s3://bucket/folder."""
 
     url: Url
-    """A folder or a file, at most 192 bytes. Credentials come from the environment."""
+    """Address of a folder or a file, at most 192 bytes. Credentials come from the environment."""
     token_size_in_bytes: TokenSize = "TwoBytes"
-    """Bytes of one token in the files."""
+    """Size of a token in the files."""
     shuffle: AnyShuffle = ShuffleDontShuffle()
-    """The order in which the sequences of the train split are used."""
+    """Order of the train split's sequences."""
 
 
 class DataCorpus(Data):
-    """Text, tokenized here: the source of Python's standard library, or files of yours."""
+    """Text, tokenized by the stage download: your own files, or Python's standard library."""
 
     path: Url | None = None
-    """A text file, a file of JSON lines (.jsonl or .jsonl.gz), or a folder of such files, at most
-    192 bytes; absent is the source of Python's standard library, which every machine has."""
+    """Path of a text file, of a JSON Lines file (.jsonl or .jsonl.gz), or of a folder of such
+    files, at most 192 bytes. By default the source code of Python's standard library."""
     text_key: Name = "text"
-    """The key of the text in a JSON line."""
+    """Key of the text in each JSON line."""
     vocab_size: Annotated[int, Field(ge=258, le=2**16)] | None = None
-    """Tokens of the byte-level BPE trained on it: 256 bytes, two special ones, and merges."""
+    """Vocabulary size of the byte-level BPE tokenizer to train on the text, 258 to 65536: 256
+    bytes, two special tokens, and merges. Give either this or tokenizer."""
     tokenizer: Url | None = None
-    """In place of vocab_size: a folder with a tokenizer.json, or owner/name on the hub; at most 192
-    bytes."""
+    """Existing tokenizer to use instead: a folder with a tokenizer.json, or owner/name on the hub;
+    at most 192 bytes."""
     tokenizer_revision: Name | None = None
-    """Of a tokenizer on the hub: a commit, a branch or a tag; absent is the main branch."""
+    """Commit, branch or tag of a tokenizer on the hub; by default the main branch."""
     held_out_percent: Annotated[float, Field(gt=0, lt=100)]
-    """Percent of the bytes kept out of training, to measure on: in whole files where they fit, else
-    in documents of each file."""
+    """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100:
+    whole files if they fit, otherwise documents of each file."""
     shuffle: AnyShuffle
-    """The order in which the sequences of the train split are used."""
+    """Order of the train split's sequences."""
 
     @model_validator(mode="after")
     def _one_tokenizer(self) -> "DataCorpus":
@@ -215,18 +217,19 @@ AnyData = one_of(
 
 
 class Limit(Table):
-    """How much of a data location a run uses: its first files, tokens, or what steps need."""
+    """The part of a data location that a run uses: its first files, its first tokens, or as much as
+    some steps need."""
 
     files: Annotated[int, Field(ge=1)] | None = None
-    """Files of the train split."""
+    """Number of files of the train split."""
     tokens: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of the train split; the last file is cut short."""
+    """Number of tokens of the train split; the last file is cut short."""
     steps: Annotated[int, Field(ge=1)] | None = None
-    """What so many rounds need; with batch and max_seq_len."""
+    """Number of rounds that the data must suffice for; requires batch and max_seq_len."""
     batch: Annotated[int, Field(ge=1)] | None = None
-    """Sequences of a round, the largest: config.global_batch_size_end."""
+    """Sequences in the largest round; equals config.global_batch_size_end. Only with steps."""
     max_seq_len: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of a sequence: model.LLM.max_seq_len."""
+    """Length of a sequence in tokens; equals model.LLM.max_seq_len. Only with steps."""
 
     @model_validator(mode="after")
     def _one_measure(self) -> "Limit":
@@ -239,15 +242,15 @@ class Limit(Table):
 
     @property
     def sequences(self) -> int | None:
-        """Sequences of `max_seq_len` tokens that the steps need."""
+        """Sequences that the steps need, or None without steps."""
         return None if self.steps is None else self.steps * self.batch
 
 
 class Download(Table):
-    """How much of the data is fetched, and when."""
+    """How much of the data is downloaded, and when."""
 
     stream: bool = False
-    """Whether tokens are read from where they are while training, by ranges, instead of being
-    fetched before; the batches are the same."""
+    """Whether training reads tokens from their source by range requests, instead of downloading
+    them first; the batches are the same."""
     limit: Limit | None = None
-    """How much of the data location is used; absent is all."""
+    """The part of the data location to use; by default all of it."""

@@ -1,17 +1,17 @@
-"""One line for what pydantic found wrong in a run file: file, dotted key, value, expectation."""
+"""What pydantic rejects, as one line: file, dotted key, value found, value expected."""
 
 import json
 from datetime import date, datetime, time
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
+from pydantic_core import from_json
 
+from pipeline.errors import LockstepError
 from pipeline.runfile.serde_enum import Variant
-from pipeline.runfile.table import Table
 
 WIDTH = 60  # characters of a value that are shown
-
 EXPECTED = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -23,47 +23,46 @@ EXPECTED = {
     "model_type": "a table",
     "invalid-json-value": "a string, number, boolean, list or table",
 }
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
-def one_line(error: ValidationError, document: dict, root: type[Table]) -> str:
-    """The first error in words, and how many more there are.
+def validate(model: type[AnyModel], document: Any, name: str) -> AnyModel:
+    """Validate a parsed document.
 
     Args:
-      error: what validating `document` raised.
-      document: the parsed TOML.
-      root: the model of the whole document.
+      model: Model of the whole document.
+      document: Parsed TOML or JSON.
+      name: Name of the document in error messages.
+
+    Raises:
+      LockstepError: The document does not fit the model.
     """
-    lines = error.errors(include_url=False)
-    first = lines[0]
-    context = {"key": (), "tag": ""} | (first.get("ctx") or {})  # a key comes from `wrong`
-    path = first["loc"] + context["key"]
-    path, found = _find(path, document, missing=first["type"] == "missing")
-    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    key = dotted(path)
-    match first["type"]:
-        case "missing":
-            fields = _models(path[:-1], document, root)[0].model_fields
-            meaning = " ".join(fields[path[-1]].description.split()).rstrip(".")
-            said = f"{key}: missing, expected it ({meaning})"
-        case "extra_forbidden":
-            known = list(_models(path[:-1], document, root)[0].model_fields)
-            said = f"{key}: unknown key, expected one of {_list(known, path[-1])}"
-        case "union_tag_invalid" | "union_tag_not_found":
-            tags = [model.tag() for model in _models(path, document, root)]
-            said = f"{key} is {show(found)}, expected exactly one of {_list(tags, context['tag'])}"
-        case _:
-            said = f"{key} is {show(found)}, expected {_expected(first)}"
-    return said + more
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise LockstepError(f"{name}: {_first_error(error, document, model)}") from error
+
+
+def validate_json(model: type[AnyModel], text: str | bytes, name: str) -> AnyModel:
+    """Validate JSON text; arguments and errors are those of `validate`."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise LockstepError(f"{name}: {first['ctx']['error']}, expected JSON") from error
+        message = _first_error(error, from_json(text), model)
+        raise LockstepError(f"{name}: {message}") from error
 
 
 def dotted(path: tuple[str | int, ...]) -> str:
-    """The path as a user writes it: `faults.schedule[0].peer`."""
+    """Return the path as a user writes it: `faults.schedule[0].peer`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{_key(part)}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
 def show(value: Any) -> str:
-    """A TOML value, shortened."""
+    """Return a TOML or JSON value as text, shortened."""
     if isinstance(value, dict):
         return f"a table with {', '.join(map(_key, value))}" if value else "an empty table"
     if isinstance(value, datetime | date | time):
@@ -72,22 +71,51 @@ def show(value: Any) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 
+def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -> str:
+    """The first error as text, and how many more there are."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    context = {"key": (), "tag": ""} | (first.get("ctx") or {})  # the key comes from `wrong`
+    path = first["loc"] + context["key"]
+    path, found = _locate(path, document, missing=first["type"] == "missing")
+    key = dotted(path)
+    is_found = f"{key} is {show(found)}" if path else f"found {show(found)}"
+    match first["type"]:
+        case "missing":
+            field = _fields(_models(path[:-1], document, root)).get(path[-1])
+            meaning = " ".join((field and field.description or "").split()).rstrip(".")
+            text = f"{key}: missing, expected it" + (f" ({meaning})" if meaning else "")
+        case "extra_forbidden":
+            known = list(_fields(_models(path[:-1], document, root)))
+            text = f"{key}: unknown key, expected one of {_list(known, path[-1])}"
+        case "union_tag_invalid" | "union_tag_not_found":
+            tags = [model.tag() for model in _models(path, document, root)]
+            text = f"{is_found}, expected exactly one of {_list(tags, context['tag'])}"
+        case _:
+            text = f"{is_found}, expected {_expected(first)}"
+    return text + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
+
+
 def _key(key: str) -> str:
     return key if key.isprintable() else json.dumps(key)
 
 
-def _expected(line: dict) -> str:
-    match line["type"]:
+def _expected(error: dict) -> str:
+    match error["type"]:
         case kind if kind in EXPECTED:
             return EXPECTED[kind]
         case "too_short":
-            return f"at least {line['ctx']['min_length']} items"
+            return f"at least {_items(error['ctx']['min_length'])}"
         case "too_long":
-            return f"at most {line['ctx']['max_length']} items"
+            return f"at most {_items(error['ctx']['max_length'])}"
         case "string_pattern_mismatch":
-            return f"a string that matches {line['ctx']['pattern']}"
-    text = line["msg"].removeprefix("Input should be ")
+            return f"a string that matches {error['ctx']['pattern']}"
+    text = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"a number {text}" if text.startswith(("greater", "less")) else text
+
+
+def _items(count: int) -> str:
+    return f"{count} item{'' if count == 1 else 's'}"
 
 
 def _list(known: list[str], word: str) -> str:
@@ -95,39 +123,46 @@ def _list(known: list[str], word: str) -> str:
     return ", ".join(known) + (f"; did you mean {matches[0]}?" if matches else "")
 
 
-def _find(path: tuple, document: dict, *, missing: bool) -> tuple[tuple, Any]:
-    """The part of pydantic's path that the document has, and the value there.
+def _locate(path: tuple, document: Any, *, missing: bool) -> tuple[tuple, Any]:
+    """The part of pydantic's path that is in the document, and the value at its end.
 
-    The rest are names of ours: of a union's branch, or of the field that a bare value stands for,
-    as `path` in `Local = "folder"`.
+    The rest are names of the models' own: of a union's branch, or of the field that a bare value
+    stands for, such as `path` in `Local = "folder"`.
     """
-    there: tuple[str | int, ...] = ()
-    found: Any = document
+    located: tuple[str | int, ...] = ()
+    value = document
     for part in path[:-1] if missing else path:
-        in_table = isinstance(found, dict) and part in found
-        if in_table or (isinstance(found, list) and isinstance(part, int) and part < len(found)):
-            there, found = (*there, part), found[part]
-    return (*there, path[-1]) if missing else there, found
+        in_table = isinstance(value, dict) and part in value
+        if in_table or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
+            located, value = (*located, part), value[part]
+    return (*located, path[-1]) if missing else located, value
 
 
-def _models(path: tuple, document: dict, root: type[Table]) -> list[type[Table]]:
-    """The model of the table at `path`; where an enum stands there, all its variants."""
-    models, found, is_enum = [root], document, False
+def _models(path: tuple, document: Any, root: type[BaseModel]) -> list[type[BaseModel]]:
+    """The model of the table at `path`, or none; for an enum, the models of all its variants."""
+    models, value, is_enum = _models_in(root), document, False
     for part in path:
-        found = found[part]
+        value = value[part]
         if isinstance(part, int):
-            continue  # `models` are those of a list's items already
-        if is_enum:
-            models = [model for model in models if model.tag() == part]
-        else:
-            models = _tables_in(models[0].model_fields[part].annotation)
-        is_enum = not is_enum and any(issubclass(model, Variant) for model in models)
-        if not is_enum and isinstance(found, dict):  # [config] has two spellings: the likelier
-            models = sorted(models, key=lambda model: -len(model.model_fields.keys() & found))
+            continue  # `models` are already those of the list's items, as for a dictionary's values
+        variants = [model for model in models if is_enum and model.tag() == part]
+        if variants:
+            models = variants
+        elif part in _fields(models):
+            models = _models_in(_fields(models)[part].annotation)
+        is_enum = not variants and any(issubclass(model, Variant) for model in models)
+        if not is_enum and isinstance(value, dict):  # [config] has two spellings: the likelier
+            models = sorted(models, key=lambda model: -len(model.model_fields.keys() & value))
     return models
 
 
-def _tables_in(annotation: Any) -> list[type[Table]]:
-    if isinstance(annotation, type) and issubclass(annotation, Table):
+def _fields(models: list[type[BaseModel]]) -> dict[str, Any]:
+    return models[0].model_fields if models else {}
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, RootModel):
+        annotation = annotation.model_fields["root"].annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [table for part in get_args(annotation) for table in _tables_in(part)]
+    return [model for part in get_args(annotation) for model in _models_in(part)]

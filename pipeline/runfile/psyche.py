@@ -38,24 +38,25 @@ STATE_KEYS = (
 
 
 class Coordinator(Table):
-    """What both spellings of `[config]` share; whatever the spelling, every setting can be read."""
+    """The keys that both spellings of `[config]` share; both answer for every setting."""
 
     warmup_time: U64
-    """Seconds that peers have to load the params before an epoch's first round; 0 or more."""
+    """Time to load the params before the first round of an epoch, in seconds."""
     cooldown_time: Annotated[U64, Field(ge=1)]
-    """Seconds from an epoch's last round to the next epoch."""
+    """Time between the last round of an epoch and the next epoch, in seconds."""
     max_round_train_time: Annotated[U64, Field(ge=1)]
-    """Seconds after which a round goes on without the peers that are not done training."""
+    """Time limit for training in a round, in seconds; the round continues without slower peers."""
     round_witness_time: Annotated[U64, Field(ge=1)]
-    """Seconds that witnesses have, at the end of a round, to say what they received."""
+    """Time for the witnesses at the end of a round to attest what they received, in seconds."""
     min_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
-    """Peers below which an epoch ends early."""
+    """Number of peers below which an epoch ends early, 1 to 256."""
     verification_percent: Annotated[int, Field(ge=0, le=100)]
-    """Percent of the peers that verify in place of training; 0 in every working Psyche run."""
+    """Percentage of peers that verify other peers' work instead of training, 0 to 100. It is 0 in
+    every working Psyche run."""
     witness_nodes: Annotated[int, Field(ge=0, le=MAX_WITNESSES)]
-    """Peers elected each round as witnesses; 0 is everyone, 32 at most."""
+    """Number of peers elected as witnesses each round, 0 to 32; 0 makes every peer a witness."""
     total_steps: Annotated[U32, Field(ge=1)]
-    """Rounds to train. (Psyche runs one fewer.)"""
+    """Number of rounds to train. (Psyche runs one fewer.)"""
 
     @model_validator(mode="after")
     def _witnesses_exist(self) -> "Coordinator":
@@ -92,26 +93,27 @@ class CurrentConfig(Coordinator):
     """`[config]` as Psyche spells it now: epochs in seconds, and a batch that may grow."""
 
     epoch_time: Annotated[U64, Field(ge=1)]
-    """Seconds that an epoch lasts, counted from the start of its warm-up."""
+    """Length of an epoch from the start of its warm-up, in seconds."""
     init_min_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
-    """Peers that must be waiting before an epoch begins."""
+    """Number of waiting peers with which an epoch begins, 1 to 256; at least min_clients."""
     waiting_for_members_extra_time: Annotated[U8, Field(ge=1)]
-    """Seconds to wait for more peers, at the least, before an epoch begins."""
+    """Minimum wait for more peers before an epoch begins, in seconds, 1 to 255."""
     global_batch_size_start: Annotated[U16, Field(ge=1)]
-    """Sequences that all peers together train on in a round, at the run's start."""
+    """Sequences per round, over all peers, at the start of the run."""
     global_batch_size_end: Annotated[U16, Field(ge=1)]
-    """Sequences that all peers together train on in a round, once the batch has grown."""
+    """Sequences per round, over all peers, after the batch ramp."""
     global_batch_size_warmup_tokens: U64
-    """Tokens over which the batch grows linearly from start to end; 0: it is `end` throughout."""
+    """Length of the batch ramp in tokens, over which the batch grows linearly from start to end; 0
+    is no ramp, with `end` throughout."""
 
     @property
     def rounds_per_epoch(self) -> None:
-        """No number: an epoch ends by time."""
+        """None: epochs end by time."""
         return None
 
     @property
     def checkpointers(self) -> tuple[str, ...]:
-        """Nowhere: this spelling has no such setting."""
+        """Empty: this spelling has no such setting."""
         return ()
 
     @model_validator(mode="after")
@@ -159,25 +161,25 @@ class OlderConfig(Coordinator):
     """`[config]` as Psyche once spelled it: epochs in rounds, and one batch size."""
 
     rounds_per_epoch: Annotated[U32, Field(ge=1)]
-    """Rounds in an epoch."""
+    """Number of rounds in an epoch."""
     global_batch_size: Annotated[U16, Field(ge=1)]
-    """Sequences that all peers together train on in a round."""
+    """Sequences per round, over all peers."""
     checkpointers: Annotated[tuple[Annotated[str, AfterValidator(_destination)], ...], AsTuple]
-    """Where `lockstep push` uploads the export: owner/name on the hub, or gs://bucket/prefix."""
+    """Destinations of `lockstep push`: owner/name on the hub, or gs://bucket/prefix."""
 
     @property
     def epoch_time(self) -> None:
-        """No number: an epoch ends by rounds."""
+        """None: epochs end by rounds."""
         return None
 
     @property
     def init_min_clients(self) -> int:
-        """As many as an epoch needs to go on."""
+        """`min_clients`: this spelling has one number for both."""
         return self.min_clients
 
     @property
     def waiting_for_members_extra_time(self) -> int:
-        """Psyche's constant from before it was a setting, in seconds."""
+        """Psyche's constant from before this was a setting, in seconds."""
         return 10
 
     @property
@@ -192,7 +194,7 @@ class OlderConfig(Coordinator):
 
     @property
     def global_batch_size_warmup_tokens(self) -> int:
-        """None: the batch does not grow."""
+        """0: no batch ramp."""
         return 0
 
     def cold_start_limit(self) -> tuple[int, str]:
@@ -221,22 +223,22 @@ def read_config(table: Any) -> Any:
 
 
 class LLM(Table):
-    """What is trained, on what, and how."""
+    """A language model: architecture, data, schedule and optimizer."""
 
     architecture: Literal["HfLlama", "HfDeepseek", "HfAuto", "Torchtitan"]
-    """The kind of model."""
+    """Family of the model."""
     data_type: Literal["Pretraining", "Finetuning"]
-    """What the tokens are: text to continue, or packed conversations."""
+    """Kind of the data: plain text, or packed conversations with labels."""
     max_seq_len: Annotated[U32, Field(ge=1)]
-    """Tokens in a sequence; takes the place of the model's max_position_embeddings."""
+    """Length of a sequence in tokens; replaces the model's max_position_embeddings."""
     cold_start_warmup_steps: U32 = 0
-    """Steps over which the learning rate rises from 0 after a pause."""
+    """Learning-rate warm-up after a pause, in steps from 0; must fit into an epoch."""
     checkpoint: AnyCheckpoint
-    """What training starts from."""
+    """Initial weights."""
     data_location: AnyData
-    """Where the tokens come from."""
+    """Source of the tokens."""
     lr_schedule: AnySchedule
-    """The learning rate by step."""
+    """Learning rate by step."""
     optimizer: AnyOptimizer
     """How gradients become updates, and what peers send each other."""
 

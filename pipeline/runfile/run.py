@@ -9,11 +9,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import Download
-from pipeline.runfile.explain import one_line
+from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
 from pipeline.runfile.psyche import LLM, STATE_KEYS, CurrentConfig, Model, OlderConfig, read_config
 from pipeline.runfile.table import Table, missing, wrong
@@ -42,29 +42,30 @@ class Run(Table):
     ]
     """Psyche's coordinator: rounds, epochs, batch, witnesses."""
     model: Model
-    """Psyche's model: what is trained, on what, and how."""
+    """Psyche's model: architecture, data, schedule and optimizer."""
     download: Download = Download()
-    """How much of the data is fetched, and when."""
+    """How much of the data is downloaded, and when."""
     peers: Peers = Field(
         default_factory=lambda fields: Peers(count=fields["config"].init_min_clients)
     )
-    """Who trains, and how each peer computes; absent is config.init_min_clients peers."""
+    """The peers that train, and how each of them computes; by default config.init_min_clients
+    peers."""
     links: Links = Links()
     """The simulated network and speed of the peers."""
     faults: Faults = Faults()
-    """What goes wrong, when, for whom."""
+    """Faults that peers commit on purpose, to test the audit."""
     witness: Witness = Witness()
-    """How the run is audited."""
+    """How much of the run is audited, and what refuses its export."""
     held_out: HeldOut = HeldOut()
-    """Loss on sequences that nobody trains on, measured while training."""
+    """Loss on sequences that no peer trains on, measured during training."""
     pins: Pins = Pins()
-    """What lies outside the repository, held to what it was."""
+    """Hashes of inputs from outside the repository."""
     export: Export = Export()
-    """The Hugging Face folder that comes out."""
+    """The exported Hugging Face folder."""
     evaluate: Evaluate = Evaluate()
     """The text sample of the exported model."""
     runtime: Runtime = Runtime()
-    """What cannot change a result; no stage is run again for it."""
+    """Settings that cannot change a result; no stage runs again when they change."""
 
     @property
     def llm(self) -> LLM:
@@ -209,10 +210,7 @@ def parse(document: dict, name: str) -> Run:
     Raises:
       LockstepError: it is not a run.
     """
-    try:
-        return Run.model_validate(document)
-    except ValidationError as error:
-        raise LockstepError(f"{name}: {one_line(error, document, Run)}") from error
+    return validate(Run, document, name)
 
 
 def read_toml(path: Path) -> dict:

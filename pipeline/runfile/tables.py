@@ -54,22 +54,22 @@ Layout = Annotated[
 
 
 class Peers(Table):
-    """Who trains, and how each peer computes."""
+    """The peers that train, and how each of them computes."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
-    """Peers that take part, 1 to 256; at least config.init_min_clients."""
+    """Number of peers, 1 to 256; at least config.init_min_clients."""
     layout: Layout = "each"
-    """How peers run on devices: each (one program per peer, which a witness replays bit for bit),
+    """How peers run on devices: each (one program per peer, which an audit replays bit for bit),
     shard_map (one program over all devices; pmap is an alias) or vmap (one program, one device)."""
     micro_batch: Count = 4
-    """Sequences that a peer computes gradients of at once."""
+    """Sequences per gradient computation of a peer; a smaller number needs less memory."""
     fsdp: Count = 1
-    """Devices that hold one peer's params and state in parts and share its micro-batches, where one
-    device is too small; micro_batch is a multiple of it."""
+    """Devices per peer, over which its params, state and micro-batches are sharded; for models too
+    large for one device. Must divide micro_batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the model's arithmetic; params and optimizer stay float32."""
+    """Precision of the model's arithmetic; params and optimizer state stay float32."""
     attention: Literal["matmul", "cudnn"] = "matmul"
-    """How attention is computed: plain matrix products, or cuDNN's fused kernel, which needs an
+    """Implementation of attention: plain matrix products, or cuDNN's fused kernel, which needs an
     NVIDIA GPU and precision bfloat16."""
     remat: Literal[
         "everything_saveable",
@@ -77,23 +77,25 @@ class Peers(Table):
         "dots_with_no_batch_dims_saveable",
         "nothing_saveable",
     ] = "everything_saveable"
-    """What a layer keeps for the backward pass, by JAX's names; the rest is computed again. Less
-    memory for more time; with scan_layers."""
+    """What each layer saves for the backward pass, as one of JAX's checkpoint policies; everything
+    else is recomputed, which trades time for memory. Applies with scan_layers."""
     seed: U32 = 0
-    """Of everything random in training: the rounds' seeds, and so who trains on what."""
+    """Seed of all randomness in training: the seeds of the rounds, and so who trains on what."""
     threads: Count = 4
-    """Size of XLA's thread pool on a CPU. It changes the last bits of results, cores do not."""
+    """Threads of XLA's thread pool on a CPU. They change the last bits of results; cores do not."""
     overlap: Literal[0, 1, 2] = 0
-    """What DisTrO does while messages travel: 0 it waits, they are applied in their round (DeMo);
-    it trains the next round, 1 as Psyche's train example, 2 as Psyche's network."""
+    """Overlap of DisTrO's communication with training. 0: peers wait, and messages are applied in
+    their own round (DeMo). 1 and 2: peers train the next round meanwhile, as in Psyche's train
+    example (1) or as on Psyche's network (2)."""
     wire: Literal["lockstep", "psyche"] = "lockstep"
-    """How messages are written: lockstep codes places near their entropy, psyche writes each in
-    one, two or four bytes. What they say is the same."""
+    """Encoding of messages: lockstep compresses indices to near their entropy; psyche writes each
+    index in one, two or four bytes. The content is the same."""
     balance_speed: NotNegative = 0.0
-    """How far a router's correction moves in a round, for experts that get less than their share of
-    tokens and against those that get more (DeepSeek V3: 0.001); 0 leaves it as it is."""
+    """Step size per round of the router's load-balancing bias in mixture-of-experts models: up for
+    experts that receive less than their share of tokens, down for the others (DeepSeek V3: 0.001).
+    0 leaves the bias unchanged."""
     scan_layers: bool = False
-    """Whether to loop over the layers (compiles in constant time) or to unroll them (faster)."""
+    """Whether layers run as a loop (compiles in constant time) or unrolled (runs faster)."""
 
     @model_validator(mode="after")
     def _devices_share_evenly(self) -> "Peers":
@@ -108,41 +110,41 @@ class Links(Table):
     """The simulated network and speed: one number for all peers, or a list with one per peer."""
 
     upload_mbps: _per_peer(Positive) = 20.0
-    """Megabits per second from a peer."""
+    """Upload bandwidth of a peer, in megabits per second."""
     download_mbps: _per_peer(Positive) = 100.0
-    """Megabits per second to a peer."""
+    """Download bandwidth of a peer, in megabits per second."""
     latency_seconds: _per_peer(NotNegative) = 0.05
-    """Seconds from sending to arrival, besides the transfer."""
+    """Latency of a message in seconds, in addition to its transfer time."""
     tokens_per_second: _per_peer(Positive) = 10_000.0
-    """Tokens that a peer trains on in a second."""
+    """Training speed of a peer, in tokens per second."""
 
 
 class Fault(Table):
-    """One peer does one thing wrong for some rounds, or each of several peers does."""
+    """One kind of fault, committed by one or several peers for some rounds."""
 
     kind: Annotated[
         FaultKind,
         Field(
-            description="What it does. "
+            description="Kind of the fault, by what the peer does. "
             + ". ".join(f"{name}: it {kind.says}" for name, kind in KINDS.items())
             + "."
         ),
     ]
     peer: _either(PeerNumber, SomePeers)
-    """Who does it, one peer or a list of them; the first peer is 0."""
+    """The faulty peer, or a list of them; the first peer is 0."""
     rounds: Annotated[tuple[Count, ...], Field(min_length=2, max_length=2), AsTuple]
-    """The first and the last round, both included; the run's first round is 1."""
+    """First and last round of the fault, inclusive; the first round of a run is 1."""
     size: Positive | None = None
-    """How strong; each kind has its own meaning and default, or none. Absent is the default."""
+    """Strength of the fault. Meaning and default depend on `kind`; some kinds have none."""
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Who does it."""
+        """The faulty peers."""
         return (self.peer,) if isinstance(self.peer, int) else self.peer
 
     @property
     def strength(self) -> float | None:
-        """`size`, or the kind's default; None: the kind has no size."""
+        """`size`, or the default of the kind; None for a kind without a size."""
         return KINDS[self.kind].size if self.size is None else self.size
 
     @model_validator(mode="after")
@@ -166,10 +168,10 @@ class Fault(Table):
 
 
 class Faults(Table):
-    """What goes wrong, when, for whom."""
+    """Faults that peers commit on purpose, to test the audit."""
 
     schedule: Annotated[tuple[Fault, ...], AsTuple] = ()
-    """The faults; empty is an honest run."""
+    """The faults; an empty list is an honest run."""
 
     @model_validator(mode="after")
     def _no_fault_is_doubled(self) -> "Faults":
@@ -184,93 +186,95 @@ class Faults(Table):
 
 
 class Witness(Table):
-    """How the run is audited."""
+    """How much of the run is audited, and what refuses its export."""
 
     snapshot_every: Count = 50
-    """Rounds between snapshots: the hashes of the whole state, that peers commit to."""
+    """Rounds between snapshots, at which peers commit to the hashes of their whole state."""
     keep_every: Count = 1
-    """Of the snapshots, every which is kept whole, besides the first and the last: a window that is
-    replayed lies between two of these. More is less disk space, and longer windows."""
+    """Keep the full state of every n-th snapshot, and of the first and last; the others keep hashes
+    only. A replayed window spans two full snapshots, so a larger n saves disk space and makes
+    windows longer."""
     replay_percent: Percent = 25.0
-    """Percent of the windows (one peer, snapshot to snapshot) that are replayed, 0 to 100."""
+    """Percentage of windows to replay, 0 to 100; a window is one peer from one full snapshot to the
+    next."""
     replay: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[0-9]+:[0-9]+$", max_length=20)], ...], AsTuple
     ] = ()
-    """Windows that are replayed besides the sample, each "window:peer"; both count from 0."""
+    """Windows to replay in addition to the sample, each as "window:peer"; both count from 0."""
     policy: Literal["applied", "strict"] = "applied"
-    """Which findings refuse the export: applied - only a lie that got into the params; strict -
-    any, also one that was caught in its round and discarded."""
+    """Findings that refuse the export. applied: only those of a lie that was applied to the params;
+    strict: any, including lies that were caught and discarded in their round."""
     seed: str | None = None
-    """What the sample is drawn from; absent is the transcript's own hash, known to nobody before
-    training ends."""
+    """Seed of the sample; by default the hash of the transcript, which nobody knows before training
+    ends."""
 
     @property
     def chosen(self) -> tuple[tuple[int, int], ...]:
-        """(window, peer) of each entry of `replay`."""
+        """The (window, peer) pairs of `replay`."""
         pairs = (entry.split(":") for entry in self.replay)
         return tuple((int(window), int(peer)) for window, peer in pairs)
 
 
 class HeldOut(Table):
-    """Loss on sequences that nobody trains on, measured while training."""
+    """Loss on sequences that no peer trains on, measured during training."""
 
     sequences: Count = 64
-    """Held-out sequences measured."""
+    """Number of held-out sequences per measurement."""
     every: Count = 10
     """Rounds between measurements."""
     stop_above: Annotated[float, Field(gt=1)] = 1.5
-    """Training stops as diverged when the held-out loss exceeds this times what it began with."""
+    """Multiple of the initial held-out loss above which training stops as diverged."""
 
 
 class Pins(Table):
-    """What lies outside the repository, held to what it was; `lockstep pin` writes it."""
+    """Hashes of inputs from outside the repository; `lockstep pin` writes them."""
 
     data: Pin = ""
-    """SHA-256 of what model.LLM.data_location gave; empty is not pinned."""
+    """SHA-256 of the data that model.LLM.data_location must have; empty means not pinned."""
     checkpoint: Pin = ""
-    """SHA-256 of what model.LLM.checkpoint gave; empty is not pinned."""
+    """SHA-256 of the files that model.LLM.checkpoint must have; empty means not pinned."""
 
 
 class Export(Table):
-    """The Hugging Face folder that comes out."""
+    """The exported Hugging Face folder."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the exported weights."""
+    """Data type of the exported weights."""
 
 
 class Evaluate(Table):
     """The text sample of the exported model."""
 
     prompt: str = "def "
-    """What it continues."""
+    """Text that the model continues."""
     max_new_tokens: Count = 64
-    """Tokens written."""
+    """Number of tokens to generate, at most."""
     temperature: NotNegative = 0.8
-    """Divides the logits; 0 takes the likeliest token each time."""
+    """Temperature of the sampler, a divisor of the logits; 0 always takes the most likely token."""
     seed: U32 = 0
-    """Of the sampling."""
+    """Seed of the sampler."""
 
 
 class Runtime(Table):
-    """What cannot change a result; no stage is run again for it."""
+    """Settings that cannot change a result; no stage runs again when they change."""
 
     log_level: Literal["debug", "info", "warning"] = "info"
-    """How much is said while working."""
+    """Level of detail of the log."""
     checkpoint_every: Count = 25
-    """Rounds between checkpoints: what a kill can cost."""
+    """Rounds between training checkpoints: the most work that a kill can cost."""
     keep_steps: Count = 2
-    """Newest checkpoints kept while training."""
+    """Number of training checkpoints to keep, the newest ones."""
     connections: Annotated[int, Field(ge=1, le=256)] = Network().connections
-    """Files, or ranges of files, fetched at once."""
+    """Parallel downloads, of files or ranges of files, 1 to 256."""
     attempts: Count = Network().attempts
-    """Failures in a row, without a byte in between, after which a fetch gives up."""
+    """Consecutive failures without a received byte after which a download gives up."""
     stall_seconds: Positive = Network().stall_seconds
-    """Seconds without an answer, or without a byte, that count as a failure."""
+    """Seconds without a response or a byte that count as a failure."""
     stream_cache_mb: Count = Network().cache_bytes // 10**6
-    """Megabytes of memory for tokens that are read while training, with [download] stream."""
+    """Memory for streamed tokens, in megabytes; applies with [download] stream."""
 
     @property
     def network(self) -> Network:
-        """How the network is used."""
+        """Settings of the network."""
         cache_bytes = self.stream_cache_mb * 10**6
         return Network(self.connections, self.attempts, self.stall_seconds, cache_bytes)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
 from pipeline.errors import LockstepError
@@ -27,6 +27,7 @@ from pipeline.net.redact import hide
 from pipeline.net.remote import Origin, is_local
 from pipeline.net.store import Wish
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Limit, TokenSize
+from pipeline.runfile.explain import validate
 from pipeline.runfile.serde_enum import Variant, variant_name
 from pipeline.runfile.table import Table
 from pipeline.sources import (
@@ -179,14 +180,7 @@ def read_answer(kind: type[Answer], document: Any, where: str) -> Answer:
     Raises:
       LockstepError: it is not of that form.
     """
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "it"
-        raise LockstepError(
-            f"{where}: a listing that is none: {key}: {first['msg']}, found {first['input']!r:.60}"
-        ) from None
+    return validate(kind, document, f"{where}: invalid listing")
 
 
 # ---- What a run reads of it ----

@@ -10,12 +10,13 @@ comes where; `shuffle` then orders all of them, and each location's own shuffle 
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag
 
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, web
 from pipeline.net.redact import hide
 from pipeline.runfile.data import AnyShuffle, DataHttp, DataWeightedHttp
+from pipeline.runfile.explain import validate
 from pipeline.runfile.network import Network
 from pipeline.runfile.table import AsTuple, Table
 from pipeline.sources import Fetched, Survey, Wanted, http, listed
@@ -24,13 +25,20 @@ from pipeline.tokens.shards import Part
 Weight = Annotated[float, Field(gt=0)]
 
 
+def _form(providers: Any) -> str:
+    paired = isinstance(providers, tuple) and isinstance(next(iter(providers), None), list | tuple)
+    return "weighted" if paired else "plain"
+
+
 class Document(Table):
     """What the JSON says."""
 
     shuffle: AnyShuffle
     """Of all sequences."""
     providers: Annotated[
-        tuple[Annotated[tuple[DataHttp, Weight], AsTuple], ...] | tuple[DataHttp, ...],
+        Annotated[tuple[Annotated[tuple[DataHttp, Weight], AsTuple], ...], Tag("weighted")]
+        | Annotated[tuple[DataHttp, ...], Tag("plain")],
+        Discriminator(_form),
         AsTuple,
         Field(min_length=1),
     ]
@@ -94,12 +102,4 @@ def parse(document: Any, where: str) -> Document:
     Raises:
       LockstepError: it is not of that form.
     """
-    try:
-        return Document.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or "it"
-        raise LockstepError(
-            f"{where}: {key}: found {first['input']!r:.60}: {first['msg']}, expected shuffle and "
-            "providers as Psyche's weighted configurations have them"
-        ) from None
+    return validate(Document, document, f"{where}: invalid weighted configuration")

@@ -10,11 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from pipeline.errors import LockstepError
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import AnyShuffle
+from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table, wrong
 from pipeline.stage.artifacts import sha256_file, write_json
 
@@ -24,6 +25,12 @@ ZEROS = "zeros:"  # the address of a file that is nowhere and all zeros
 Split = Literal["train", "held_out"]
 Column = Literal["inputs", "labels", "position_ids", "sequence_ids"]
 PLAIN: tuple[Column, ...] = ("inputs",)
+
+
+def _of_this_release(number: int) -> int:
+    if number != FORMAT:
+        raise wrong((), f"{FORMAT}: another release wrote it; run the stage download again")
+    return number
 
 
 class ShardFile(Table):
@@ -72,7 +79,8 @@ class Shards(Table):
     other.
     """
 
-    format: Literal[2]
+    format: Annotated[int, AfterValidator(_of_this_release)]
+    """Version of this format."""
     token_size_in_bytes: Literal[2, 4]
     vocab_size: Annotated[int, Field(gt=0)] | None
     shuffle: AnyShuffle
@@ -110,11 +118,9 @@ def read_shards(folder: Path) -> Shards:
     """
     path = folder / SHARDS
     try:
-        shards = _parse(path.read_bytes())
+        shards = _parse(path.read_bytes(), str(path))
     except FileNotFoundError as error:
         raise LockstepError(f"{path}: not there, expected from the stage download") from error
-    except ValidationError as error:
-        raise LockstepError(f"{path}: {_said(error)}") from error
     for file in shards.files:
         if not file.is_here:
             continue
@@ -131,22 +137,8 @@ def read_shards(folder: Path) -> Shards:
 
 
 @lru_cache(maxsize=2)  # a stage reads it several times, and 10,000 files take a while
-def _parse(said: bytes) -> Shards:
-    return Shards.model_validate_json(said)
-
-
-def _said(error: ValidationError) -> str:
-    first = error.errors()[0]
-    if first["loc"] == ("format",):
-        found = "none" if first["type"] == "missing" else repr(first["input"])
-        return (
-            f"format: found {found:.80}, expected {FORMAT}: another release wrote it; run the "
-            "stage download anew"
-        )
-    if first["type"] == "rule":
-        return f"{first['ctx']['key'][0]}: expected {first['msg']}"
-    key = ".".join(str(part) for part in first["loc"]) or "the file"
-    return f"{key}: found {first['input']!r:.80}: {first['msg']}"
+def _parse(text: bytes, name: str) -> Shards:
+    return validate_json(Shards, text, name)
 
 
 def write_shards(folder: Path, shards: Shards) -> None:

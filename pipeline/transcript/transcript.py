@@ -16,15 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
-from pydantic import ValidationError
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.runfile.table import Table
+from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import read_json, sha256_file, write_json, write_text, writes
 from pipeline.transcript.entry import FORMAT, Entry, Header, Message
 from pipeline.transcript.state import State, hashes
@@ -138,7 +136,7 @@ class Transcript:
             raise LockstepError(
                 f"{path}: format {found}, expected {FORMAT}; release {release} reads it"
             )
-        return _parse(Header, path.read_text(encoding="utf-8"), path)
+        return validate_json(Header, path.read_text(encoding="utf-8"), str(path))
 
     @property
     def hash(self) -> str:
@@ -153,7 +151,7 @@ class Transcript:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise LockstepError(f"{path}: expected one JSON object per line: {error}") from error
-        return [_parse(Entry, line, f"{path}:{n}") for n, line in enumerate(lines, start=1)]
+        return [validate_json(Entry, line, f"{path}:{n}") for n, line in enumerate(lines, start=1)]
 
     @cached_property
     def snapshots(self) -> list[int]:
@@ -224,12 +222,3 @@ class Transcript:
                 return file.read(min(message.bytes, there - begin))
         except FileNotFoundError:
             return b""
-
-
-def _parse(kind: type[Table], text: str, where: object) -> Any:
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise LockstepError(f"{where}: {name or kind.__name__}: {first['msg']}") from error

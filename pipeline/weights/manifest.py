@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pipeline.errors import LockstepError
-from pipeline.runfile.explain import one_line
+from pipeline.runfile.explain import validate
 from pipeline.runfile.table import AsTuple, Table
 from pipeline.weights import hf
 
@@ -67,12 +67,7 @@ def parse(content: bytes, where: str) -> Manifest:
         document = json.loads(content)
     except ValueError as error:
         raise LockstepError(f"{where}: expected JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise LockstepError(f"{where}: found {type(document).__name__}, expected a table")
-    try:
-        manifest = Manifest.model_validate(document)
-    except ValidationError as error:
-        raise LockstepError(f"{where}: {one_line(error, document, Manifest)}") from error
+    manifest = validate(Manifest, document, where)
     names = [entry.filename for entry in manifest.files]
     for number, name in enumerate(names):
         if not re.fullmatch(hf.SHARD, name):

@@ -291,8 +291,8 @@ REFUSED = {
     "another round": (found(round=4), "a finding of peer 1, round 4, expected"),
     "another window": (about(window=[0, 2]), "rounds.jsonl: other rounds than 1 to 2"),
     "another run": (about(key="0" * 12), "header.json: it is not of run 000000000000"),
-    "another format": (about(format=2), "bundle.json: format: "),
-    "nothing found": (about(findings=[]), "bundle.json: findings: "),
+    "another format": (about(format=2), "bundle.json: format is "),
+    "nothing found": (about(findings=[]), "bundle.json: findings is "),
     "an unknown key": (about(code="x"), "bundle.json: code: "),
     "a broken file": (
         lambda f: (f / OPENING / "own-001.safetensors").write_bytes(b"x"),
@@ -316,7 +316,7 @@ REFUSED = {
     ),
     "a payload elsewhere": (
         lambda f: change_rounds(f, lambda e: e["messages"]["1"].update(payload="../../x")),
-        "rounds.jsonl:2: messages.1.payload: ",
+        "rounds.jsonl:2: messages.1.payload is ",
     ),
     "no payload's place": (
         lambda f: change_rounds(f, lambda e: e["messages"]["1"].update(payload=None)),

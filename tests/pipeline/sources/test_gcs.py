@@ -114,4 +114,4 @@ def test_a_private_bucket_is_read_with_the_environments_credentials(bucket, tmp_
 def test_a_listing_that_is_none_is_one_line(bucket, claim):
     bucket.put("a/0.ds", b"12")
     bucket.claims["a/0.ds"] = claim
-    assert "gs://ours/a: a listing that is none: items.0." in refusal("a")
+    assert "gs://ours/a: invalid listing: items[0]." in refusal("a")

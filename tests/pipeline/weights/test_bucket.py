@@ -392,7 +392,7 @@ def test_a_name_that_leaves_the_folder_or_is_no_safetensors_is_refused(
     ("content", "said"),
     [
         (b"{", "expected JSON: "),
-        (b"[]", "found list, expected a table"),
+        (b"[]", "found [], expected a table"),
         (b"{}", "metadata: missing, expected it (Which checkpoint it is)"),
         (b'{"metadata": {"step": 1}, "files": []}', "files is [], expected "),
         (b'{"metadata": {"step": -1}, "files": [{}]}', "metadata.step is -1, expected "),
