@@ -4,23 +4,28 @@
 """
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+import pipeline
 from pipeline import runfile
 from tests.pipeline.net.test_fault_matrix import MATRIX
 
 PROJECT = Path(__file__).resolve().parents[1]
-PAGES = sorted(
-    path
-    for pattern in ("*.md", "benchmarks/*.md", "docs/**/*.md")
-    for path in PROJECT.glob(pattern)
-    if "_build" not in path.parts
-)
+OUTSIDE_THE_SITE = [*PROJECT.glob("*.md"), *PROJECT.glob("benchmarks/*.md")]
+PAGES = [*OUTSIDE_THE_SITE, *PROJECT.glob("docs/**/*.md")]
 GENERATED = {"docs/_build/html"}
 SOURCE = ("benchmarks", "docs", "models", "params", "pipeline", "profiles", "tests")
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(PROJECT)))
+
+
+def of(pages: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=[str(p.relative_to(PROJECT)) for p in pages])
+
+
+each_page = of(PAGES)
 
 
 @each_page
@@ -45,11 +50,23 @@ def test_keys_of_the_run_file_exist(page):
         assert any(key in model.model_fields for model in tables), f"[{table}] {key}"
 
 
-@pytest.mark.parametrize("page", [path for path in PAGES if "docs" not in path.parts], ids=str)
+@each_page
+def test_examples_of_a_run_file_are_toml_of_its_tables(page):
+    for example in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
+        assert tomllib.loads(example).keys() <= runfile.Run.model_fields.keys()
+
+
+@of(OUTSIDE_THE_SITE)
 def test_links_outside_the_site_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not link.startswith("http"):
             assert (page.parent / link).exists(), link
+
+
+def test_the_citation_and_the_changelog_have_this_version():
+    version = pipeline.__version__
+    assert yaml.safe_load((PROJECT / "CITATION.cff").read_text())["version"] == version
+    assert f"## [{version}]" in (PROJECT / "CHANGELOG.md").read_text()
 
 
 def test_the_page_on_network_faults_quotes_the_errors_of_the_matrix():
