@@ -101,7 +101,7 @@ def write_model(folder: Path, nbytes: int, dtype: str, *, hidden: int, vocabular
     """
     import jax
 
-    from models import llama
+    from models.llama import llama
     from pipeline.weights import hf, tensorfile
 
     intermediate = 11 * hidden // 4

@@ -1,4 +1,4 @@
-"""What every model's Config does: read config.json, check it, write it again."""
+"""The config of a model: read from config.json, checked, written again."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -10,14 +10,15 @@ from models.rope import Rope
 
 @dataclass(frozen=True)
 class HfConfig:
-    """The keys of a config.json that every decoder here follows, under their own names.
+    """The keys of a config.json that every decoder here has, under their own names.
 
-    A subclass adds its fields, and says of what transformers calls it:
+    A subclass adds its fields, and sets:
 
-      MODEL_TYPE, ARCHITECTURE: model_type, and the one entry of architectures.
-      DEFAULTS: what transformers takes for a key that config.json leaves out; None where that
-        follows from other keys. A key of these that is no field is not looked at.
-      SUPPORTED: keys that change what is computed, and the one value of each that is computed here.
+      MODEL_TYPE: `model_type` in config.json.
+      HF_CLASS: Class of transformers, the one entry of `architectures`.
+      DEFAULTS: Values that transformers uses for keys that config.json leaves out; None where they
+        follow from other keys. Keys that are not fields are ignored.
+      SUPPORTED: Keys that change what is computed, each with the only value supported here.
     """
 
     vocab_size: int
@@ -37,7 +38,7 @@ class HfConfig:
     pad_token_id: int | None
 
     MODEL_TYPE: ClassVar[str]
-    ARCHITECTURE: ClassVar[str]
+    HF_CLASS: ClassVar[str]
     DEFAULTS: ClassVar[dict[str, Any]] = {
         "num_key_value_heads": None,
         "head_dim": None,
@@ -56,6 +57,18 @@ class HfConfig:
         "partial_rotary_factor": 1.0,
         "quantization_config": None,
     }
+
+    mlp_bias = False  # without annotation: a constant, unless a subclass makes it a field
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Number of keys that a query sees in each layer, its own included; None: all before it."""
+        return (None,) * self.num_hidden_layers
+
+    @property
+    def first_layers(self) -> dict[str, int]:
+        """First layer of each stacked group of params, where that is not layer 0."""
+        return {}
 
     def __post_init__(self):
         for field in fields(self):
@@ -88,10 +101,10 @@ class HfConfig:
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:
-        """Reads a config.json as transformers 4 or 5 writes it.
+        """Read a config.json as transformers 4 or 5 writes it.
 
         Raises:
-          ModelError: a key is missing or wrong, or asks for something that is not computed here.
+          ModelError: A key is missing or invalid, or asks for something that is not supported.
         """
         values = cls.DEFAULTS | hf_config
         values["rope"] = Rope.from_hf(values)
@@ -113,11 +126,10 @@ class HfConfig:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
-        """Returns a config.json that transformers 4 and 5 read alike.
+        """Return a config.json that transformers 4 and 5 read alike.
 
-        Version 4 knows only `rope_theta`, `rope_scaling` and `torch_dtype`, and reads a config
-        without them as theta = 10000, without a word; version 5 writes only `rope_parameters` and
-        `dtype`.
+        Version 4 knows only `rope_theta`, `rope_scaling` and `torch_dtype`, and silently reads a
+        config without them as theta = 10000; version 5 writes only `rope_parameters` and `dtype`.
         """
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         rope = own.pop("rope")
@@ -128,7 +140,7 @@ class HfConfig:
             own
             | rope.to_hf()
             | {
-                "architectures": [self.ARCHITECTURE],
+                "architectures": [self.HF_CLASS],
                 "attention_dropout": 0.0,
                 "dtype": dtype,
                 "hidden_act": "silu",
@@ -139,7 +151,7 @@ class HfConfig:
         )
 
     def shortened(self, layers: int) -> Self:
-        """The same model with its first layers alone."""
+        """Return the config of a model with only the first `layers` layers."""
         return replace(self, num_hidden_layers=layers)
 
 
@@ -147,12 +159,16 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def is_token(key: str) -> bool:
-    """Whether a key holds token ids, which begin with 0."""
+    """Return whether a key holds token ids, which start at 0."""
     return key in TOKENS
 
 
 def positive_integer(key: str, value: Any) -> int:
-    """The value, which is an integer above 0; else a ModelError that names the key."""
+    """Return the value of a key, an integer above 0.
+
+    Raises:
+      ModelError: It is not.
+    """
     if type(value) is not int or value < 1:
         raise ModelError(f"{key} is {value!r}, expected an integer above 0")
     return value

@@ -1,42 +1,15 @@
-"""DeepSeek V2: a DeepSeek V3 whose router takes the largest of a softmax, uncorrected.
+"""DeepSeek V2: a DeepSeek V3 whose router takes the largest of a softmax, without correction.
 
 The same function as transformers' `DeepseekV2ForCausalLM`, to float32 rounding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models import ModelError
 from models.config import HfConfig
-from models.deepseek_v3 import (
-    FLOAT32,
-    NAMES,
-    STACKED,
-    TIED,
-    DeepseekConfig,
-    Model,
-    apply,
-    features,
-    first_layers,
-    head,
-    init,
-)
+from models.deepseek_v3 import DeepseekConfig, deepseek_v3
 from models.experts import Routing
-from models.llama import IGNORED  # nothing predicts further than the next token
-
-__all__ = [
-    "FLOAT32",
-    "IGNORED",
-    "NAMES",
-    "STACKED",
-    "TIED",
-    "Config",
-    "Model",
-    "apply",
-    "features",
-    "first_layers",
-    "head",
-    "init",
-]
+from models.llama import llama
 
 GREEDY, GROUP_LIMITED = "greedy", "group_limited_greedy"
 
@@ -49,7 +22,7 @@ class Config(DeepseekConfig):
     mlp_bias: bool
 
     MODEL_TYPE = "deepseek_v2"
-    ARCHITECTURE = "DeepseekV2ForCausalLM"
+    HF_CLASS = "DeepseekV2ForCausalLM"
     DEFAULTS = DeepseekConfig.DEFAULTS | {
         "first_k_dense_replace": 0,
         "mlp_bias": False,
@@ -62,7 +35,7 @@ class Config(DeepseekConfig):
         "topk_group": None,
         "topk_method": GREEDY,
     }
-    # transformers does not look at these three, and computes this one of what others compute
+    # keys that transformers ignores, with the value that it computes
     SUPPORTED = HfConfig.SUPPORTED | {
         "moe_layer_freq": 1,
         "norm_topk_prob": False,
@@ -80,7 +53,12 @@ class Config(DeepseekConfig):
 
     @property
     def routing(self) -> Routing:
+        """How the router chooses."""
         groups, limit = self.n_group, self.topk_group
         if self.topk_method == GREEDY:
             groups, limit = 1, 1
         return Routing(groups, limit, best=1, scores="softmax", normalised=False)
+
+
+# Nothing here predicts beyond the next token.
+deepseek_v2 = replace(deepseek_v3, Config=Config, ignored=llama.ignored)

@@ -3,9 +3,7 @@
 Shapes in names: N tokens, D their width, E experts, A experts that each token gets, C = N * A
 choices, R rows of the choices sorted by expert, b blocks of s rows, F the experts' inner width.
 
-A config is asked for: hidden_size, moe_intermediate_size, n_routed_experts, n_shared_experts,
-num_experts_per_tok, routed_scaling_factor, initializer_range, mlp_bias, `routing`, and `corrected`,
-whether the router's choice is corrected.
+The config is a `models.deepseek_v3.DeepseekConfig`.
 
 References:
   DeepSeek-AI, DeepSeek-V3, https://arxiv.org/abs/2412.19437
@@ -23,28 +21,26 @@ from models.parts import MLP
 
 
 class Routing(NamedTuple):
-    """How a router chooses.
-
-    groups: how many groups the experts are in.
-    limit: how many of them are open to a token: those that are worth most.
-    best: a group is worth the sum of its so many best experts.
-    scores: of logits; "sigmoid" or "softmax".
-    normalised: whether the chosen experts' scores are divided by their sum.
-    """
+    """How a router chooses."""
 
     groups: int
+    """Number of groups of experts."""
     limit: int
+    """Number of groups that a token chooses from: those with the highest scores."""
     best: int
+    """Number of a group's best experts whose scores add up to the group's score."""
     scores: str
+    """Function from logits to scores: "sigmoid" or "softmax"."""
     normalised: bool
+    """Whether the chosen experts' scores are divided by their sum."""
 
 
 class Router(nnx.Module):
     """Gives each token A of the E experts, and a weight for each; all in float32.
 
-    The correction shifts which experts are chosen and not their weights, so it has no gradient:
-    DeepSeek moves it by how loaded an expert is. In the place of a gradient it has that load, how
-    many choices fell on each expert (`_reporting`).
+    The correction changes which experts are chosen but not their weights, so it has no gradient:
+    DeepSeek moves it by the load of each expert. In place of a gradient it gets that load, the
+    number of choices that fell on each expert (`_reporting`).
     """
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
@@ -58,14 +54,14 @@ class Router(nnx.Module):
         self.factor = config.routed_scaling_factor
 
     def __call__(self, x_ND: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the weights and the experts' numbers, [N, A] each."""
+        """Return the weights and the indices of the experts, [N, A] each."""
         routing = self.routing
-        # no TensorFloat32: a rounded score is another expert
+        # no TensorFloat32: rounded scores would choose other experts
         logits_NE = jnp.dot(
             x_ND.astype(jnp.float32), self.kernel[...], precision=lax.Precision.HIGHEST
         )
-        scored = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax}[routing.scores]
-        scores_NE = scored(logits_NE)
+        score = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax}[routing.scores]
+        scores_NE = score(logits_NE)
         choice_NE = lax.stop_gradient(scores_NE)
         if self.corrected:
             choice_NE += lax.stop_gradient(self.correction[...])
@@ -84,10 +80,10 @@ class Router(nnx.Module):
 
 @jax.custom_vjp
 def _reporting(weights_NA: jax.Array, experts_NA: jax.Array, correction_E: jax.Array) -> jax.Array:
-    """Returns the weights; the correction's gradient is each expert's number of choices.
+    """Return the weights; the correction's gradient is each expert's number of choices.
 
-    Only tokens that the loss depends on count: those of a sequence that fills up a batch, and the
-    last of each sequence, have no gradient.
+    Only tokens that the loss depends on count: padding sequences and the last token of each
+    sequence have no gradient.
     """
     return weights_NA
 
@@ -98,8 +94,8 @@ def _reporting_forward(
     return weights_NA, (experts_NA, correction_E)
 
 
-def _reporting_backward(kept: tuple, g_NA: jax.Array) -> tuple:
-    experts_NA, correction_E = kept
+def _reporting_backward(saved: tuple, g_NA: jax.Array) -> tuple:
+    experts_NA, correction_E = saved
     counts_N = jnp.any(g_NA != 0, axis=-1)
     chosen_NAE = jax.nn.one_hot(experts_NA, correction_E.size, dtype=correction_E.dtype)
     return g_NA, None, jnp.sum(chosen_NAE * counts_N[:, None, None], axis=(0, 1))
@@ -109,22 +105,22 @@ _reporting.defvjp(_reporting_forward, _reporting_backward)
 
 
 def _within_best_groups(choice_NE: jax.Array, routing: Routing) -> jax.Array:
-    """Puts the experts of all groups but the best below any other."""
+    """Put the experts of all groups but the best below all others."""
     choice_NGe = choice_NE.reshape(choice_NE.shape[0], routing.groups, -1)
-    worth_NG = lax.top_k(choice_NGe, routing.best)[0].sum(axis=-1)
-    _, best_Ng = lax.top_k(worth_NG, routing.limit)
+    score_NG = lax.top_k(choice_NGe, routing.best)[0].sum(axis=-1)
+    _, best_Ng = lax.top_k(score_NG, routing.limit)
     open_NG = jax.nn.one_hot(best_Ng, routing.groups, dtype=jnp.bool).any(axis=1)
     return jnp.where(open_NG[:, :, None], choice_NGe, -jnp.inf).reshape(choice_NE.shape)
 
 
 class Experts(nnx.Module):
-    """E gated MLPs, of which each token passes through its own A; none is dropped.
+    """E gated MLPs, of which each token passes through its own A; no token is dropped.
 
-    The choices are sorted by expert into blocks of rows that belong to one expert each, the last of
-    an expert filled up. How many blocks there are does not depend on what was chosen, so shapes are
-    static, and less than twice the work is done. On a CPU, with 2 experts of 16 for a token, a
-    gradient took a third of the time of all experts on all tokens, and a tenth of that of
-    `lax.ragged_dot`, which there computes them all, too.
+    Choices are sorted by expert into blocks of rows, each block of one expert, the last of an
+    expert padded. The number of blocks does not depend on the choices, so shapes are static, and
+    less than twice the work is done. On a CPU, with 2 experts of 16 for a token, a gradient took a
+    third of the time of all experts on all tokens, and a tenth of that of `lax.ragged_dot`, which
+    computes them all there, too.
     """
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
@@ -142,6 +138,7 @@ class Experts(nnx.Module):
         self.down = kernels(inner, width)
 
     def __call__(self, x_ND: jax.Array, weights_NA: jax.Array, experts_NA: jax.Array) -> jax.Array:
+        """Return the weighted sum of the chosen experts' outputs, [N, D]."""
         (N, D), A, dtype = x_ND.shape, experts_NA.shape[1], x_ND.dtype
         count = self.gate.shape[0]
         rows, size = _sort(experts_NA.reshape(N * A), count)
@@ -158,23 +155,21 @@ class Experts(nnx.Module):
 
 
 class _Rows(NamedTuple):
-    """Where each choice lies, and what lies where.
-
-    row_C: the row of a choice.
-    choice_R: the choice in a row; C where there is none.
-    expert_b: the expert of a block of rows.
-    """
+    """Which choice lies in which row."""
 
     row_C: jax.Array
+    """Row of each choice."""
     choice_R: jax.Array
+    """Choice in each row; C in padding."""
     expert_b: jax.Array
+    """Expert of each block of rows."""
 
 
 def _sort(expert_C: jax.Array, experts: int) -> tuple[_Rows, int]:
-    """Sorts choices by expert, and returns where they go and how many rows a block has.
+    """Sort choices by expert; return their rows, and the number of rows in a block.
 
-    A block has the largest power of two below the rows that an expert gets on average: larger ones
-    are filled less, smaller ones read an expert's kernels more often.
+    A block has the largest power of two below the rows that an expert gets on average: larger
+    blocks have more padding, smaller ones read an expert's kernels more often.
     """
     C = expert_C.shape[0]
     size = 1 << max(0, (-(-C // experts) - 1).bit_length() - 1)
@@ -190,25 +185,25 @@ def _sort(expert_C: jax.Array, experts: int) -> tuple[_Rows, int]:
 
     row_C = rank_C - starts_E[expert_C] + first_row_E[expert_C]
     expert_b = (jnp.arange(blocks)[:, None] >= ends_E).sum(axis=1)
-    expert_b = jnp.minimum(expert_b, experts - 1)  # blocks that are not needed
+    expert_b = jnp.minimum(expert_b, experts - 1)  # blocks that stay empty
     expert_R = jnp.repeat(expert_b, size)
     nth_R = jnp.arange(blocks * size) - first_row_E[expert_R]
-    there_R = order_C[jnp.minimum(starts_E[expert_R] + nth_R, C - 1)]
-    choice_R = jnp.where(nth_R < counts_E[expert_R], there_R, C)
+    sorted_R = order_C[jnp.minimum(starts_E[expert_R] + nth_R, C - 1)]
+    choice_R = jnp.where(nth_R < counts_E[expert_R], sorted_R, C)
     return _Rows(row_C, choice_R, expert_b), size
 
 
 @jax.custom_vjp
 def _move(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
-    """Returns x[source], with zeros where source is out of range.
+    """Return x[source], with zeros where source is out of range.
 
-    Its gradient is the same in the other direction, and not a scatter: slow on a CPU, and on a GPU
-    a sum in any order.
+    Its gradient is the same in the other direction instead of a scatter, which is slow on a CPU and
+    sums in any order on a GPU.
 
     Args:
-      x: [m, D].
-      source: [n]; the row of x that a row of the result has.
-      target: [m]; the row of the result that a row of x goes to, or out of range.
+      x: Rows to move, [m, D].
+      source: Row of x that each row of the result has, [n].
+      target: Row of the result that each row of x goes to, or out of range, [m].
     """
     return x.at[source].get(mode="fill", fill_value=0)
 
@@ -217,8 +212,8 @@ def _move_forward(x: jax.Array, source: jax.Array, target: jax.Array) -> tuple:
     return _move(x, source, target), (source, target)
 
 
-def _move_backward(places: tuple, g: jax.Array) -> tuple:
-    source, target = places
+def _move_backward(saved: tuple, g: jax.Array) -> tuple:
+    source, target = saved
     return _move(g, target, source), None, None
 
 
@@ -227,10 +222,10 @@ _move.defvjp(_move_forward, _move_backward)
 
 @jax.custom_vjp
 def _product(x_bsi: jax.Array, kernels_Eio: jax.Array, expert_b: jax.Array) -> jax.Array:
-    """Multiplies each block with its expert's kernel.
+    """Multiply each block with its expert's kernel.
 
-    Its gradient takes the kernels by block once more, rather than keep a copy of them for each
-    block from the forward pass on.
+    The backward pass gathers the kernels by block again, rather than keep a copy of them for each
+    block from the forward pass.
     """
     return jnp.matmul(x_bsi, kernels_Eio[expert_b])
 
@@ -239,8 +234,8 @@ def _product_forward(x_bsi: jax.Array, kernels_Eio: jax.Array, expert_b: jax.Arr
     return _product(x_bsi, kernels_Eio, expert_b), (x_bsi, kernels_Eio, expert_b)
 
 
-def _product_backward(kept: tuple, g_bso: jax.Array) -> tuple:
-    x_bsi, kernels_Eio, expert_b = kept
+def _product_backward(saved: tuple, g_bso: jax.Array) -> tuple:
+    x_bsi, kernels_Eio, expert_b = saved
     g_bsi = jnp.matmul(g_bso, kernels_Eio[expert_b].swapaxes(1, 2))
     g_bio = jnp.matmul(x_bsi.swapaxes(1, 2), g_bso)
     count = kernels_Eio.shape[0]
@@ -252,7 +247,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 class Mixture(nnx.Module):
-    """The experts that the router chooses, and an MLP that every token passes through."""
+    """The experts that the router chooses, and a shared MLP that every token passes through."""
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         width, std = config.hidden_size, config.initializer_range
@@ -262,4 +257,5 @@ class Mixture(nnx.Module):
         self.shared = MLP(width, shared, std=std, bias=config.mlp_bias, rngs=rngs)
 
     def __call__(self, x_ND: jax.Array) -> jax.Array:
+        """Return the sum of the chosen and the shared experts' outputs, [N, D]."""
         return self.experts(x_ND, *self.router(x_ND)) + self.shared(x_ND)

@@ -1,42 +1,19 @@
-"""Mistral: a Llama whose queries may see only the latest keys."""
+"""Mistral: a Llama whose queries see only the latest keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from models.llama import (
-    IGNORED,
-    NAMES,
-    STACKED,
-    TIED,
-    DecoderConfig,
-    Model,
-    apply,
-    features,
-    head,
-    init,
-)
-
-__all__ = [
-    "IGNORED",
-    "NAMES",
-    "STACKED",
-    "TIED",
-    "Config",
-    "Model",
-    "apply",
-    "features",
-    "head",
-    "init",
-]
+from models.llama import DecoderConfig, llama
 
 
 @dataclass(frozen=True)
 class Config(DecoderConfig):
-    """The keys of a Mistral's config.json; sliding_window is a number of keys, or None for all."""
+    """The keys of a Mistral's config.json."""
 
     sliding_window: int | None
+    """Number of keys that a query sees; None: all."""
 
     MODEL_TYPE = "mistral"
-    ARCHITECTURE = "MistralForCausalLM"
+    HF_CLASS = "MistralForCausalLM"
     DEFAULTS = DecoderConfig.DEFAULTS | {
         "max_position_embeddings": 131072,
         "num_key_value_heads": 8,
@@ -45,4 +22,8 @@ class Config(DecoderConfig):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
+        """The same window in each layer."""
         return (self.sliding_window,) * self.num_hidden_layers
+
+
+mistral = replace(llama, Config=Config)

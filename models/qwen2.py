@@ -1,43 +1,22 @@
-"""Qwen2: a Llama with biases of queries, keys and values, and a window in some layers if asked."""
+"""Qwen2: a Llama with biases of queries, keys and values, and optional windows in some layers."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from models import ModelError
 from models.config import positive_integer
-from models.llama import (
-    IGNORED,
-    NAMES,
-    STACKED,
-    TIED,
-    DecoderConfig,
-    Model,
-    apply,
-    features,
-    head,
-    init,
-)
-
-__all__ = [
-    "IGNORED",
-    "NAMES",
-    "STACKED",
-    "TIED",
-    "Config",
-    "Model",
-    "apply",
-    "features",
-    "head",
-    "init",
-]
+from models.llama import DecoderConfig, llama
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
 class WindowedConfig(DecoderConfig):
-    """What Qwen2's and Qwen3's config.json say of windows: `sliding_window` keys, in those layers
-    that `layer_types` calls sliding; with use_sliding_window false, it says nothing."""
+    """The keys of windows in a Qwen2's or Qwen3's config.json.
+
+    A query sees `sliding_window` keys in the layers that `layer_types` calls sliding, and all in
+    the others. With `use_sliding_window` false, `sliding_window` is ignored.
+    """
 
     sliding_window: int | None
     use_sliding_window: bool
@@ -69,6 +48,7 @@ class WindowedConfig(DecoderConfig):
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:
+        """Read a config.json, and derive `layer_types` where it is absent."""
         values = cls.DEFAULTS | hf_config
         if values["use_sliding_window"] is False:
             values["sliding_window"] = None
@@ -83,11 +63,13 @@ class WindowedConfig(DecoderConfig):
         return super().from_hf(values)
 
     def shortened(self, layers: int) -> Self:
+        """Return the config of a model with only the first `layers` layers."""
         types = self.layer_types[:layers]
         return replace(self, num_hidden_layers=layers, layer_types=types)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
+        """Number of keys that a query sees in each layer; None: all before it."""
         return tuple(self.sliding_window if t == SLIDING else None for t in self.layer_types)
 
 
@@ -96,8 +78,9 @@ class Config(WindowedConfig):
     """The keys of a Qwen2's config.json."""
 
     MODEL_TYPE = "qwen2"
-    ARCHITECTURE = "Qwen2ForCausalLM"
+    HF_CLASS = "Qwen2ForCausalLM"
 
-    @property
-    def qkv_bias(self) -> bool:
-        return True
+    qkv_bias = True
+
+
+qwen2 = replace(llama, Config=Config)

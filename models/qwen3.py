@@ -1,22 +1,9 @@
-"""Qwen3: a Llama that normalises each head's queries and keys before they are turned."""
+"""Qwen3: a Llama that normalises each head's queries and keys before they are rotated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from models.llama import IGNORED, NAMES, STACKED, TIED, Model, apply, features, head, init
+from models.llama import llama
 from models.qwen2 import WindowedConfig
-
-__all__ = [
-    "IGNORED",
-    "NAMES",
-    "STACKED",
-    "TIED",
-    "Config",
-    "Model",
-    "apply",
-    "features",
-    "head",
-    "init",
-]
 
 
 @dataclass(frozen=True)
@@ -26,15 +13,10 @@ class Config(WindowedConfig):
     attention_bias: bool
 
     MODEL_TYPE = "qwen3"
-    ARCHITECTURE = "Qwen3ForCausalLM"
+    HF_CLASS = "Qwen3ForCausalLM"
     DEFAULTS = WindowedConfig.DEFAULTS | {"attention_bias": False, "head_dim": 128}
 
     qk_norm = True
 
-    @property
-    def qkv_bias(self) -> bool:
-        return self.attention_bias
 
-    @property
-    def out_bias(self) -> bool:
-        return self.attention_bias
+qwen3 = replace(llama, Config=Config)

@@ -1,8 +1,8 @@
-"""Rotary position embedding, and the ways to stretch it over longer texts.
+"""Rotary position embedding, and the ways to stretch it to longer texts.
 
-The angles are computed in NumPy the way PyTorch rounds them: a float32 power is one ulp off for
-some frequencies, which at position 131071 is an error of 5e-3 in the cosine. Sine and cosine are
-taken in float64, so that no instruction set changes their float32 bits.
+Angles are computed in NumPy and rounded as PyTorch does: a float32 power is one ulp off for some
+frequencies, which at position 131071 is an error of 5e-3 in the cosine. Sines and cosines are
+computed in float64, so that no instruction set changes their float32 bits.
 
 References:
   Su et al., RoFormer, https://arxiv.org/abs/2104.09864
@@ -19,7 +19,7 @@ import numpy as np
 
 from models import ModelError
 
-# For each type the keys that it needs, and those that it may have.
+# The required and the optional keys of each type.
 TYPES = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -37,7 +37,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Rope:
-    """What config.json says of rotary position embedding, under its own names; None: not said."""
+    """The keys of rotary position embedding in config.json, under their own names; None: absent."""
 
     rope_theta: float
     rope_type: str = "default"
@@ -54,14 +54,16 @@ class Rope:
 
     @classmethod
     def from_hf(cls, values: dict[str, Any]) -> Self:
-        """Reads both spellings: version 5 of transformers has all in the table `rope_parameters`;
-        version 4 calls it `rope_scaling`, with `rope_theta` beside it.
+        """Read the keys in either spelling of transformers.
+
+        Version 5 has all of them in the table `rope_parameters`; version 4 calls the table
+        `rope_scaling`, and has `rope_theta` beside it.
 
         Args:
-          values: config.json with the defaults of what it leaves out.
+          values: The keys of config.json, with defaults for those that it leaves out.
 
         Raises:
-          ModelError: a type or a key that is not known here, or a value that cannot be.
+          ModelError: A type or key is unknown here, or a value is invalid.
         """
         where, rope = "rope_theta", {}
         for key in ("rope_scaling", "rope_parameters"):
@@ -88,17 +90,11 @@ class Rope:
         for key, value in rope.items():
             if key not in ("rope_theta", "rope_type", *needed, *optional):
                 raise ModelError(f"{where}.{key} is not known for rope_type {kind!r}")
-            if key == "truncate" and type(value) is not bool:
-                raise ModelError(f"{where}.truncate is {value!r}, expected true or false")
-            if key not in ("rope_type", "truncate") and not (
-                type(value) in (int, float) and 0 < value < math.inf
-            ):
-                name = key if key == "rope_theta" else f"{where}.{key}"
-                raise ModelError(f"{name} is {value!r}, expected a number above 0")
+            _check_value(key, value, where)
         return cls(**rope)
 
     def to_hf(self) -> dict[str, Any]:
-        """The keys of config.json, in both spellings."""
+        """Return the keys of config.json, in both spellings."""
         table = {field.name: getattr(self, field.name) for field in fields(self)}
         table = {key: value for key, value in table.items() if value is not None}
         older = {key: value for key, value in table.items() if key != "rope_theta"}
@@ -109,16 +105,25 @@ class Rope:
         }
 
 
+def _check_value(key: str, value: Any, where: str) -> None:
+    if key == "truncate":
+        if type(value) is not bool:
+            raise ModelError(f"{where}.truncate is {value!r}, expected true or false")
+    elif key != "rope_type" and not (type(value) in (int, float) and 0 < value < math.inf):
+        name = key if key == "rope_theta" else f"{where}.{key}"
+        raise ModelError(f"{name} is {value!r}, expected a number above 0")
+
+
 class Table:
-    """Cosines and sines of each place, for queries and keys of a length.
+    """Cosines and sines of each position, with which queries and keys are rotated.
 
     Args:
-      rope: the settings.
-      dim: size of the vectors that are turned.
-      length: T, how many tokens; a dynamic rope depends on it.
-      positions_BT: of each token, from 0 and below T; None: 0, 1, ..., T - 1 of each sequence.
-      most: the config's max_position_embeddings, which a dynamic rope stretches.
-      dtype: of the cosines and sines.
+      rope: Settings of the embedding.
+      dim: Size of the vectors to rotate.
+      length: Number of tokens, T; a dynamic rope depends on it.
+      most: max_position_embeddings of the config, which a dynamic rope stretches.
+      dtype: Dtype of the cosines and sines.
+      positions_BT: Position of each token, from 0 and below T; None: 0, 1, ..., T - 1.
     """
 
     def __init__(
@@ -134,7 +139,7 @@ class Table:
         positions = np.arange(length, dtype=np.float32)
         angles = (positions[:, None] * frequencies).astype(np.float64)[:, None, None, :]
         scale = np.float32(scale)
-        # [T, 1, 1, dim / 2], or of each token of each sequence: [B, T, 1, 1, dim / 2]
+        # [T, 1, 1, dim / 2]; with positions_BT [B, T, 1, 1, dim / 2]
         self.cos = (np.cos(angles).astype(np.float32) * scale).astype(dtype)
         self.sin = (np.sin(angles).astype(np.float32) * scale).astype(dtype)
         if positions_BT is not None:
@@ -142,21 +147,23 @@ class Table:
             self.sin = jnp.asarray(self.sin)[positions_BT]
 
     def rotate(self, x_BTKGh: jax.Array) -> jax.Array:
-        """Turns each pair of an element of the first half and one of the second: Llama's layout."""
-        return self._turn(*jnp.split(x_BTKGh, 2, axis=-1))
+        """Rotate pairs of an element of the first half and one of the second: Llama's layout."""
+        return self._rotate(*jnp.split(x_BTKGh, 2, axis=-1))
 
     def rotate_neighbours(self, x_BTKGh: jax.Array) -> jax.Array:
-        """Turns each pair of neighbours, and puts them in Llama's layout: DeepSeek's way. Where
-        queries and keys are laid out alike, their products do not depend on it."""
-        return self._turn(x_BTKGh[..., 0::2], x_BTKGh[..., 1::2])
+        """Rotate pairs of neighbours, as DeepSeek does, and return them in Llama's layout.
 
-    def _turn(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        Queries and keys are laid out alike, so their products do not depend on the layout.
+        """
+        return self._rotate(x_BTKGh[..., 0::2], x_BTKGh[..., 1::2])
+
+    def _rotate(self, a: jax.Array, b: jax.Array) -> jax.Array:
         cos, sin = self.cos, self.sin
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def inverse_frequencies(theta: float, dim: int) -> np.ndarray:
-    """Returns theta^(-2i / dim), [dim / 2] float32, with the bits of PyTorch."""
+    """Return theta^(-2i / dim), [dim / 2] float32, with the bits of PyTorch."""
     return np.float32(1) / _powers(theta, dim)
 
 
@@ -166,10 +173,13 @@ def _powers(theta: float, dim: int) -> np.ndarray:
 
 
 def scaled_frequencies(rope: Rope, dim: int, length: int, most: int) -> tuple[np.ndarray, float]:
-    """Returns the frequencies, [dim / 2] float32, and what cosines and sines are multiplied by.
+    """Return the frequencies, [dim / 2] float32, and the factor of cosines and sines.
 
     Args:
-      rope, dim, length, most: as in `Table`.
+      rope: Settings of the embedding.
+      dim: Size of the vectors to rotate.
+      length: Number of tokens.
+      most: max_position_embeddings of the config.
     """
     match rope.rope_type:
         case "linear":
@@ -186,36 +196,39 @@ def scaled_frequencies(rope: Rope, dim: int, length: int, most: int) -> tuple[np
 
 
 def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
-    """Long waves are slowed by `factor`, short ones are not, and those between partly."""
+    """Slow long waves by `factor`, leave short ones as they are, and interpolate between them."""
     old = rope.original_max_position_embeddings
     low, high, factor = rope.low_freq_factor, rope.high_freq_factor, np.float32(rope.factor)
     waves = np.float32(2 * math.pi) / plain
     share = (np.float32(old) / waves - np.float32(low)) / np.float32(high - low)
     between = (1 - share) * plain / factor + share * plain
-    found = np.where(waves > old / low, plain / factor, plain)
-    return np.where((waves >= old / high) & (waves <= old / low), between, found)
+    outside = np.where(waves > old / low, plain / factor, plain)
+    return np.where((waves >= old / high) & (waves <= old / low), between, outside)
 
 
 def _yarn(rope: Rope, dim: int) -> np.ndarray:
-    """Frequencies that turn less than beta_slow times within the original length are slowed by
-    `factor`, those that turn more than beta_fast times are not, with a straight line between."""
+    """Slow the frequencies that turn seldom within the original length by `factor`.
 
-    def place(turns: float) -> float:
-        """The (fractional) index of the frequency that turns so often in the original length."""
+    Those that turn more than beta_fast times stay, those that turn less than beta_slow times are
+    slowed, and between the two the change is linear.
+    """
+
+    def index(turns: float) -> float:
+        """Return the (fractional) index of the frequency that turns so often."""
         longest = rope.original_max_position_embeddings / (turns * 2 * math.pi)
         return dim * math.log(longest) / (2 * math.log(rope.rope_theta))
 
-    first, last = place(rope.beta_fast or 32), place(rope.beta_slow or 1)
+    first, last = index(rope.beta_fast or 32), index(rope.beta_slow or 1)
     if rope.truncate is not False:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
     if first == last:
         last += 0.001  # as transformers, against a division by 0
     line = (np.arange(dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(last - first)
-    kept = 1 - np.clip(line, 0, 1)
+    unslowed = 1 - np.clip(line, 0, 1)
     powers = _powers(rope.rope_theta, dim)
     slowed = np.float32(1) / (np.float32(rope.factor) * powers)
-    return slowed * (1 - kept) + np.float32(1) / powers * kept
+    return slowed * (1 - unslowed) + np.float32(1) / powers * unslowed
 
 
 def _yarn_scale(rope: Rope) -> float:
@@ -227,5 +240,5 @@ def _yarn_scale(rope: Rope) -> float:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """How much larger YaRN wants the scores of a text that is `factor` times as long."""
+    """Return YaRN's factor of the scores of a text that is `factor` times as long."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -70,9 +70,9 @@ class Programs:
         if first_step:  # what Psyche calls a cold start: the first epoch after a pause
             warmup_steps = run.llm.cold_start_warmup_steps
             learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)
-        groups = {name.split("/")[0] for name in self.model.NAMES}
+        groups = {name.split("/")[0] for name in self.model.names}
         optimizer = build(
-            run.llm.optimizer, learning_rate, run.peers.overlap, self.model.STACKED, groups
+            run.llm.optimizer, learning_rate, run.peers.overlap, self.model.stacked, groups
         )
         self.optimizer = self._balance(optimizer, model_config, run.peers.balance_speed)
         self.parts = run.peers.fsdp
@@ -90,7 +90,7 @@ class Programs:
     def _balance(self, optimizer: Optimizer, model_config: Any, speed: float) -> Optimizer:
         """Keeps the optimizer from params whose gradient is the load of experts."""
         paths: list[str] = []
-        if named := getattr(self.model, "BALANCE", ()):  # a model may have no layer with experts
+        if named := self.model.balance:  # a model may have no layer with experts
             shapes = jax.eval_shape(partial(self.model.init, model_config, 0))
             paths = [path for path in flatten_dict(shapes, sep="/") if path in named]
         if not paths and speed:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +21,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import models
+from models.architecture import Architecture
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
@@ -68,8 +68,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     return hf_config
 
 
-def model_of(hf_config: dict[str, Any], where: object) -> tuple[ModuleType, Any]:
-    """Returns the model's module and its Config.
+def model_of(hf_config: dict[str, Any], where: object) -> tuple[Architecture, Any]:
+    """Return the model's architecture and its config.
 
     Args:
       hf_config: what config.json holds.
@@ -247,31 +247,30 @@ def write_config(folder: Path, hf_config: dict[str, Any], dtype: str) -> None:
 # ---- Names ----
 
 
-def _param_shapes(model: ModuleType, config: Any) -> dict[str, tuple[int, ...]]:
+def _param_shapes(model: Architecture, config: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every param by its path joined with "/"; nothing is computed."""
     shapes = jax.eval_shape(partial(model.init, config, 0))
     return {path: leaf.shape for path, leaf in flatten_dict(shapes, sep="/").items()}
 
 
-def _slots(model: ModuleType, config: Any) -> dict[str, _Slot]:
+def _slots(model: Architecture, config: Any) -> dict[str, _Slot]:
     """Every tensor that a file of this model holds, by name."""
     slots = {}
-    first_layers = model.first_layers(config) if hasattr(model, "first_layers") else {}
     for path, shape in _param_shapes(model, config).items():
-        template, transposed = model.NAMES[path]
-        first = first_layers.get(path.split("/")[0], 0)
+        template, transposed = model.names[path]
+        first = config.first_layers.get(path.split("/")[0], 0)
         axes = sum(number in template for number in ("{layer}", "{expert}"))
         own = shape[axes:][::-1] if transposed else shape[axes:]
         for index in np.ndindex(shape[:axes]):
             layer, expert = (*index, 0, 0)[:2]  # a template names those that it has
             name = template.format(layer=first + layer, expert=expert)
-            kept = path in getattr(model, "FLOAT32", ())
+            kept = path in model.float32
             slots[name] = _Slot(path, index, transposed, own, kept)
     return slots
 
 
-def _is_ignored(name: str, model: ModuleType, config: Any) -> bool:
-    found = re.fullmatch(model.IGNORED, name)
+def _is_ignored(name: str, model: Architecture, config: Any) -> bool:
+    found = re.fullmatch(model.ignored, name)
     if found is None:
         return False
     beyond = found.groupdict().get("beyond")
@@ -318,7 +317,7 @@ def _headers(folder: Path) -> dict[str, Reader]:
 
 def _check_tensors(
     folder: Path,
-    model: ModuleType,
+    model: Architecture,
     config: Any,
     slots: dict[str, _Slot],
     found: dict[str, Reader],
@@ -331,8 +330,8 @@ def _check_tensors(
             continue
         path, (dtype, shape) = found[name].path, found[name].forms[name]
         if name not in slots:
-            if name in model.TIED and model.TIED[name] in found:
-                copies[name] = model.TIED[name]
+            if name in model.tied and model.tied[name] in found:
+                copies[name] = model.tied[name]
             elif not _is_ignored(name, model, config):
                 problems.append(f"{name} {list(shape)} in {path.name} is not expected")
         elif shape != slots[name].shape:

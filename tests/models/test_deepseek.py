@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import models
-from models import deepseek_v3, experts
+from models import experts
+from models.deepseek_v3 import EXPERT_KEYS, deepseek_v3
 from pipeline.weights import hf
 
 torch.set_num_threads(1)
@@ -384,7 +385,7 @@ def test_a_config_without_experts_may_leave_what_it_says_of_them_null():
     for settings in (V2, V3):
         settings = settings | {"first_k_dense_replace": 3}
         said = hf.model_of(settings, "a test")[1]
-        null = dict.fromkeys(deepseek_v3._OF_EXPERTS)
+        null = dict.fromkeys(EXPERT_KEYS)
         config = hf.model_of(settings | null, "a test")[1]
         assert config.dense == said.dense == 3
         written = config.to_hf()

@@ -16,8 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 import models
-from models import llama
-from models.parts import REMAT, RMSNorm
+from models.decoder import REMAT
+from models.llama import llama
+from models.parts import RMSNorm
 from models.rope import Rope, scaled_frequencies
 from pipeline.runfile import Peers
 
@@ -58,7 +59,7 @@ def as_params(config: llama.Config, tensors: dict[str, torch.Tensor]) -> dict:
     """PyTorch's tensors in our layout."""
     params = {}
     for path in flatten_dict(jax.eval_shape(lambda: llama.init(config, 0)), sep="/"):
-        name, transposed = llama.NAMES[path]
+        name, transposed = llama.names[path]
         layers = range(config.num_hidden_layers) if "{layer}" in name else [None]
         found = [tensors[name.format(layer=layer)].detach().numpy() for layer in layers]
         found = [tensor.T if transposed else tensor for tensor in found]
@@ -212,8 +213,8 @@ def test_params_can_be_mapped_over_peers_and_devices():
 
 def test_fresh_params_are_hugging_faces_draw_and_follow_from_the_seed():
     params = flatten_dict(llama.init(CONFIG, 0), sep="/")
-    optional = [path for path in llama.NAMES if path.endswith(("bias", "y_norm/scale"))]
-    assert params.keys() == llama.NAMES.keys() - set(optional)
+    optional = [path for path in llama.names if path.endswith(("bias", "y_norm/scale"))]
+    assert params.keys() == llama.names.keys() - set(optional)
     for path, leaf in params.items():
         assert leaf.dtype == jnp.float32
         if "norm" in path:

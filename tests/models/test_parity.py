@@ -204,7 +204,7 @@ def test_the_loss_and_every_gradient_are_those_of_pytorch(pair, tmp_path):
     np.testing.assert_allclose(value, answer.loss.item(), rtol=1e-5)
     found, wanted = flatten_dict(grads, sep="/"), flatten_dict(expected, sep="/")
     assert found.keys() == wanted.keys()
-    for path in found.keys() & set(getattr(model, "BALANCE", ())):  # a buffer there, a load here
+    for path in found.keys() & set(model.balance):  # a buffer there, a load here
         predictions = TOKENS[:, 1:].size
         choices = predictions * config.num_experts_per_tok
         np.testing.assert_array_equal(found.pop(path).sum(axis=-1), choices)

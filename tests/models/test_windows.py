@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 import models
-from models import mistral, qwen2, qwen3
+from models.mistral import mistral
 from models.parts import attend
+from models.qwen2 import qwen2
+from models.qwen3 import qwen3
 
 BASE = {
     "vocab_size": 40,

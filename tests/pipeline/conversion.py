@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models import llama
+from models.llama import llama
 from pipeline import convert, runfile
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models import llama
+from models.llama import llama
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.weights import hf

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from models import llama
+from models.llama import llama
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.generate import generate

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from models import llama
+from models.llama import llama
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.transcript.transcript import Transcript

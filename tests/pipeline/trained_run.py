@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from models import llama
+from models.llama import llama
 from pipeline import export, runfile
 from pipeline.stage.artifacts import METRICS, Paths, write_json
 from pipeline.tokens import sequences as tokens

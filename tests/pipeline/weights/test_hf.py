@@ -17,7 +17,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from models import llama
+from models.llama import llama
 from pipeline.errors import LockstepError
 from pipeline.weights import hf
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.convert import ALLOWANCE, SOURCE, write_model
-from models import llama
+from models.llama import llama
 from pipeline.weights import hf
 from pipeline.weights.tensorfile import Reader
 from tests import tiny
@@ -70,7 +70,7 @@ def test_convert_and_export_of_a_large_model_hold_a_tensor_or_two(root):
     params = Reader(root / "data" / "init" / "params.safetensors")
     source = Reader(file)
     for path in params:
-        name, transposed = llama.NAMES[path]
+        name, transposed = llama.names[path]
         stacked = params[path] if "{layer}" in name else params[path][None]
         for layer, values in enumerate(stacked):
             expected = source[name.format(layer=layer)]

@@ -1,0 +1,114 @@
+"""An architecture as pure functions of its params, which are plain nested dicts outside `models/`.
+
+Shapes in names: B sequences, T tokens of each, N = B * T, D hidden_size, V vocab_size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.config import HfConfig
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """A family of models, and how their params are stored in Hugging Face files.
+
+    Args:
+      Config: Class of the configs.
+      Model: Class of the Flax NNX modules, made as Model(config, rngs=...). Its params are float32,
+        `embed` and, unless tied to it, `lm_head` among them; its method `features` takes what
+        `features` below takes.
+      names: Flax path -> (name of the tensor, whether it is stored transposed). {layer} and
+        {expert} in a name number the param's leading axes.
+      stacked: Top-level groups of params whose leaves lead with a layer axis.
+      tied: Tensors that a file may hold twice: name -> name of the tensor that it must equal.
+      ignored: Pattern of names of tensors that files hold and the model does not use. A match of
+        its group `beyond` is a layer, which must not be one of the model's own.
+      float32: Paths of params that are stored in float32, whatever the dtype of the others.
+      balance: Paths of params that balance experts. No gradient moves them; in its place stands the
+        number of choices that fell on each expert.
+    """
+
+    Config: type[HfConfig]
+    Model: type[nnx.Module]
+    names: Mapping[str, tuple[str, bool]]
+    stacked: tuple[str, ...]
+    tied: Mapping[str, str]
+    ignored: str
+    float32: tuple[str, ...] = ()
+    balance: tuple[str, ...] = ()
+
+    def init(self, config: Any, seed: int) -> Params:
+        """Return fresh float32 params as Hugging Face draws them.
+
+        Kernels and embeddings are N(0, initializer_range), norms 1, all others 0.
+        """
+        return nnx.to_pure_dict(nnx.state(self.Model(config, rngs=nnx.Rngs(seed)), nnx.Param))
+
+    def features(  # noqa: PLR0913 - each is an option of the computation
+        self,
+        config: Any,
+        params: Params,
+        tokens_BT: jax.Array,
+        *,
+        scan: bool,
+        dtype: jax.typing.DTypeLike,
+        attention: str = "matmul",
+        remat: str = "everything_saveable",
+        positions_BT: jax.Array | None = None,
+        sequences_BT: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the final hidden states x_ND, in `dtype`; their product with the head is logits.
+
+        Args:
+          config: Config of the model.
+          params: Nested dict of float32 arrays, cast to `dtype` where they are used.
+          tokens_BT: Token ids, int32, each below vocab_size.
+          scan: Whether to use `lax.scan` over the layers (compile time does not grow with depth),
+            or to unroll them (faster on a CPU). Their bits may differ.
+          dtype: Dtype of matmuls and activations; softmax, norms and routers stay float32.
+          attention: Kernel: "matmul", plain products, the fastest on a CPU; or an implementation of
+            `jax.nn.dot_product_attention`: "cudnn", fused, for an NVIDIA GPU in bfloat16; or "xla".
+            JAX raises where the requested one is not available.
+          remat: What a layer keeps for the backward pass, a name of `decoder.REMAT`. Keeping less
+            costs time, and saves memory where layers are scanned (on a CPU only there).
+          positions_BT: Position of each token, int32, from 0 and below T; None: 0 to T - 1.
+          sequences_BT: Number of each token's sequence, int32, where several are packed into a row:
+            a token attends to its own sequence only. None: each row is one sequence.
+        """
+        merged = nnx.merge(_graph(self.Model, config), params)
+        return merged.features(
+            tokens_BT,
+            scan=scan,
+            dtype=dtype,
+            attention=attention,
+            remat=remat,
+            positions_BT=positions_BT,
+            sequences_BT=sequences_BT,
+        )
+
+    def head(self, config: Any, params: Params) -> jax.Array:
+        """Return the kernel [D, V], float32, whose product with features is the logits."""
+        if config.tie_word_embeddings:
+            return params["embed"]["embedding"].T
+        return params["lm_head"]["kernel"]
+
+    def apply(self, config: Any, params: Params, tokens_BT: jax.Array, **options: Any) -> jax.Array:
+        """Return the logits of each next token, [B, T, V] float32; options as in `features`."""
+        x_ND = self.features(config, params, tokens_BT, **options)
+        kernel_DV = self.head(config, params).astype(x_ND.dtype)
+        logits_NV = jnp.dot(x_ND, kernel_DV, preferred_element_type=jnp.float32)
+        return logits_NV.reshape(*tokens_BT.shape, config.vocab_size)
+
+
+@cache
+def _graph(model: type[nnx.Module], config: Any) -> nnx.GraphDef:
+    return nnx.graphdef(nnx.eval_shape(lambda: model(config, rngs=nnx.Rngs(0))))

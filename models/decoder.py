@@ -1,0 +1,197 @@
+"""A decoder: embedding, stacked layers that are scanned or unrolled, norm and head.
+
+Shapes in names: B sequences, T tokens of each, N = B * T, D hidden_size, L layers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from models import ModelError
+from models.config import HfConfig
+from models.parts import Embedding, Linear, RMSNorm, Window
+from models.rope import Table
+
+# What the backward pass is given, by the names of `jax.checkpoint_policies`: all that it needs; the
+# results of matrix products; those without attention's; or a layer's input only.
+REMAT = (
+    "everything_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "nothing_saveable",
+)
+
+
+class Context(NamedTuple):
+    """What attention needs besides its input."""
+
+    rope: Table
+    """Cosines and sines of the positions."""
+    batch: int
+    """Number of sequences, B."""
+    window: Window
+    """Number of keys that a query sees."""
+    sequences_BT: jax.Array | None
+    """Sequence of each token, where several are packed into a row."""
+    kernel: str
+    """Implementation of attention, as in `parts.attend`."""
+
+
+class Layer(nnx.Module):
+    """Attention, then an MLP, each normalised before and added to its input.
+
+    Args:
+      config: Config of the model.
+      attention: Class of the attention, made as attention(config, rngs=...).
+      mlp: Makes the MLP, as mlp(config, rngs=...).
+      rngs: Random streams.
+    """
+
+    def __init__(
+        self,
+        config: HfConfig,
+        attention: Callable[..., nnx.Module],
+        mlp: Callable[..., nnx.Module],
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = attention(config, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = mlp(config, rngs=rngs)
+
+    def __call__(self, x_ND: jax.Array, context: Context) -> jax.Array:
+        """Return the layer's output, [N, D]."""
+        x_ND = x_ND + self.attention(self.attention_norm(x_ND), context)
+        return x_ND + self.mlp(self.mlp_norm(x_ND))
+
+
+class Decoder(nnx.Module):
+    """Groups of like layers, each with params stacked on axis 0.
+
+    Args:
+      config: Config of the model.
+      groups: Name of each group -> how many layers it has, and what makes one, called with rngs.
+        A group of 0 layers is left out.
+      rngs: Random streams.
+    """
+
+    def __init__(
+        self,
+        config: HfConfig,
+        groups: Mapping[str, tuple[int, Callable[..., nnx.Module]]],
+        *,
+        rngs: nnx.Rngs,
+    ):
+        std, width = config.initializer_range, config.hidden_size
+        self.config = config
+        self.groups = tuple((name, count) for name, (count, _) in groups.items() if count)
+        self.embed = Embedding(config.vocab_size, width, std=std, rngs=rngs)
+        for name, _ in self.groups:
+            setattr(self, name, _stack(*groups[name], rngs))
+        self.norm = RMSNorm(width, eps=config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(width, config.vocab_size, std=std, rngs=rngs)
+
+    def features(
+        self,
+        tokens_BT: jax.Array,
+        *,
+        scan: bool,
+        dtype: jax.typing.DTypeLike,
+        attention: str,
+        remat: str,
+        positions_BT: jax.Array | None,
+        sequences_BT: jax.Array | None,
+    ) -> jax.Array:
+        """Return the final hidden states x_ND; arguments as in `Architecture.features`."""
+        config, (B, T) = self.config, tokens_BT.shape
+        most = config.max_position_embeddings
+        rope = Table(config.rope, config.head_dim, T, most, dtype, positions_BT)
+        common, windows_L = _windows(config.windows, T)
+        if windows_L is not None and attention != "matmul":
+            raise ModelError(
+                f"attention {attention!r} takes one window for all layers, and those of this model "
+                "differ: expected 'matmul'"
+            )
+        context = Context(rope, B, common, sequences_BT, attention)
+
+        def call(layer: Layer, x_ND: jax.Array, window: jax.Array | None) -> jax.Array:
+            return layer(x_ND, context if window is None else context._replace(window=window))
+
+        # One row for each token, not [B, T, D]: XLA's CPU matmuls of three axes, and above all
+        # their gradients, took 1.4 times as long for the whole step.
+        x_ND = self.embed(tokens_BT.reshape(B * T), dtype)
+        start = 0
+        for group, count in self.groups:
+            each = None if windows_L is None else windows_L[start : start + count]
+            x_ND = _through(getattr(self, group), x_ND, call, each, scan=scan, remat=remat)
+            start += count
+        return self.norm(x_ND)
+
+
+def _windows(windows: tuple[int | None, ...], length: int) -> tuple[int | None, np.ndarray | None]:
+    """Return the window of all layers where it is the same; else None, and each layer's."""
+    wide = [None if window is None or window >= length else window for window in windows]
+    if len(set(wide)) == 1:
+        return wide[0], None
+    return None, np.array([length if window is None else window for window in wide], np.int32)
+
+
+def _stack(count: int, make: Callable[..., nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
+    """Return `count` modules as one whose params lead with an axis for them."""
+    split = nnx.split_rngs(splits=count)
+    return split(nnx.vmap(lambda rngs: make(rngs=rngs)))(rngs)
+
+
+def _through(
+    layers: nnx.Module,
+    x_ND: jax.Array,
+    call: Callable[[Any, jax.Array, Any], jax.Array],
+    each: Any,
+    *,
+    scan: bool,
+    remat: str,
+) -> jax.Array:
+    """Pass x through stacked layers, scanned or one after the other.
+
+    Args:
+      layers: Layers as `_stack` makes them.
+      x_ND: Input of the first layer.
+      call: call(layer, x_ND, of_layer) -> x_ND.
+      each: What differs from layer to layer, a tree of arrays with a leading axis; or None.
+      scan: Whether to use `lax.scan`, whose compile time does not grow with depth.
+      remat: What of a layer is kept for the backward pass, as one of REMAT; the rest is computed
+        again there, from the layer's input.
+    """
+    graph, stacked = nnx.split(layers)
+
+    def layer(x_ND: jax.Array, of_layer: Any) -> tuple[jax.Array, None]:
+        params, rest = of_layer
+        return call(nnx.merge(graph, params), x_ND, rest), None
+
+    if remat != "everything_saveable":
+        policy = getattr(jax.checkpoint_policies, remat)
+        # XLA may not undo it by finding the same subexpressions twice; in a scan it cannot anyway
+        layer = jax.checkpoint(layer, policy=policy, prevent_cse=not scan)
+    if scan:
+        return lax.scan(layer, x_ND, (stacked, each))[0]
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    for number, params in enumerate(_unstack(stacked, count)):
+        x_ND, _ = layer(x_ND, (params, jax.tree.map(lambda leaf, n=number: leaf[n], each)))
+    return x_ND
+
+
+def _unstack(stacked: Any, count: int) -> list[Any]:
+    """Split axis 0 of every leaf.
+
+    The gradient of a split is one concatenate; that of `count` separate indexings would be `count`
+    sums over the whole stack.
+    """
+    leaves, treedef = jax.tree.flatten(stacked)
+    pieces = [[piece[0] for piece in lax.split(leaf, [1] * count)] for leaf in leaves]
+    return [jax.tree.unflatten(treedef, layer) for layer in zip(*pieces, strict=True)]
