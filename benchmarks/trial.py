@@ -4,9 +4,11 @@ import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.programs import cudnn as fused
+from pipeline.programs import cudnn
+from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.swarm.peers import Peers, Work, capacity
+from pipeline.swarm.begin import make_peers
+from pipeline.swarm.peers import capacity
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
 
@@ -22,14 +24,14 @@ class Trial:
 
     def __init__(self, run: runfile.Run, layout: str = "each"):
         hf_config = run.llm.checkpoint.config
-        fused.check(run, hf_config)
+        cudnn.check(run, hf_config)
         self.programs = Programs(run, hf_config)
         model_config = self.programs.model.Config.from_hf(hf_config)
         self.params = jax.device_get(self.programs.model.init(model_config, seed=0))
         own, shared = jax.device_get(self.programs.init(self.params))
         count = run.peers.count
         state = State(self.params, shared, (own,) * count)
-        self.peers = Peers(self.programs, layout, state, jax.devices())
+        self.peers = make_peers(self.programs, layout, state, jax.devices())
         self.form = wire.form_of(self.programs.optimizer, self.params, run.peers.wire)
         each, vocabulary = capacity(run, count), hf_config["vocab_size"]
         shape = each, run.llm.max_seq_len

@@ -15,24 +15,21 @@ import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.audit.replay import repeats_bit_for_bit
 from pipeline.errors import LockstepError
-from pipeline.programs import cudnn as fused
-from pipeline.programs import held_out
+from pipeline.programs import cudnn, held_out
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver as rounds
 from pipeline.stage import artifacts, devices, lifeline
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
-from pipeline.swarm import start
+from pipeline.swarm import begin
+from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.swarm.faults import Faults
-from pipeline.swarm.peers import Peers, assigned
 from pipeline.swarm.swarm import NotFinite, Swarm, Taken
-from pipeline.tokens import sequences as tokens
+from pipeline.tokens.sequences import Shards, check_ids, read_shards
 from pipeline.transcript import curves as history
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.transcript import Transcript, Writer
-from pipeline.weights import earlier_run
 from pipeline.weights.checkpoints import Checkpoints
 from pipeline.wire import message as wire
 
@@ -45,26 +42,21 @@ def run(run: runfile.Run, paths: Paths) -> None:
     """Trains from data/init on data/shards, going on from this key's newest checkpoint."""
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
-    hf_config = artifacts.read_json(init / "hf" / "config.json")
-    fused.check(run, hf_config)
-    listed = tokens.read_shards(shards)
-    _check_kind(run, shards, listed)
-    programs = Programs(run, hf_config, earlier_run.trained_steps(init), listed.columns)
-    begin = start.read(init, run, programs)
-    sources = run.runtime.network, hf_config["vocab_size"]
-    data = tokens.Sequences(shards, listed, "train", run.llm.max_seq_len, *sources)
-    _check_tokens(run, shards, data, hf_config, begin)
+    cudnn.check(run, artifacts.read_json(init / "hf" / "config.json"))
+    _check_kind(run, shards, read_shards(shards))
+    setup = begin.read(run, init, shards)
+    _check_tokens(setup, shards)
     held_out_NW, _ = held_out.read(run, shards)
     if not len(held_out_NW):
         log.warning("train: the data has no held-out split, so no held-out loss is measured")
 
-    training = _Training(run, paths, programs, begin, data, held_out_NW, hf_config)
+    training = _Training(setup, paths, held_out_NW)
     training.prepare()
     training.take_rounds()
 
     transcript = Transcript(training.writer.folder)
     rows = history.rows(transcript)
-    metrics = history.metrics(rows, transcript, begin.state.params)
+    metrics = history.metrics(rows, transcript, setup.start.state.params)
     with paths.building() as folder:
         # no bytes are copied, and a kill before the end finds the source whole
         shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)
@@ -78,59 +70,46 @@ def run(run: runfile.Run, paths: Paths) -> None:
 class _Training:
     """A training in progress: what take_rounds needs, and what a kill must not lose."""
 
-    def __init__(
-        self,
-        run: runfile.Run,
-        paths: Paths,
-        programs: Programs,
-        begin: start.Start,
-        data: tokens.Sequences,
-        held_out_NW: np.ndarray,
-        hf_config: dict,
-    ):
-        self.run, self.paths, self.programs, self.begin = run, paths, programs, begin
-        self.data, self.held_out_NW, self.hf_config = data, held_out_NW, hf_config
-        self.form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
-        self.faults = Faults(run.faults.schedule, run.peers.seed, self.form)
+    def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray):
+        self.setup, self.paths, self.held_out_NW = setup, paths, held_out_NW
+        self.run = run = setup.run
+        self.faults = Faults(run.faults.schedule, run.peers.seed, setup.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
         self.writer = Writer(
             paths.scratch / "transcript",
-            run.snapshots(begin.step),
-            keep_payloads=self.form.kind != wire.DENSE,
+            run.snapshots(setup.start.step),
+            keep_payloads=setup.form.kind != wire.DENSE,
         )
 
     def prepare(self) -> None:
         """Goes back to the newest checkpoint, or begins."""
-        run, begin = self.run, self.begin
-        saved = self.checkpoints.newest(begin.state)
-        self.step = saved.step if saved else begin.step
-        state = saved.state if saved else begin.state
-        self.peers = Peers(self.programs, run.peers.layout, state, jax.devices())
+        run, setup, start = self.run, self.setup, self.setup.start
+        saved = self.checkpoints.newest(start.state)
+        self.step = saved.step if saved else start.step
+        state = saved.state if saved else start.state
+        self.peers = make_peers(setup.programs, run.peers.layout, state, jax.devices())
         if saved:
             self._check_environment()
             log.info(f"train: goes on after round {self.step}")
             self.progress = rounds.Progress.from_json(saved.rest["progress"], run.config)
             self.faults.restore(saved.rest["faults"])
         else:
-            self.progress = begin.progress(run)
-            first = (begin.data_index, begin.data_index)
-            first_work = assigned(self.data, first, run, run.peers.count)
-            bitwise = repeats_bit_for_bit(self.programs, begin.state, first_work, begin.step)
+            self.progress = start.progress(run)
             self.writer.header(
                 Header(
                     key=self.paths.key,
                     run=run.model_dump(mode="json", include=TABLES),
-                    model=self.hf_config,
+                    model=setup.hf_config,
                     environment=devices.describe(),
-                    bitwise=bitwise,
+                    bitwise=repeats_bit_for_bit(setup),
                     held_out_loss=self._measure(),
                 )
             )
-            self.writer.snapshot(self.step, begin.state)
+            self.writer.snapshot(self.step, start.state)
         self.writer.cut(self.step)
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
-        self.swarm = Swarm(run, self.peers, self.data, self.form, self.faults, imprecise)
+        self.swarm = Swarm(run, self.peers, setup.data, setup.form, self.faults, imprecise)
         self._say_where()
 
     def take_rounds(self) -> None:
@@ -201,13 +180,13 @@ class _Training:
         """The run's programs in another precision, for a peer that is to compute by them."""
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         peers = self.run.peers.model_copy(update={"precision": other})
-        run = self.run.model_copy(update={"peers": peers})
-        return Programs(run, self.hf_config, self.begin.step, self.programs.columns)
+        run, setup = self.run.model_copy(update={"peers": peers}), self.setup
+        return Programs(run, setup.hf_config, setup.start.step, setup.programs.columns)
 
     def _measure(self) -> float | None:
         if not len(self.held_out_NW):
             return None
-        programs, size = self.programs, self.run.peers.micro_batch
+        programs, size = self.setup.programs, self.run.peers.micro_batch
         return held_out.mean_loss(
             programs.measure, self.peers.params_on, self.held_out_NW, size, programs.columns
         )
@@ -262,7 +241,7 @@ def _mean_size(sizes: dict[int, int]) -> str:
     return f"{np.mean(list(sizes.values())) / 1e3:.1f} kB" if sizes else "-"
 
 
-def _check_kind(run: runfile.Run, shards: Path, listed: tokens.Shards) -> None:
+def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:
     if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
         raise LockstepError(
             f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
@@ -276,19 +255,17 @@ def _check_kind(run: runfile.Run, shards: Path, listed: tokens.Shards) -> None:
         )
 
 
-def _check_tokens(
-    run: runfile.Run, shards: Path, data: tokens.Sequences, hf_config: dict, begin: start.Start
-) -> None:
-    needed = start.sequences_needed(run, begin)
-    if needed > len(data):
+def _check_tokens(setup: Setup, shards: Path) -> None:
+    run, found, needed = setup.run, len(setup.data), setup.sequences_needed
+    if needed > found:
         raise LockstepError(
-            f"{shards}: {len(data)} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
+            f"{shards}: {found} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
             f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
         )
-    known, vocab_size = tokens.read_shards(shards).vocab_size, hf_config["vocab_size"]
+    known, vocab_size = read_shards(shards).vocab_size, setup.hf_config["vocab_size"]
     if known is not None and known > vocab_size:
         log.warning(
             f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
             f"{vocab_size}: an id that the model has not is refused where it occurs"
         )
-    tokens.check_ids(shards, vocab_size, run.llm.max_seq_len)
+    check_ids(shards, vocab_size, run.llm.max_seq_len)

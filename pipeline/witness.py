@@ -19,14 +19,11 @@ from pipeline.audit.audit import audit
 from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
-from pipeline.programs.train_step import Programs
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
-from pipeline.swarm import start
-from pipeline.tokens import sequences as tokens
+from pipeline.swarm import begin
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights import earlier_run
 from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
@@ -36,25 +33,26 @@ def run(run: runfile.Run, paths: Paths) -> None:
     """Writes data/verdict: verdict.json, verdict.txt, bundles, and metrics/witness.json."""
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
-    hf_config = artifacts.read_json(init / "hf" / "config.json")
-    listed = tokens.read_shards(shards)
-    programs = Programs(run, hf_config, earlier_run.trained_steps(init), listed.columns)
-    begin = start.read(init, run, programs)
-    form = wire.form_of(programs.optimizer, begin.state.params, run.peers.wire)
-    sources = run.runtime.network, hf_config["vocab_size"]
-    data = tokens.Sequences(shards, listed, "train", run.llm.max_seq_len, *sources)
-    transcript = Transcript(trained / "transcript")
+    setup, transcript = begin.read(run, init, shards), Transcript(trained / "transcript")
 
     # Everything cheap, of every round
-    findings = audit(run, hf_config, transcript, form, begin)
+    findings = audit(run, setup.hf_config, transcript, setup.form, setup.start)
 
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
     sound = not any(finding.peer is None or finding.applied for finding in findings)
     why = why_not_bitwise(run, transcript.header)
-    replay = Replay(run, programs, transcript, data, form, begin.state, bitwise=not why)
-    windows = run.snapshots(begin.step).windows
+    replay = Replay(
+        run,
+        setup.programs,
+        transcript,
+        setup.data,
+        setup.form,
+        setup.start.state,
+        bitwise=not why,
+    )
+    windows = run.snapshots(setup.start.step).windows
     seed = _sample_seed(run, transcript)
-    sample = _sample(run, windows, seed, form) if sound else []
+    sample = _sample(run, windows, seed, setup.form) if sound else []
     if sound:
         work = [(w, [peer for window, peer in sample if window == w]) for w in windows]
         findings += _replay(replay, work, paths.scratch)

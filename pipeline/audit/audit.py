@@ -12,7 +12,7 @@ from pipeline.protocol import driver as rounds
 from pipeline.protocol.coordinator import CoordinatorError
 from pipeline.protocol.dispute import Check
 from pipeline.protocol.round import Evidence, Round
-from pipeline.swarm.start import Start
+from pipeline.swarm.begin import Start
 from pipeline.transcript.entry import TABLES, Entry, Header, Message
 from pipeline.transcript.state import hashes
 from pipeline.transcript.transcript import Transcript

@@ -6,11 +6,9 @@ is refused, so that nobody is blamed for bytes that were changed on the way.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from pydantic import ValidationError
 
@@ -31,12 +29,11 @@ from pipeline.audit.bundle import (
 from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
-from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import read_json
+from pipeline.swarm import begin
 from pipeline.swarm.peers import capacity
 from pipeline.tokens.columns import UNCOUNTED, Columns
 from pipeline.tokens.shards import PLAIN, Column
@@ -111,15 +108,12 @@ def read(folder: Path) -> Bundle:
     header = transcript.header
     if (header.key, header.run) != (said.key, run.model_dump(mode="json", include=TABLES)):
         _refuse(transcript.folder / "header.json", f"it is not of run {said.key} as {RUN} has it")
-    model, model_config = hf.model_of(header.model, transcript.folder / "header.json")
+    hf.model_of(header.model, transcript.folder / "header.json")  # refuses what is no model
     rows, columns = None, PLAIN
     if (folder / TOKENS).exists():
         rows, columns = _read_rows(folder / TOKENS, run, header.model)
-    programs = Programs(run, header.model, said.first_step, columns)
-    params = jax.eval_shape(partial(model.init, model_config, 0))
-    own, shared = jax.eval_shape(programs.optimizer.init, params)
-    like = State(_zeros(params), _zeros(shared), (_zeros(own),) * run.peers.count)
-    form = wire.form_of(programs.optimizer, params, run.peers.wire)
+    setup = begin.blank(run, header.model, rows, columns, said.first_step)
+    form, like = setup.form, setup.start.state
     entries = tuple(transcript.rounds)
     _check_rounds(folder, said, run, entries, form.kind == wire.DENSE)
     everybody = range(run.peers.count) if form.kind == wire.DENSE else None
@@ -127,7 +121,7 @@ def read(folder: Path) -> Bundle:
     if peers and rows is None:
         _refuse(folder / TOKENS, "no such file, expected the sequences to train on")
     why = why_not_bitwise(run, header)
-    replay = Replay(run, programs, transcript, rows, form, like, bitwise=not why)
+    replay = Replay(run, setup.programs, transcript, rows, form, like, bitwise=not why)
     if peers:
         _check_snapshots(transcript, said.rounds, peers, like)
         _check_messages(replay, entries)
@@ -325,11 +319,6 @@ def _read_rows(
             _refuse(path, f"expected {what} from 0 and below {limits[name]}")
     columns = tuple(Columns._fields[COLUMNS.index(name)] for name in rows)
     return _Kept(indices_N, np.concatenate(list(rows.values()), axis=1)), columns
-
-
-def _zeros(shapes: Tree) -> Tree:
-    """Arrays of these shapes that take no memory until they are written to."""
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _refuse(path: Path, text: str) -> None:

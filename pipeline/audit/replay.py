@@ -17,10 +17,11 @@ from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
+from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
-from pipeline.swarm.peers import Work, assigned, stack
+from pipeline.swarm.peers import assigned
 from pipeline.tokens.sequences import Sequences
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.state import State
@@ -35,23 +36,6 @@ TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 # ... and the largest share of params that may differ after a window: where the decoded update is
 # within rounding of zero its sign is anyone's.
 PARAMS_TOLERANCE = 0.02
-
-
-def repeats_bit_for_bit(programs: Programs, state: State, work: Work, step: int) -> bool:
-    """Whether this machine gives a peer's step the same bits twice: a self-test at the start."""
-
-    group = device_groups(jax.devices(), programs.parts)[0]
-
-    def once() -> str:  # `own` is donated, so each time a copy
-        return tree_hash(
-            programs.peer_step(
-                *group.put((state.params, state.own[0], state.shared)),
-                group.put_sequences(work.rows_MBW),
-                *group.put_whole((np.int32(work.count), np.int32(step + 1))),
-            )
-        )
-
-    return once() == once()
 
 
 def why_not_bitwise(run: runfile.Run, header: Header) -> str | None:
@@ -122,9 +106,10 @@ class _WindowReplay:
     def __init__(
         self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
     ):
-        self.replay, self.window, self.peers, self.group = replay, window, peers, group
+        self.replay, self.window, self.peers = replay, window, peers
         transcript, start = replay.transcript, replay.start
-        self.params, self.shared = group.put(transcript.agreed(window.opening, start))
+        agreed = transcript.agreed(window.opening, start)
+        self.replica = Replica.put(replay.programs, group, *agreed)
         self.own = {
             peer: group.put(transcript.own(window.opening, peer, start.own[peer])) for peer in peers
         }
@@ -148,9 +133,9 @@ class _WindowReplay:
         """Peers that join are given the params as they are here, and begin with a new state."""
         for peer in entry.round.joined:
             if peer in self.own:
-                self.own[peer] = self.replay.programs.init(self.params)[0]
+                self.own[peer] = self.replica.new_own()
         if entry.joined_params is not None and self.replay.bitwise:
-            found = tree_hash(jax.device_get(self.params))
+            found = tree_hash(jax.device_get(self.replica.params))
             if found != entry.joined_params:
                 text = f"who joined was given params {entry.joined_params[:12]}, expected "
                 finding = Finding(entry.round.step, None, "params", text + found[:12], True)
@@ -164,15 +149,14 @@ class _WindowReplay:
             if peer not in entry.messages:
                 continue
             work = assigned(replay.data, round.assignment[peer], replay.run, round.trainers)
-            count, step = self.group.put_whole((np.int32(work.count), np.int32(round.step)))
-            rows = self.group.put_sequences(work.rows_MBW)
-            arguments = (self.params, self.own[peer], self.shared, rows, count, step)
             sent = None if replay.bitwise or replay.dense else self._sent(entry, peer)
             if sent is None:
-                result = replay.programs.peer_step(*arguments)
+                result = self.replica.step(self.own[peer], work, round.step)
                 results[peer], self.own[peer] = (result.message, None), result.own
             else:
-                distance, self.own[peer] = replay.programs.compare(*arguments, sent)
+                distance, self.own[peer] = self.replica.compare(
+                    self.own[peer], work, round.step, sent
+                )
                 results[peer] = (sent, distance)
         results = jax.device_get(results)
         for peer, (message, distance) in results.items():
@@ -236,16 +220,14 @@ class _WindowReplay:
 
     def _receive(self, messages: dict[int, Tree], step: int) -> None:
         replay = self.replay
-        stacked, present_P = stack(messages, replay.form.like, replay.run.peers.count)
-        present_P, step = self.group.put_whole((present_P, np.int32(step)))
-        self.params, self.shared = replay.programs.receive(
-            self.group.put(stacked), present_P, self.params, self.shared, step
+        self.replica = self.replica.receive(
+            messages, replay.form.like, replay.run.peers.count, step
         )
 
     def _compare_states(self, step: int) -> None:
         """The state against what was committed to at a snapshot."""
         replay = self.replay
-        params, shared = jax.device_get((self.params, self.shared))
+        params, shared = jax.device_get((self.replica.params, self.replica.shared))
         if not replay.bitwise:
             if step != self.window.last:  # kept as hashes only
                 return

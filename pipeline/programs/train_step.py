@@ -9,7 +9,7 @@ length of a row (columns.py), which is T of plain data, P peers.
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ class Programs:
             )
         self.columns = columns
         self.model = models.get(hf_config["model_type"])
-        model_config = self.model.Config.from_hf(hf_config)
+        self.model_config = self.model.Config.from_hf(hf_config)
         learning_rate = schedules.make(run.llm.lr_schedule)
         if first_step:  # what Psyche calls a cold start: the first epoch after a pause
             warmup_steps = run.llm.cold_start_warmup_steps
@@ -74,24 +74,24 @@ class Programs:
         optimizer = build(
             run.llm.optimizer, learning_rate, run.peers.overlap, self.model.stacked, groups
         )
-        self.optimizer = self._balance(optimizer, model_config, run.peers.balance_speed)
+        self.optimizer = self._balance(optimizer, run.peers.balance_speed)
         self.parts = run.peers.fsdp
         self.keep_cut = partial(keep_cut, parts=self.parts)
-        self.head = partial(self.model.head, model_config)
+        self.head = partial(self.model.head, self.model_config)
         self.features: Callable[..., jax.Array] = partial(
             self.model.features,
-            model_config,
+            self.model_config,
             scan=run.peers.scan_layers,
             dtype=jnp.dtype(run.peers.precision),
             attention=run.peers.attention,
             remat=run.peers.remat,
         )
 
-    def _balance(self, optimizer: Optimizer, model_config: Any, speed: float) -> Optimizer:
+    def _balance(self, optimizer: Optimizer, speed: float) -> Optimizer:
         """Keeps the optimizer from params whose gradient is the load of experts."""
         paths: list[str] = []
         if named := self.model.balance:  # a model may have no layer with experts
-            shapes = jax.eval_shape(partial(self.model.init, model_config, 0))
+            shapes = jax.eval_shape(partial(self.model.init, self.model_config, 0))
             paths = [path for path in flatten_dict(shapes, sep="/") if path in named]
         if not paths and speed:
             raise LockstepError(

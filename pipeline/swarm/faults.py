@@ -14,13 +14,13 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
+from pipeline.programs.replica import Work
 from pipeline.protocol import attestation
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.dispute import Check, Claim
 from pipeline.protocol.round import Evidence, Round, Span
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.lies import lie, tamper
-from pipeline.swarm.peers import Work
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent

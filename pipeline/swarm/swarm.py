@@ -10,6 +10,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import committee, consensus, links
 from pipeline.protocol import driver as rounds
@@ -18,7 +19,7 @@ from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import Progress
 from pipeline.protocol.round import Decision, Evidence, Round, Span
 from pipeline.swarm.faults import Faults
-from pipeline.swarm.peers import Peers, Work, assigned
+from pipeline.swarm.peers import SimulatedPeers, assigned
 from pipeline.tokens.sequences import Sequences
 from pipeline.transcript.entry import Entry, Message
 from pipeline.wire import exchange
@@ -94,7 +95,7 @@ class Swarm:
     """
 
     run: runfile.Run
-    peers: Peers
+    peers: SimulatedPeers
     data: Sequences
     form: wire.Form
     faults: Faults

@@ -10,8 +10,9 @@ from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.distro import distro
+from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.swarm.peers import Peers, Work
+from pipeline.swarm.peers import SimulatedPeers
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
 from tests import tiny
@@ -160,7 +161,7 @@ def loads(speed: float, steps: int = 40) -> np.ndarray:
     params["layers"]["mlp"]["router"]["correction"][:] = [0.3, 0.3, 0.0, 0.0]
     own, shared = jax.device_get(programs.init(params))
     form = wire.form_of(programs.optimizer, params, "lockstep")
-    peers = Peers(programs, "each", State(params, shared, (own,) * 2), jax.devices()[:2])
+    peers = SimulatedPeers(programs, State(params, shared, (own,) * 2), jax.devices()[:2])
     rng, found = np.random.default_rng(0), []
     for step in range(1, steps + 1):
         tokens = rng.integers(tiny.VOCABULARY, size=(2, 4, 16), dtype=np.int32)

@@ -8,9 +8,11 @@ from jax.sharding import PartitionSpec as Spec
 
 from pipeline.errors import LockstepError
 from pipeline.programs.placement import DeviceGroup, cut, device_groups
+from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.runfile import Run
-from pipeline.swarm.peers import Peers, Work
+from pipeline.swarm.begin import make_peers
+from pipeline.swarm.peers import SimulatedPeers
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
 from tests import tiny
@@ -32,14 +34,16 @@ def begin(run: Run, model: dict) -> tuple[Programs, State]:
     return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
 
 
-def losses(run: Run, model: dict, devices: int = 2, steps: int = 6) -> tuple[list[float], Peers]:
+def losses(
+    run: Run, model: dict, devices: int = 2, steps: int = 6
+) -> tuple[list[float], SimulatedPeers]:
     """The mean loss of each step, on random tokens, and the peers as they then are.
 
     Two devices, since a device that waits for others holds a thread, and there are four.
     """
     programs, state = begin(run, model)
     form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
-    peers = Peers(programs, run.peers.layout, state, jax.devices()[:devices])
+    peers = make_peers(programs, run.peers.layout, state, jax.devices()[:devices])
     rng, found = np.random.default_rng(0), []
     for step in range(1, steps + 1):
         work = {}

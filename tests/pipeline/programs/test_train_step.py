@@ -6,8 +6,9 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.swarm.peers import Peers, Work
+from pipeline.swarm.begin import make_peers
 from pipeline.tokens.columns import UNCOUNTED, split
 from pipeline.tokens.shards import PLAIN
 from pipeline.transcript.state import State
@@ -49,7 +50,7 @@ def batch(peer: int, step: int) -> np.ndarray:
 def losses(run: runfile.Run, layout: str, devices: int, steps: int) -> list[float]:
     programs, state = begin(run)
     form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
-    peers = Peers(programs, layout, state, jax.devices()[:devices])
+    peers = make_peers(programs, layout, state, jax.devices()[:devices])
     found = []
     for step in range(1, steps + 1):
         work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(run.peers.count)}
@@ -125,7 +126,7 @@ def test_what_balances_experts_no_gradient_moves(overlap):
     programs, state = begin(run, tiny.DEEPSEEK)
     params = jax.tree.map(np.array, state.params)
     params["layers"]["mlp"]["router"]["correction"][:] = 0.25
-    peers = Peers(programs, "each", state._replace(params=params), jax.devices()[:2])
+    peers = make_peers(programs, "each", state._replace(params=params), jax.devices()[:2])
     form = wire.form_of(programs.optimizer, params, "lockstep")
     for step in (1, 2, 3):
         work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(2)}
@@ -247,7 +248,7 @@ def test_fused_layouts_train_alike_on_labels():
     found = {}
     for name in ("each", "shard_map"):
         programs, state = begin(a_run(), columns=ALL)
-        peers = Peers(programs, name, state, jax.devices()[:2])
+        peers = make_peers(programs, name, state, jax.devices()[:2])
         work = {peer: Work(micro_batches(packed(4)[peer:], 4, 2), 4 - peer) for peer in range(2)}
         found[name] = [peers.step(work, 1)[peer].loss for peer in range(2)]
     assert found["shard_map"] == pytest.approx(found["each"], abs=1e-5)

@@ -12,8 +12,8 @@ from benchmarks.simulated import Lab
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.protocol import driver as rounds
+from pipeline.swarm.begin import make_peers
 from pipeline.swarm.faults import Faults
-from pipeline.swarm.peers import Peers
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.transcript import Transcript
 from tests import tiny
@@ -101,7 +101,7 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
     made = lab(form)
     faults = Faults(run.faults.schedule, run.peers.seed, made.form)
     state, progress, told = made.begin.state, made.begin.progress(run), []
-    peers = Peers(made.programs, run.peers.layout, state, made.devices)
+    peers = make_peers(made.programs, run.peers.layout, state, made.devices)
     while True:
         swarm = Swarm(run, peers, made.data, made.form, faults, made.imprecise)
         progress, taken = swarm.take_round(progress)
@@ -111,7 +111,7 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
         if killed:
             saved = json.dumps([progress.to_json(), faults.to_json()])
             state = jax.device_get(peers.state())
-            peers = Peers(made.programs, run.peers.layout, state, made.devices)
+            peers = make_peers(made.programs, run.peers.layout, state, made.devices)
             faults = Faults(run.faults.schedule, run.peers.seed, made.form)
             faults.restore(json.loads(saved)[1])
             progress = rounds.Progress.from_json(json.loads(saved)[0], run.config)

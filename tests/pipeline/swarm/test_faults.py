@@ -9,12 +9,12 @@ from ml_dtypes import bfloat16
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.distro import Coefficients
+from pipeline.programs.replica import Work
 from pipeline.protocol import consensus
 from pipeline.protocol.dispute import Check, Claim
 from pipeline.protocol.round import Evidence, Round
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.faults import FALSE, Faults
-from pipeline.swarm.peers import Work
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from tests.pipeline.swarm.simulated import BY_TIME, entries, run_of

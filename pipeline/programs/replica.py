@@ -1,0 +1,100 @@
+"""A round's two programs, called with their arguments laid out on a device group.
+
+Trainers, verifiers, the self-test and an audit's replay all call `Replica.step` and
+`Replica.receive`: one program on one layout of the same shapes, which is why they get one result.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.placement import DeviceGroup
+from pipeline.programs.train_step import PeerResult, Programs
+
+
+class Work(NamedTuple):
+    """What a peer trains on in a round.
+
+    rows_MBW: int32 rows in micro-batches, padded to one shape. count: How many rows are real.
+    """
+
+    rows_MBW: np.ndarray
+    count: int
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What all peers agree on, on the devices of one group.
+
+    Attributes:
+      programs: The run's jitted programs.
+      group: The device group that holds the two trees.
+      params: Params.
+      shared: The optimizer's one copy.
+    """
+
+    programs: Programs
+    group: DeviceGroup
+    params: Tree
+    shared: Tree
+
+    @classmethod
+    def put(cls, programs: Programs, group: DeviceGroup, params: Tree, shared: Tree) -> "Replica":
+        """Copy params and the optimizer's shared state to a device group."""
+        return cls(programs, group, *group.put((params, shared)))
+
+    def new_own(self) -> Tree:
+        """Return the state that a peer owns when it begins at these params."""
+        return self.programs.init(self.params)[0]
+
+    def step(self, own: Tree, work: Work, step: int) -> PeerResult:
+        """Take a peer's step; waits for nothing.
+
+        Args:
+          own: The peer's state on this group's devices; donated.
+          work: The rows that it trains on.
+          step: The round, from 1.
+        """
+        return self.programs.peer_step(*self._arguments(own, work, step))
+
+    def compare(self, own: Tree, work: Work, step: int, message: Tree) -> tuple[jax.Array, Tree]:
+        """Return a sent message's distance from the replayed one, and the peer's state after it.
+
+        Args:
+          own, work, step: As in `step`; `own` is not donated.
+          message: The message that was sent.
+        """
+        return self.programs.compare(*self._arguments(own, work, step), message)
+
+    def receive(self, messages: Mapping[int, Tree], like: Tree, count: int, step: int) -> "Replica":
+        """Return the replica after a round's messages have been applied.
+
+        Args:
+          messages: The applied messages, by peer.
+          like: A message's shapes and dtypes.
+          count: Peers of the run; the rows of absent ones are zero.
+          step: The round, from 1.
+        """
+        stacked, present_P = _stack(messages, like, count)
+        present_P, step = self.group.put_whole((present_P, np.int32(step)))
+        params, shared = self.programs.receive(
+            self.group.put(stacked), present_P, self.params, self.shared, step
+        )
+        return replace(self, params=params, shared=shared)
+
+    def _arguments(self, own: Tree, work: Work, step: int) -> tuple:
+        rows_MBW = self.group.put_sequences(work.rows_MBW)
+        count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
+        return self.params, own, self.shared, rows_MBW, count, step
+
+
+def _stack(messages: Mapping[int, Tree], like: Tree, count: int) -> tuple[Tree, np.ndarray]:
+    """Messages as one tree with a leading axis [peer], absent rows zero; and `present_P`."""
+    absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    rows = [messages.get(peer, absent) for peer in range(count)]
+    present_P = np.array([peer in messages for peer in range(count)])
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows), present_P

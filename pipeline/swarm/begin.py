@@ -1,0 +1,188 @@
+"""What a training and its audit begin with: programs, data and the state before the first round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.placement import device_groups
+from pipeline.programs.replica import Replica
+from pipeline.programs.train_step import Programs
+from pipeline.protocol import driver, links
+from pipeline.stage.artifacts import read_json
+from pipeline.swarm.fused_peers import FusedPeers
+from pipeline.swarm.peers import SimulatedPeers, assigned
+from pipeline.tokens.sequences import Sequences, read_shards
+from pipeline.tokens.shards import PLAIN, Column
+from pipeline.transcript.state import State
+from pipeline.weights.earlier_run import EARLIER, trained_steps
+from pipeline.weights.trees import load_nested, load_tree
+from pipeline.wire import message as wire
+from pipeline.wire.commitment import tree_hash
+
+
+class Rows(Protocol):
+    """The rows of a run's data, or some of them: `Sequences`, or those that a bundle holds."""
+
+    def take(self, indices_N: np.ndarray) -> np.ndarray:
+        """Return the rows at these indices of the run's order: int32 [N, W]."""
+
+
+class Start(NamedTuple):
+    """The state before the first round, and how many rounds and sequences are behind it."""
+
+    state: State
+    step: int
+    data_index: int
+
+    def progress(self, run: runfile.Run) -> driver.Progress:
+        """Return the run before its first round, without members yet."""
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
+        loads = [links.load_seconds(run.links, p, size=size) for p in range(run.peers.count)]
+        return driver.start(
+            run.config,
+            run.peers.count,
+            run.peers.seed,
+            run.llm.max_seq_len,
+            self.step,
+            self.data_index,
+            loads,
+        )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What trainers and auditors of a run compute with.
+
+    Attributes:
+      run: The whole run.
+      hf_config: The model's `config.json`.
+      programs: The run's jitted programs.
+      data: The rows to train on.
+      start: The state before the first round.
+    """
+
+    run: runfile.Run
+    hf_config: dict
+    programs: Programs
+    data: Rows
+    start: Start
+
+    @cached_property
+    def form(self) -> wire.Form:
+        """The form of the run's messages."""
+        return wire.form_of(self.programs.optimizer, self.start.state.params, self.run.peers.wire)
+
+    @property
+    def sequences_needed(self) -> int:
+        """The data index after the run's last round."""
+        run, start = self.run, self.start
+        return run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
+
+
+def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
+    """Read what the stages convert and download left.
+
+    Args:
+      run: The whole run.
+      init: What stage convert left.
+      shards: What stage download left.
+
+    Raises:
+      LockstepError: The run asks for what the model or the data cannot have, or an earlier run's
+        state is of another number of peers or another optimizer.
+    """
+    hf_config, listed = read_json(init / "hf" / "config.json"), read_shards(shards)
+    programs = Programs(run, hf_config, trained_steps(init), listed.columns)
+    start = _read_start(init, run, programs)
+    length, vocab_size = run.llm.max_seq_len, hf_config["vocab_size"]
+    data = Sequences(shards, listed, "train", length, run.runtime.network, vocab_size)
+    return Setup(run, hf_config, programs, data, start)
+
+
+def blank(
+    run: runfile.Run,
+    hf_config: dict,
+    data: Rows,
+    columns: tuple[Column, ...] = PLAIN,
+    first_step: int = 0,
+) -> Setup:
+    """Return a set-up whose state is zeros that take no memory until they are written to.
+
+    Args:
+      run: The whole run.
+      hf_config: The model's `config.json`.
+      data: The rows to train on.
+      columns: Columns of the rows.
+      first_step: Rounds trained by the run that this one extends, 0 for a new run.
+    """
+    programs = Programs(run, hf_config, first_step, columns)
+    params = jax.eval_shape(partial(programs.model.init, programs.model_config, 0))
+    own, shared = jax.eval_shape(programs.optimizer.init, params)
+    state = State(_zeros(params), _zeros(shared), (_zeros(own),) * run.peers.count)
+    return Setup(run, hf_config, programs, data, Start(state, first_step, 0))
+
+
+def make_peers(
+    programs: Programs, layout: str, state: State, devices: Sequence[jax.Device]
+) -> SimulatedPeers:
+    """Return a run's peers, for `[peers] layout`.
+
+    Args:
+      programs: The run's jitted programs.
+      layout: "each", "shard_map" or "vmap".
+      state: State to begin with.
+      devices: Devices to spread the peers over.
+    """
+    if layout == "each":
+        return SimulatedPeers(programs, state, devices)
+    return FusedPeers(programs, layout, state, devices)
+
+
+def repeats_bit_for_bit(setup: Setup) -> bool:
+    """Return whether this machine gives a peer's first step the same bits twice: a self-test."""
+    run, programs, (state, step, index) = setup.run, setup.programs, setup.start
+    group = device_groups(jax.devices(), programs.parts)[0]
+    replica = Replica.put(programs, group, state.params, state.shared)
+    work = assigned(setup.data, (index, index), run, run.peers.count)
+
+    def once() -> str:  # `own` is donated, so each time a copy
+        return tree_hash(replica.step(group.put(state.own[0]), work, step + 1))
+
+    return once() == once()
+
+
+def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
+    """What stage convert left: fresh params, or the whole state in which an earlier run ended."""
+    params = load_nested(init / "params.safetensors")
+    group = device_groups(jax.devices(), programs.parts)[0]
+    own, shared = jax.tree.map(np.asarray, programs.init(group.put(params)))
+    fresh = State(params, shared, (own,) * run.peers.count)
+    if not (init / EARLIER).exists():
+        return Start(fresh, 0, 0)
+    earlier = read_json(init / EARLIER)
+    if earlier["peers"] != run.peers.count:
+        raise LockstepError(
+            f"[peers] count = {run.peers.count}, expected {earlier['peers']} as in run "
+            f"{earlier['key']}, which this one extends: each peer goes on with its own state"
+        )
+    folder = init / "earlier"
+    state = State(
+        params,
+        load_tree(folder / "shared.safetensors", shared),
+        tuple(
+            load_tree(folder / f"own-{peer:03}.safetensors", own) for peer in range(run.peers.count)
+        ),
+    )
+    return Start(state, earlier["step"], earlier["data_index"])
+
+
+def _zeros(shapes: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)

@@ -1,0 +1,146 @@
+"""Simulated peers whose steps are one fused program: layouts "shard_map" and "vmap".
+
+Fast on many devices; its bits differ from those of `peer_step`, so an audit compares distances.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.placement import AXIS, DeviceGroup, cut, cut_sequences
+from pipeline.programs.replica import Work
+from pipeline.programs.train_step import PeerResult, Programs
+from pipeline.swarm.peers import Done, SimulatedPeers
+from pipeline.transcript.state import State
+
+
+class FusedPeers(SimulatedPeers):
+    """Peers as rows of an axis: spread over devices by shard_map, or vmapped on one device group.
+
+    Args:
+      programs: The run's jitted programs.
+      layout: "shard_map" or "vmap".
+      state: State to begin with.
+      devices: Devices to spread the peers over.
+    """
+
+    def __init__(
+        self, programs: Programs, layout: str, state: State, devices: Sequence[jax.Device]
+    ):
+        self.layout, self.parts = layout, programs.parts
+        super().__init__(programs, state, devices)
+        self._step_all = self._fuse()
+
+    def group_of(self, peer: int) -> DeviceGroup:
+        """Return where a peer runs: neighbours share a group."""
+        return self.groups[peer // self._turns]
+
+    def step(
+        self, work: Mapping[int, Work], step: int, programs: Mapping[int, Programs] | None = None
+    ) -> dict[int, Done]:
+        """Take the step of every peer that has work, as `SimulatedPeers.step`.
+
+        Raises:
+          ValueError: A peer is to compute with other programs than the run's.
+        """
+        if programs:
+            raise ValueError(f"peers {sorted(programs)} have programs of their own, expected one")
+        idle = np.zeros_like(next(iter(work.values())).rows_MBW)
+        filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
+        agreed = (self._first.params, self._first.shared, jnp.int32(step))
+        params, shared, step = self._put(agreed, lambda x: cut(x.shape, self.parts))
+        rows = self._put(
+            np.stack([w.rows_MBW for w in filled]),
+            lambda rows: Spec("peer", *cut_sequences(rows.ndim - 1)),
+        )
+        counts = np.array([w.count for w in filled], np.int32)
+        counts = self._put(counts, lambda _: Spec("peer"))
+        result = self._step_all(params, shared, step, (self._own, rows, counts))
+        self._own = result.own
+        messages = _unstack(jax.device_get(result.message), self._rows)
+        losses = jax.device_get(result.loss)
+        return {peer: Done(messages[peer], float(losses[peer])) for peer in work}
+
+    def own(self, peer: int) -> Tree:
+        """Return a copy on the host of what a peer owns."""
+        return jax.tree.map(lambda rows: np.array(rows[peer]), self._own)
+
+    def restart(self, peer: int) -> None:
+        """Give a peer a new state of its own, at the params that the others have."""
+        own = self._replica_of(peer).new_own()
+        self._own = jax.tree.map(lambda rows, row: rows.at[peer].set(row), self._own, own)
+
+    @property
+    def _turns(self) -> int:
+        """Peers of one device group."""
+        return -(-self.count // len(self.groups))
+
+    @property
+    def _rows(self) -> int:
+        """Peers, and idle ones that fill the last turn."""
+        return self._turns * len(self.groups)
+
+    def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:
+        return groups[: 1 if self.layout == "vmap" else self.count]
+
+    def _put_own(self, own: Sequence[Tree]) -> Tree:
+        rows = [own[min(peer, self.count - 1)] for peer in range(self._rows)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        return self._put(stacked, lambda row: Spec("peer", *cut(row.shape[1:], self.parts)))
+
+    def _own_by_peer(self) -> list[Tree]:
+        return _unstack(self._own, self.count)
+
+    @property
+    def _mesh(self) -> Mesh:
+        devices = np.array([group.devices for group in self.groups])
+        return Mesh(devices, ("peer", AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
+
+    def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
+        """Arrays on all groups, each as its spec says."""
+        mesh = self._mesh
+        return jax.device_put(tree, jax.tree.map(lambda x: NamedSharding(mesh, spec(x)), tree))
+
+    def _fuse(self) -> jax.stages.Wrapped:
+        """Return the program of all peers: (params, shared, step, (own, rows, counts))."""
+
+        def step_or_stay(
+            params: Tree, shared: Tree, step: jax.Array, peer: tuple[Tree, jax.Array, jax.Array]
+        ) -> PeerResult:
+            own, rows_MBW, count = peer
+            result = self.programs.step_of_a_peer(
+                params, own, shared, rows_MBW, jnp.maximum(count, 1), step
+            )
+            stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, own)
+            return result._replace(own=stayed)
+
+        def step_vmapped(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
+            return jax.vmap(partial(step_or_stay, params, shared, step))(peers)
+
+        def step_shard(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
+            # in turns, not vmapped: peers of one device share its memory
+            return jax.lax.map(partial(step_or_stay, params, shared, step), peers)
+
+        if self.layout == "vmap":
+            return jax.jit(step_vmapped)
+        # check_vma would sum each peer's gradient of the replicated params over the peers
+        return jax.jit(
+            jax.shard_map(
+                step_shard,
+                mesh=self._mesh,
+                in_specs=(Spec(), Spec(), Spec(), Spec("peer")),
+                out_specs=Spec("peer"),
+                axis_names={"peer"},  # XLA finds out what lies along the other
+                check_vma=False,
+            )
+        )
+
+
+def _unstack(tree: Tree, count: int) -> list[Tree]:
+    return [jax.tree.map(lambda leaf, row=row: leaf[row], tree) for row in range(count)]
