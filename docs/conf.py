@@ -59,6 +59,19 @@ def mark_code_blocks(app, what, name, obj, options, lines: list[str]) -> None:
     lines[:] = marked
 
 
+def list_references(app, what, name, obj, options, lines: list[str]) -> None:
+    """Make the lines under "References:" a list, one item for each that is not indented further."""
+    titles = [line.strip() for line in lines]
+    if "References:" not in titles:
+        return
+    start = titles.index("References:") + 1
+    indent = len(lines[start]) - len(lines[start].lstrip())
+    for number in range(start, len(lines)):
+        text = lines[number][indent:]
+        item = text and not text.startswith(" ")
+        lines[number] = " " * indent + ("* " if item else "  ") + text.lstrip() if text else ""
+
+
 def skip_tuple_fields(app, what, name, obj, skip, options) -> bool | None:
     """Leave out fields of named tuples, which the signature shows and the docstring explains."""
     return True if type(obj).__name__ == "_tuplegetter" else None
@@ -72,7 +85,8 @@ def unlink_builtins(app, doctree) -> None:
 
 
 def setup(app) -> None:
-    """Connect the functions above; docstrings are marked before napoleon reads their sections."""
+    """Connect the functions above; those on docstrings run before napoleon reads the sections."""
     app.connect("autodoc-process-docstring", mark_code_blocks, priority=400)
+    app.connect("autodoc-process-docstring", list_references, priority=400)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("doctree-read", unlink_builtins)

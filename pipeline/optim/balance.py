@@ -73,7 +73,7 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
 
     References:
       Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts,
-      https://arxiv.org/abs/2408.15664
+        https://arxiv.org/abs/2408.15664
     """
 
     def corrections(tree: Tree) -> Tree:
