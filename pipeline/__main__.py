@@ -1,6 +1,6 @@
-"""`lockstep COMMAND`, also `python -m pipeline COMMAND`: every stage by hand, and a few tools.
+"""`lockstep COMMAND`, also `python -m pipeline COMMAND`: every stage, and a few tools.
 
-Imports nothing heavy before it knows what is asked, so that `--help` answers at once.
+Nothing heavy is imported before the command is known, so that `--help` answers at once.
 """
 
 import logging
@@ -13,11 +13,12 @@ from typing import Annotated
 
 import typer
 
+from pipeline import __version__
 from pipeline.errors import LockstepError
 from pipeline.stage.keys import RUN_FILE, STAGES
 
 app = typer.Typer(
-    help="Reproducible low-communication LLM pre-training: the stages, one by one.",
+    help="Reproducible low-communication LLM pre-training.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -28,16 +29,34 @@ Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and m
 DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
 
+def _show_version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"lockstep {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Options of `lockstep` itself."""
+
+
 def _stage(name: str, run: Path, root: Path) -> None:
-    """Runs one stage, alone under its locks, unless its result is there already."""
+    """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
-    from pipeline.stage import allocator, devices, lifeline, lock
+    from pipeline.stage import allocator, devices, engine_watch, lock
     from pipeline.stage.artifacts import Paths, verify
 
     allocator.tune()
     settings = runfile.load(run)
     paths = Paths(name, run, root)
-    lifeline.watch()
+    engine_watch.watch()
     with (
         lock.hold(root / "data" / f".{name}.lock"),
         lock.hold(paths.runs / f"{paths.key}.lock"),
@@ -45,15 +64,15 @@ def _stage(name: str, run: Path, root: Path) -> None:
         if paths.is_made(name):
             verify(root / paths.keys.made(name))
             paths.publish()
-            shutil.rmtree(paths.scratch, ignore_errors=True)  # of a stage killed as it ended
-            print(f"{name}: {root / paths.keys.made(name)} is there already")
+            shutil.rmtree(paths.scratch, ignore_errors=True)  # left by a kill at the very end
+            print(f"{name}: {root / paths.keys.made(name)} exists already")
             return
         logging.basicConfig(
             level=settings.runtime.log_level.upper(), format="%(message)s", stream=sys.stdout
         )
         for library in ("jax", "matplotlib", "httpx", "httpx2", "filelock", "urllib3", "fsspec"):
             logging.getLogger(library).setLevel(logging.WARNING)
-        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns of what is not wrong
+        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns without need
         devices.prepare(settings)
         import_module(f"pipeline.{name}").run(settings, paths)
 
@@ -74,10 +93,10 @@ def download(
     run: RunFile = DEFAULT_RUN,
     root: Root = DEFAULT_ROOT,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")
+        bool, typer.Option("--dry-run", help="List what would be downloaded, and download nothing.")
     ] = False,
 ) -> None:
-    """The one stage that can say what it would do, since it may be gigabytes."""
+    """The one stage with a dry run, since it may download gigabytes."""
     if not dry_run:
         _stage("download", run, root)
         return
@@ -92,7 +111,7 @@ def download(
 
 @app.command()
 def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
-    """Print what the run came to; exit with status 1 where its export was refused."""
+    """Print the results of the run; exit with status 1 if its export was refused."""
     from pipeline.pages import summary as table
     from pipeline.stage.artifacts import Paths
 
@@ -102,10 +121,10 @@ def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 @app.command()
 def replay(
     folder: Annotated[
-        Path, typer.Argument(metavar="BUNDLE", help="A folder of data/verdict/bundles.")
+        Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")
     ],
 ) -> None:
-    """Repeat the replay that found something; exit with status 1 where it is not confirmed."""
+    """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
     from pipeline import runfile
     from pipeline.stage import allocator, artifacts, devices
 
@@ -126,10 +145,10 @@ def push(
     run: RunFile = DEFAULT_RUN,
     root: Root = DEFAULT_ROOT,
     private: Annotated[
-        bool, typer.Option("--private", help="Make a repository private that is not there yet.")
+        bool, typer.Option("--private", help="Create new repositories as private.")
     ] = False,
 ) -> None:
-    """Upload the accepted export, also to where the run file's checkpointers say."""
+    """Upload the accepted export to DEST and to the checkpointers of the run file."""
     from pipeline.pages import push as push_
 
     push_.push(run, root, destinations or (), private=private)
@@ -137,7 +156,7 @@ def push(
 
 @app.command("import")
 def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.")]) -> None:
-    """Print a whole run file made out of a Psyche configuration."""
+    """Convert a Psyche configuration to a complete run file, and print it."""
     from pipeline.runfile.importer import import_psyche
 
     typer.echo(import_psyche(source), nl=False)
@@ -146,14 +165,22 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a run file."""
-    from pipeline.runfile import schema as schema_
+    from pipeline.runfile.schema import json_schema
 
-    typer.echo(schema_.generate(), nl=False)
+    typer.echo(json_schema(), nl=False)
+
+
+@app.command()
+def reference() -> None:
+    """Print the reference of a run file, in Markdown."""
+    from pipeline.runfile.schema import markdown
+
+    typer.echo(markdown(), nl=False)
 
 
 @app.command()
 def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
-    """Hold data and checkpoint to what was read: write their hashes into the run file."""
+    """Pin the data and the checkpoint: write their hashes into the run file."""
     from pipeline.stage import pins
 
     for key, sha256 in pins.write(run, root).items():
@@ -162,7 +189,7 @@ def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
 @app.command()
 def clean(root: Root = DEFAULT_ROOT) -> None:
-    """Remove the work in progress that killed runs left."""
+    """Remove unfinished work of killed runs."""
     from pipeline.stage import lock
 
     runs = root / "data" / "runs"
@@ -173,15 +200,15 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
 
 
 def main() -> None:
-    """The command line: a user's mistake is one line and status 1, never a traceback."""
+    """Run the command line; a user's mistake is one line and status 1, never a traceback."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()
     except LockstepError as error:
         sys.exit(f"error: {error}")
     except OSError as error:  # the disk is full, a folder not writable, a file gone
-        place = error.filename2 or error.filename or "input or output"
-        sys.exit(f"error: {place}: {error.strerror or error}, expected to read or write there")
+        path = error.filename2 or error.filename or "input or output"
+        sys.exit(f"error: {path}: {error.strerror or error}, expected to read or write there")
 
 
 if __name__ == "__main__":

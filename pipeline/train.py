@@ -19,7 +19,7 @@ from pipeline.errors import LockstepError
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver as rounds
-from pipeline.stage import artifacts, devices, lifeline
+from pipeline.stage import artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
@@ -117,7 +117,7 @@ class _Training:
         run, began, tokens_done = self.run, None, 0
         shown = self.header.held_out_loss
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
-        with lifeline.stopping() as asked_to_stop, bar:
+        with signals.stopping() as asked_to_stop, bar:
             while taken := self._take_round():
                 self.step = taken.round.step
                 last = self.step == run.config.total_steps

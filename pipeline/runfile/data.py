@@ -39,7 +39,7 @@ class ShuffleSeeded(Shuffle):
     """A pseudo-random permutation, a pure function of the seed."""
 
     newtype = "seed"
-    seed: Annotated[tuple[U8, ...], AsTuple, Field(min_length=32, max_length=32)]
+    seed: Annotated[tuple[U8, ...], Field(min_length=32, max_length=32), AsTuple]
     """Seed of the permutation: 32 bytes, as numbers from 0 to 255."""
 
 
@@ -153,7 +153,7 @@ class DataHub(Data):
     """Name of the dataset as owner/name, at most 64 bytes."""
     revision: Name | None = None
     """Commit, branch or tag of the dataset; by default the main branch."""
-    patterns: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("*.ds",)
+    patterns: Annotated[tuple[Name, ...], Field(min_length=1), AsTuple] = ("*.ds",)
     """Shell patterns of the token files' paths, where * also matches a slash."""
     token_size_in_bytes: TokenSize = "TwoBytes"
     """Size of a token in the files."""

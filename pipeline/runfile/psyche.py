@@ -90,7 +90,7 @@ class Coordinator(Table):
 
 
 class CurrentConfig(Coordinator):
-    """`[config]` as Psyche spells it now: epochs in seconds, and a batch that may grow."""
+    """Psyche's current spelling: epochs in seconds, and a batch that may grow."""
 
     epoch_time: Annotated[U64, Field(ge=1)]
     """Length of an epoch from the start of its warm-up, in seconds."""
@@ -158,7 +158,7 @@ def _destination(value: str) -> str:
 
 
 class OlderConfig(Coordinator):
-    """`[config]` as Psyche once spelled it: epochs in rounds, and one batch size."""
+    """Psyche's older spelling: epochs in rounds, and one batch size."""
 
     rounds_per_epoch: Annotated[U32, Field(ge=1)]
     """Number of rounds in an epoch."""

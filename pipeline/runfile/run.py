@@ -48,8 +48,7 @@ class Run(Table):
     peers: Peers = Field(
         default_factory=lambda fields: Peers(count=fields["config"].init_min_clients)
     )
-    """The peers that train, and how each of them computes; by default config.init_min_clients
-    peers."""
+    """The peers that train, and how they compute; by default, config.init_min_clients peers."""
     links: Links = Links()
     """The simulated network and speed of the peers."""
     faults: Faults = Faults()

@@ -1,32 +1,54 @@
-"""The JSON Schema of a run file, made from its models; an editor completes and checks by it.
+"""The run file's JSON Schema and its reference page, both generated from the models.
 
-lockstep schema > params/run.schema.json
+lockstep schema > params/run.schema.json          editors complete and check by it
+lockstep reference > docs/reference/run-file.md   people read it
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
 from pipeline.runfile.run import Run
 
+MOST_VALUES = 8  # of a type cell of the reference
+INTRODUCTION = """\
+# The run file
+
+One TOML file describes a whole run. `[config]` and `[model.LLM]` are Psyche's tables, with Psyche's
+names and rules; the other tables are Lockstep's own. An unknown key, a value of the wrong type or
+an impossible combination is an error. `params/run.toml` is the default run, with a comment for each
+choice.
+
+This page is generated from the models in `pipeline/runfile` by `lockstep reference`.
+"""
+
 
 class _WithoutTitles(GenerateJsonSchema):
-    """pydantic would give each key a title that repeats its name."""
+    """Leaves out the title that pydantic gives each key, which repeats its name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
-def generate() -> str:
-    """The whole file's JSON Schema, draft 2020-12, as text."""
-    schema = Run.model_json_schema(schema_generator=_WithoutTitles)
-    whole = {"$schema": _WithoutTitles.schema_dialect} | _tidy(schema)
+def json_schema() -> str:
+    """Return the JSON Schema of a run file, draft 2020-12, as text."""
+    whole = {"$schema": _WithoutTitles.schema_dialect} | _schema()
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
+def markdown() -> str:
+    """Return the reference of a run file, a section per table and per enum, as Markdown."""
+    return "\n".join([INTRODUCTION, *_Reference(_schema()).sections()]) + "\n"
+
+
+def _schema() -> dict:
+    return _tidy(Run.model_json_schema(schema_generator=_WithoutTitles))
+
+
 def _tidy(node: Any) -> Any:
-    """The schema without what TOML does not have, null; and each description on one line."""
+    """The schema without null, which TOML does not have, and with descriptions on one line."""
     if isinstance(node, list):
         return [_tidy(item) for item in node if item != {"type": "null"}]
     if not isinstance(node, dict):
@@ -40,3 +62,127 @@ def _tidy(node: Any) -> Any:
     if len(tidy.get("anyOf", ())) == 1:
         tidy |= tidy.pop("anyOf")[0]
     return tidy
+
+
+class _Reference:
+    """Renders the schema as Markdown, a section per table and per enum.
+
+    Args:
+      schema: The tidied JSON Schema of the whole run file.
+    """
+
+    def __init__(self, schema: dict):
+        self.schema = schema
+        self._rendered: list[dict] = []  # an enum that stands in several tables has one section
+
+    def sections(self) -> Iterator[str]:
+        for name, node in self.schema["properties"].items():
+            yield from self._sections(name, node)
+
+    def _sections(self, path: str, node: dict) -> Iterator[str]:
+        """The sections of the tables and enums at a dotted path, and of those within."""
+        if self._is_enum(node):
+            yield from self._enum(path, node)
+            return
+        tables = self._tables(node)
+        sections = [
+            (table["description"], "", *rows, "") for table in tables if (rows := self._rows(table))
+        ]
+        if sections:
+            yield from (f"## [{path}]", "")
+        for section in sections:
+            yield from section
+        for table in tables:
+            for name, inner in table["properties"].items():
+                yield from self._sections(f"{path}.{name}", inner)
+
+    def _enum(self, path: str, node: dict) -> Iterator[str]:
+        """The section of an enum: its variants, and then the enums within these."""
+        if node["oneOf"] in self._rendered:
+            return
+        self._rendered.append(node["oneOf"])
+        yield from (f"## {path}", "", node["description"], "")
+        within: list[tuple[str, dict]] = []
+        for form in node["oneOf"]:
+            if "const" in form:
+                key = path.rpartition(".")[2]
+                yield from (f'### {key} = "{form["const"]}"', "", form["description"], "")
+                continue
+            ((tag, payload),) = form["properties"].items()
+            tables = self._tables(payload)
+            heading = f"[{path}.{tag}]" if tables else f"{path}.{tag}"
+            yield from (f"### {heading}", "", form["description"], "")
+            if not tables:
+                yield from (f"Value: {self._type(payload)}. {payload['description']}", "")
+            for table in tables:
+                yield from (*self._rows(table), "")
+                within += table["properties"].items()
+        for name, inner in within:
+            yield from self._sections(name, inner)
+
+    def _rows(self, table: dict) -> list[str]:
+        """The Markdown table of a table's keys; empty if there are only tables in it."""
+        rows = []
+        for key, node in table["properties"].items():
+            required = key in table.get("required", ())
+            if required and self._tables(node) and not self._is_enum(node):
+                continue  # it has a section
+            absent = "required" if required else "absent"
+            default = f"`{json.dumps(node['default'])}`" if "default" in node else absent
+            meaning = node["description"].replace("|", r"\|")
+            for value in node.get("enum", ()):
+                meaning = meaning.replace(f" {value}: ", f"<br>`{value}`: ")
+            rows.append(f"| `{key}` | {self._type(node)} | {default} | {meaning} |")
+        return ["| key | type | default | meaning |", "|---|---|---|---|", *rows] if rows else []
+
+    def _type(self, node: dict) -> str:
+        """The type of a value and the values that are allowed, as text."""
+        node = self._resolved(node)
+        if self._is_enum(node):
+            tags = [form.get("const") or form["required"][0] for form in node["oneOf"]]
+            return f"one of {', '.join(tags)}"
+        if "enum" in node:
+            values = [f"`{json.dumps(value)}`" for value in node["enum"]]
+            return " or ".join(values) if len(values) <= MOST_VALUES else "one of those below"
+        forms = node.get("anyOf") or node.get("oneOf")
+        if forms:
+            return "; or ".join(self._type(form) for form in forms)
+        if node["type"] == "array":
+            kind, comma, bounds = self._type(node["items"]).partition(",")
+            return f"list of {kind}s{comma}{bounds}"
+        names = {"boolean": "true or false", "object": "table"}
+        return names.get(node["type"], node["type"]) + _range(node)
+
+    def _tables(self, node: dict) -> list[dict]:
+        """The tables that a key can hold: itself one, a list of them, or one of several."""
+        node = self._resolved(node)
+        if "properties" in node:
+            return [node]
+        forms = [node["items"]] if node.get("type") == "array" else node.get("anyOf", [])
+        return [table for form in forms for table in self._tables(form)]
+
+    def _is_enum(self, node: dict) -> bool:
+        return all(
+            "const" in form or len(form.get("required", ())) == 1
+            for form in node.get("oneOf", [{}])
+        )
+
+    def _resolved(self, node: dict) -> dict:
+        if "$ref" not in node:
+            return node
+        return node | self.schema["$defs"][node["$ref"].rpartition("/")[2]]
+
+
+def _range(node: dict) -> str:
+    """The bounds of a number as text, those of Rust's larger integers left out."""
+    low, high = node.get("minimum"), node.get("maximum")
+    high = None if high in (2**32 - 1, 2**63 - 1, 2**64 - 1) else high
+    if low is not None and high is not None:
+        return f", {low} to {high}"
+    bounds = {
+        "at least": low,
+        "above": node.get("exclusiveMinimum"),
+        "at most": high,
+        "below": node.get("exclusiveMaximum"),
+    }
+    return "".join(f", {word} {bound}" for word, bound in bounds.items() if bound is not None)

@@ -54,13 +54,13 @@ Layout = Annotated[
 
 
 class Peers(Table):
-    """The peers that train, and how each of them computes."""
+    """The peers that train, and how they compute; by default, config.init_min_clients peers."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
     """Number of peers, 1 to 256; at least config.init_min_clients."""
     layout: Layout = "each"
-    """How peers run on devices: each (one program per peer, which an audit replays bit for bit),
-    shard_map (one program over all devices; pmap is an alias) or vmap (one program, one device)."""
+    """How peers run on devices. each: one program per peer, which an audit replays bit for bit.
+    shard_map: one program over all devices; pmap is an alias. vmap: one program on one device."""
     micro_batch: Count = 4
     """Sequences per gradient computation of a peer; a smaller number needs less memory."""
     fsdp: Count = 1
@@ -85,8 +85,8 @@ class Peers(Table):
     """Threads of XLA's thread pool on a CPU. They change the last bits of results; cores do not."""
     overlap: Literal[0, 1, 2] = 0
     """Overlap of DisTrO's communication with training. 0: peers wait, and messages are applied in
-    their own round (DeMo). 1 and 2: peers train the next round meanwhile, as in Psyche's train
-    example (1) or as on Psyche's network (2)."""
+    their own round (DeMo). 1: peers train the next round meanwhile, as in Psyche's train example.
+    2: the same as on Psyche's network."""
     wire: Literal["lockstep", "psyche"] = "lockstep"
     """Encoding of messages: lockstep compresses indices to near their entropy; psyche writes each
     index in one, two or four bytes. The content is the same."""

@@ -216,8 +216,8 @@ class Dense(Optimizer):
 
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], ...],
-        AsTuple,
         Field(min_length=2, max_length=2),
+        AsTuple,
     ]
     """Decay rates of the two moments, [b1, b2]."""
     weight_decay: Rate

@@ -1,4 +1,4 @@
-"""One process per stage: a lock that the kernel releases when its holder ends, however it ends."""
+"""One process per stage: a lock that the kernel releases when its holder ends, in any way."""
 
 import fcntl
 import os
@@ -13,13 +13,13 @@ from pipeline.stage.artifacts import writes
 
 @contextmanager
 def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
-    """Holds the lock at `path`, waiting a while for one whose holder is about to end.
+    """Hold the lock at `path`, waiting a while for a holder that is about to end.
 
-    A trainer whose engine was killed needs a moment to notice and save (see lifeline.py), so an
-    engine started at once waits for it instead of failing.
+    A trainer whose engine was killed needs a moment to notice and save (engine_watch.py), so an
+    engine that starts right after waits for it instead of failing.
 
     Raises:
-      LockstepError: another process still holds it; the message names its process id.
+      LockstepError: Another process still holds it; the message names its process id.
     """
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from pipeline import __version__
+from pipeline.__main__ import app
 from pipeline.stage.keys import PROJECT, STAGES
 from pipeline.stage.lock import hold
 from tests import tiny
@@ -34,6 +38,13 @@ def test_help_names_every_stage_and_imports_nothing_heavy():
         assert any(stage in line and entry["desc"][:20] in line for line in said), stage
 
 
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit) as caught:
+        app(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"lockstep {__version__}\n"
+
+
 def test_a_stage_that_is_running_is_not_run_twice(tmp_path):
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
@@ -51,7 +62,7 @@ def test_a_second_run_of_a_stage_does_nothing_and_verifies_what_is_there(tmp_pat
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
     tiny.by_hand(run_file, root, "download")
-    assert "is there already" in tiny.by_hand(run_file, root, "download")
+    assert "exists already" in tiny.by_hand(run_file, root, "download")
     shard = root / "data/shards/train/00000.ds"
     shard.write_bytes(b"\0\0")
     process = tiny.lockstep("download", run_file, root)

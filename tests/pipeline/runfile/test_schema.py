@@ -13,11 +13,29 @@ PARAMS = PROJECT / "params"
 OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
 
 
-def test_schema_file_is_up_to_date():
-    stale = (PARAMS / "run.schema.json").read_text() != schema.generate()
-    assert not stale, (
-        "params/run.schema.json is stale: run `lockstep schema > params/run.schema.json`"
-    )
+@pytest.mark.parametrize(
+    ("command", "file", "generate"),
+    [
+        ("schema", "params/run.schema.json", schema.json_schema),
+        ("reference", "docs/reference/run-file.md", schema.markdown),
+    ],
+)
+def test_generated_file_is_up_to_date(command, file, generate):
+    stale = (PROJECT / file).read_text() != generate()
+    assert not stale, f"{file} is stale: run `lockstep {command} > {file}`"
+
+
+def test_every_key_and_variant_is_in_the_reference():
+    definitions = json.loads(schema.json_schema())["$defs"]
+    page = schema.markdown()
+    assert "| `verification_percent` | integer, 0 to 100 | required | " in page
+    assert '| `policy` | `"applied"` or `"strict"` | `"applied"` | ' in page
+    for name, table in definitions.items():
+        keys = table.get("properties", {})
+        for key in keys if len(keys) > 1 else ():  # a variant's only key stands for its value
+            assert f"\n| `{key}` | " in page, f"{name}.{key}"
+    for name in ("Distro", "WarmupStableDecay", "P2PGcs", "NumberedFiles", "Seeded", "Server"):
+        assert f".{name}" in page
 
 
 def test_default_run_names_its_schema_on_the_first_line():
@@ -25,7 +43,7 @@ def test_default_run_names_its_schema_on_the_first_line():
 
 
 def test_every_key_is_described():
-    whole = json.loads(schema.generate())
+    whole = json.loads(schema.json_schema())
     tables = {"Run": whole, **whole["$defs"]}
     bare = [
         f"{name}.{key}"
@@ -38,13 +56,13 @@ def test_every_key_is_described():
 
 
 def test_schema_has_no_null_since_toml_has_none():
-    assert "null" not in schema.generate()
+    assert "null" not in schema.json_schema()
 
 
 @pytest.fixture
 def validator():
     jsonschema = pytest.importorskip("jsonschema")
-    whole = json.loads(schema.generate())
+    whole = json.loads(schema.json_schema())
     jsonschema.Draft202012Validator.check_schema(whole)
     return jsonschema.Draft202012Validator(whole)
 

@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.stage import lifeline
+from pipeline.stage import signals
 
 STAGE = """
 import sys, time
 from pathlib import Path
-from pipeline.stage import lifeline
-lifeline.watch(poll_seconds=0.05)
+from pipeline.stage import engine_watch
+engine_watch.watch(poll_seconds=0.05)
 Path(sys.argv[1]).touch()
 time.sleep(60)
 """
@@ -61,8 +61,8 @@ def test_a_stage_started_by_hand_outlives_its_shell(tmp_path):
     os.kill(int(stage.name), signal.SIGKILL)
 
 
-def test_asked_to_stop_is_a_note_and_not_an_end():
-    with lifeline.stopping() as asked:
-        assert not asked()
+def test_a_signal_to_stop_is_recorded_and_does_not_end_the_process():
+    with signals.stopping() as is_stopping:
+        assert not is_stopping()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert wait_until(asked)
+        assert wait_until(is_stopping)
