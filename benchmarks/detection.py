@@ -287,7 +287,7 @@ def honest(runs: int) -> dict:
             count["bitwise"] += bool(lab.audit(run, trained.transcript))
             count["tolerance"] += bool(lab.audit(run, trained.transcript, elsewhere=elsewhere))
             count["ejected"] += any(e.decision.ejected for e in trained.transcript.rounds)
-            count["checks"] += sum(len(e.checks) for e in trained.transcript.rounds)
+            count["checks"] += sum(len(e.evidence.checks) for e in trained.transcript.rounds)
     windows = runs * PEERS * ROUNDS // EVERY
     return {"benchmark": "detection", "kind": "honest", "runs": runs, "windows": windows} | count
 

@@ -111,10 +111,8 @@ class Lab:
             progress, taken = swarm.take_round(progress)
             if taken is None:
                 break
-            payloads = {peer: sent.payload for peer, sent in taken.sent.items()}
-            others = {peer: sent.payload for peer, sent in taken.others.items()}
-            writer.round(taken.entry(None), payloads, others)
-            step = taken.round.step
+            writer.round(*taken)
+            step = taken.entry.round.step
             if step in snapshots.steps:
                 writer.snapshot(step, peers.state())
         params = jax.device_get(next(iter(peers.params_on.values())))

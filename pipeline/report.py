@@ -173,14 +173,20 @@ def _chances(
 
 def _is_dense(rounds: list[dict]) -> bool:
     """Whether messages were too large to be kept."""
-    return not any(message["payload"] for r in rounds for message in r["messages"].values())
+    return not any(
+        message["payload"] for r in rounds for message in r["evidence"]["messages"].values()
+    )
 
 
 def _peer(peer: int, rounds: list[dict]) -> dict:
     """What one peer did, over all rounds."""
     name = str(peer)
-    sent = [r["messages"][name]["bytes"] for r in rounds if name in r["messages"]]
-    arrived = [r["arrivals"][name] for r in rounds if name in r["arrivals"]]
+    sent = [
+        r["evidence"]["messages"][name]["bytes"]
+        for r in rounds
+        if name in r["evidence"]["messages"]
+    ]
+    arrived = [r["evidence"]["arrivals"][name] for r in rounds if name in r["evidence"]["arrivals"]]
     return {
         "peer": peer,
         "rounds": len(sent),

@@ -18,7 +18,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.train_step import Programs
-from pipeline.protocol import driver as rounds
+from pipeline.protocol import driver
 from pipeline.stage import artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
@@ -28,7 +28,7 @@ from pipeline.swarm.faults import Faults
 from pipeline.swarm.swarm import NotFinite, Swarm, Taken
 from pipeline.tokens.sequences import Shards, check_ids, read_shards
 from pipeline.transcript import curves as history
-from pipeline.transcript.entry import TABLES, Header
+from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights.checkpoints import Checkpoints
 from pipeline.wire import message as wire
@@ -91,7 +91,7 @@ class _Training:
         if saved:
             self._check_environment()
             log.info(f"train: goes on after round {self.step}")
-            self.progress = rounds.Progress.from_json(saved.rest["progress"], run.config)
+            self.progress = driver.RunProgress.from_json(saved.rest["progress"], run.config)
             self.faults.restore(saved.rest["faults"])
         else:
             self.progress = start.progress(run)
@@ -119,7 +119,8 @@ class _Training:
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
         with signals.stopping() as asked_to_stop, bar:
             while taken := self._take_round():
-                self.step = taken.round.step
+                entry = taken.entry
+                self.step = entry.round.step
                 last = self.step == run.config.total_steps
                 measured = None
                 if last or self.step % run.held_out.every == 0:
@@ -133,14 +134,14 @@ class _Training:
                 if began is None:  # the first round compiles
                     began, speed = time.monotonic(), "-"
                 else:
-                    tokens_done += taken.tokens
+                    tokens_done += _tokens(entry, run.llm.max_seq_len)
                     speed = f"{tokens_done / (time.monotonic() - began):,.0f}"
-                self._say_who(taken)
+                self._say_who(entry)
                 bar.advance(
-                    loss="-" if taken.loss is None else f"{taken.loss:.3f}",
+                    loss="-" if entry.loss is None else f"{entry.loss:.3f}",
                     held_out="-" if shown is None else f"{shown:.3f}",
                     tokens_per_second=speed,
-                    sent_per_peer=_mean_size(taken.bytes_sent),
+                    sent_per_peer=_mean_size(entry),
                 )
         self.checkpoints.close()
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
@@ -159,9 +160,8 @@ class _Training:
     def _keep(self, taken: Taken, measured: float | None, last: bool, stop: bool) -> None:
         """Appends the round to the transcript; where due, a snapshot and a checkpoint."""
         run = self.run
-        payloads = {peer: sent.payload for peer, sent in taken.sent.items()}
-        others = {peer: sent.payload for peer, sent in taken.others.items()}
-        self.writer.round(taken.entry(measured), payloads, others)
+        entry = taken.entry.model_copy(update={"held_out_loss": measured})
+        self.writer.round(entry, taken.payloads, taken.others)
         snapshot = self.step in self.writer.snapshots.steps
         checkpoint = last or stop or self.step % run.runtime.checkpoint_every == 0
         if not (snapshot or checkpoint):
@@ -217,14 +217,14 @@ class _Training:
                     "after `lockstep clean`"
                 )
 
-    def _say_who(self, taken: Taken) -> None:
+    def _say_who(self, entry: Entry) -> None:
         """Who left the run or came to it."""
-        step = taken.round.step
-        for peer, why in taken.decision.ejected.items():
+        step = entry.round.step
+        for peer, why in entry.decision.ejected.items():
             log.info(f"train: round {step}: peer {peer} is ejected: {why}")
-        for peer in taken.decision.dropped:
+        for peer in entry.decision.dropped:
             log.info(f"train: round {step}: nobody heard from peer {peer}; it is out of the epoch")
-        for peer in taken.round.joined:
+        for peer in entry.round.joined:
             log.info(f"train: round {step}: peer {peer} has joined")
 
     def _say_where(self) -> None:
@@ -237,8 +237,15 @@ class _Training:
         log.info(f"train: on {device}, layout {self.run.peers.layout}: a witness replays {how}")
 
 
-def _mean_size(sizes: dict[int, int]) -> str:
-    return f"{np.mean(list(sizes.values())) / 1e3:.1f} kB" if sizes else "-"
+def _tokens(entry: Entry, length: int) -> int:
+    """Tokens that a round's senders were assigned."""
+    spans = [entry.round.assignment[peer] for peer in entry.evidence.messages]
+    return sum(last - first + 1 for first, last in spans) * length
+
+
+def _mean_size(entry: Entry) -> str:
+    sizes = [message.bytes for message in entry.evidence.messages.values()]
+    return f"{np.mean(sizes) / 1e3:.1f} kB" if sizes else "-"
 
 
 def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:

@@ -1,7 +1,5 @@
 """What can be checked of a transcript without training: cheap, and for every round."""
 
-from dataclasses import replace
-
 import jax
 
 from pipeline import runfile
@@ -11,9 +9,9 @@ from pipeline.protocol import committee, consensus, links
 from pipeline.protocol import driver as rounds
 from pipeline.protocol.coordinator import CoordinatorError
 from pipeline.protocol.dispute import Check
-from pipeline.protocol.round import Evidence, Round
+from pipeline.protocol.round import Message, Round
 from pipeline.swarm.begin import Start
-from pipeline.transcript.entry import TABLES, Entry, Header, Message
+from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.state import hashes
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
@@ -81,8 +79,9 @@ def _audit_rounds(
             findings.append(_against(round.step, "messages", text))
             break
         broken, found = _audit_messages(entry, transcript, form)
-        if broken != list(entry.broken):
-            text = f"names peers {list(entry.broken)} as those who sent no message, found {broken}"
+        if broken != list(entry.evidence.broken):
+            text = f"names peers {list(entry.evidence.broken)} as those who sent no message, "
+            text += f"found {broken}"
             findings += [*found, _against(round.step, "messages", text)]
             break
         try:
@@ -107,23 +106,24 @@ def _audit_rounds(
 
 def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
     """What makes an entry one that no round can leave behind."""
-    round, senders = entry.round, entry.messages.keys()
-    if not senders <= round.assignment.keys() - set(entry.silent):
-        expected = sorted(round.assignment.keys() - set(entry.silent))
+    round, evidence = entry.round, entry.evidence
+    senders = evidence.messages.keys()
+    if not senders <= round.assignment.keys() - set(evidence.silent):
+        expected = sorted(round.assignment.keys() - set(evidence.silent))
         return f"of peers {sorted(senders)}, expected some of {expected}"
-    missing = round.assignment.keys() - set(entry.silent) - senders
+    missing = round.assignment.keys() - set(evidence.silent) - senders
     if missing:
         return f"none of peers {sorted(missing)}, and they were heard"
-    if not entry.others.keys() <= senders:
-        return f"other messages of peers {sorted(entry.others)}, expected of {sorted(senders)}"
-    if not {*unready} <= {*entry.silent} <= {*round.peers}:
-        return f"silent peers {list(entry.silent)}, expected members, {list(unready)} among them"
-    if round.verifiers and not all(message.state for message in entry.messages.values()):
+    if not evidence.others.keys() <= senders:
+        return f"other messages of peers {sorted(evidence.others)}, expected of {sorted(senders)}"
+    if not {*unready} <= {*evidence.silent} <= {*round.peers}:
+        return f"silent peers {list(evidence.silent)}, expected members, {list(unready)} among them"
+    if round.verifiers and not all(message.state for message in evidence.messages.values()):
         return "without the state after the step, which verifiers need"
-    words = [word.witness for word in entry.attestations]
-    if words != [peer for peer in round.witnesses if peer not in entry.silent]:
+    words = [word.witness for word in evidence.attestations]
+    if words != [peer for peer in round.witnesses if peer not in evidence.silent]:
         return f"attestations of peers {words}, expected of all witnesses that were heard"
-    if entry.checks and not round.verifiers:
+    if evidence.checks and not round.verifiers:
         return "checks, and the round has no verifiers"
     if bool(entry.joined_params) != bool(round.joined):
         return f"params of those who joined, which are {list(round.joined)}"
@@ -133,33 +133,33 @@ def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
 def _audit_times(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding]:
     """No message arrives before `[links]` allows it: later is its sender's affair. Checks and
     rulings are of those whom the round's seed elects, and take the time that `[links]` gives."""
-    round, step = entry.round, entry.round.step
+    round, step, evidence = entry.round, entry.round.step, entry.evidence
     length = run.llm.max_seq_len
-    present = [peer for peer in round.peers if peer not in entry.silent]
+    present = [peer for peer in round.peers if peer not in evidence.silent]
     tokens = {peer: (last - first + 1) * length for peer, (first, last) in round.assignment.items()}
-    sizes = {peer: message.bytes for peer, message in entry.messages.items()}
+    sizes = {peer: message.bytes for peer, message in evidence.messages.items()}
     earliest = links.arrivals(run.links, present, tokens, sizes)
     findings = [
         _against(
             step, "arrivals", f"of peer {peer} after {at} s, expected {earliest[peer]} or more"
         )
-        for peer, at in entry.arrivals.items()
+        for peer, at in evidence.arrivals.items()
         if at < earliest[peer]
     ]
     expected = [
         (verifier, peer)
         for verifier, peer in sorted(round.verifiers.items())
-        if verifier not in entry.silent and peer in entry.messages
+        if verifier not in evidence.silent and peer in evidence.messages
     ]
-    if [(check.verifier, check.peer) for check in entry.checks] != expected:
+    if [(check.verifier, check.peer) for check in evidence.checks] != expected:
         text = f"checks other than the pairs {expected}"
         return [*findings, _against(step, "checks", text)]
-    disputed = [check for check, _ in consensus.disputes(entry.evidence, entry.checks)]
+    disputed = [check for check, _ in consensus.disputes(evidence, evidence.checks)]
     judges = [
         (c.verifier, c.peer, committee.tie_breakers(round.seed, present, (c.verifier, c.peer)))
         for c in disputed
     ]
-    if [(r.verifier, r.peer, tuple(r.found)) for r in entry.rulings] != judges:
+    if [(r.verifier, r.peer, tuple(r.found)) for r in evidence.rulings] != judges:
         text = f"rulings other than of {judges} (verifier, peer, tie-breakers)"
         return [*findings, _against(step, "checks", text)]
 
@@ -172,10 +172,10 @@ def _audit_times(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding]
         for check, (_, _, those) in zip(disputed, judges, strict=True)
         for judge in those
     ]
-    if any(check.bytes != own_size for check in entry.checks):
+    if any(check.bytes != own_size for check in evidence.checks):
         findings.append(_against(step, "checks", f"of states other than of {own_size} bytes"))
-    times = [check.seconds for check in entry.checks] + [entry.settle_seconds]
-    if times != [takes(c.verifier, c) for c in entry.checks] + [max([0.0, *settling])]:
+    times = [check.seconds for check in evidence.checks] + [evidence.settle_seconds]
+    if times != [takes(c.verifier, c) for c in evidence.checks] + [max([0.0, *settling])]:
         findings.append(_against(step, "checks", "found other times than [links] gives"))
     return findings
 
@@ -189,15 +189,15 @@ def _audit_messages(
       The senders whose bytes every receiver has to refuse, and what was found.
     """
     if form.kind == wire.DENSE:  # not kept: what the entry says is all there is to know
-        return list(entry.broken), []
+        return list(entry.evidence.broken), []
     broken, findings = [], []
-    for messages in (entry.messages, entry.others):
+    for messages in (entry.evidence.messages, entry.evidence.others):
         for peer, message in messages.items():
             if refusal := why_refused(message, peer, entry.round, transcript, form):
                 kind, text = refusal
                 applied = peer in entry.decision.applied
                 findings.append(Finding(entry.round.step, peer, kind, text, applied))
-                if messages is entry.messages:
+                if messages is entry.evidence.messages:
                     broken.append(peer)
     return broken, findings
 
@@ -221,11 +221,9 @@ def why_refused(
 def _audit_words(entry: Entry, run: runfile.Run) -> list[Finding]:
     """Each witness said what an honest one says who got what arrived."""
     round, limit = entry.round, run.config.max_round_train_time
-    to = {peer: message.to for peer, message in entry.others.items()}
-    evidence: Evidence = replace(entry.evidence, attestations=())
-    honest = consensus.witnessed(round, evidence, limit, to)
+    honest = consensus.witnessed(round, entry.evidence, limit)
     findings = []
-    for said, expected in zip(entry.attestations, honest, strict=True):
+    for said, expected in zip(entry.evidence.attestations, honest, strict=True):
         if said != expected:
             names = [name for name in vars(expected) if vars(expected)[name] != vars(said)[name]]
             text = f"attested other {', '.join(names)} than what arrived"
@@ -240,11 +238,11 @@ def _audit_others(entry: Entry) -> list[Finding]:
             entry.round.step,
             peer,
             "equivocation",
-            f"sent {entry.messages[peer].commitment[:12]}, and to peers {list(message.to)} "
-            f"{message.commitment[:12]}",
+            f"sent {entry.evidence.messages[peer].commitment[:12]}, "
+            f"and to peers {list(message.to)} {message.commitment[:12]}",
             False,
         )
-        for peer, message in entry.others.items()
+        for peer, message in entry.evidence.others.items()
     ]
 
 

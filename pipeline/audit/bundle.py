@@ -126,8 +126,12 @@ def replayed(
     for finding in findings:
         if finding.kind == "check":
             entry = rounds[finding.round]
-            peers |= {check.peer for check in entry.checks if check.verifier == finding.peer}
-            peers |= {ruling.peer for ruling in entry.rulings if finding.peer in ruling.found}
+            peers |= {
+                check.peer for check in entry.evidence.checks if check.verifier == finding.peer
+            }
+            peers |= {
+                ruling.peer for ruling in entry.evidence.rulings if finding.peer in ruling.found
+            }
         elif finding.kind not in DECODED:
             peers.add(finding.peer)
     return tuple(sorted(peers if everybody is None or not peers else everybody))
@@ -146,7 +150,9 @@ def _files(
     """The transcript's files that are needed whole. The params at the window's end are needed where
     the machine that repeats cannot compare bits."""
     first, last = (f"snapshots/{step:05}" for step in (window.opening, window.last))
-    sent = [m for e in entries for m in (*e.messages.values(), *e.others.values())]
+    sent = [
+        m for e in entries for m in (*e.evidence.messages.values(), *e.evidence.others.values())
+    ]
     files = {"header.json"} | {f"payloads/{m.payload}" for m in sent if m.payload is not None}
     if peers:
         for snapshot in (first, last):
@@ -167,6 +173,6 @@ def _assigned(entries: Iterable[Entry], peers: Iterable[int]) -> Iterator[np.nda
     """The sequences of each step that is taken again."""
     for entry in entries:
         for peer in peers:
-            if peer in entry.messages:
+            if peer in entry.evidence.messages:
                 first, last = entry.round.assignment[peer]
                 yield np.arange(first, last + 1)

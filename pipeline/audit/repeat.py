@@ -147,7 +147,7 @@ def repeat(bundle: Bundle) -> list[Finding]:
 def _decode(replay: Replay, entry: Entry, peer: int) -> list[Finding]:
     """What anybody finds who decodes a peer's messages of a round."""
     found = []
-    for messages in (entry.messages, entry.others):
+    for messages in (entry.evidence.messages, entry.evidence.others):
         if peer in messages:
             refusal = why_refused(messages[peer], peer, entry.round, replay.transcript, replay.form)
             if refusal:
@@ -235,7 +235,7 @@ def _check_rounds(
     if [entry.round.step for entry in entries] != list(range(first + 1, last + 1)):
         _refuse(path, f"other rounds than {first + 1} to {last}")
     for entry in entries:
-        round, senders = entry.round, entry.messages.keys()
+        round, senders = entry.round, entry.evidence.messages.keys()
         fits = (
             {*entry.decision.applied} <= senders <= round.assignment.keys() <= everybody
             and {*round.peers, *round.joined} <= everybody
@@ -248,7 +248,11 @@ def _check_rounds(
             and (
                 dense
                 or None
-                not in {field for m in entry.messages.values() for field in (m.payload, m.offset)}
+                not in {
+                    field
+                    for m in entry.evidence.messages.values()
+                    for field in (m.payload, m.offset)
+                }
             )
         )
         if not fits:
@@ -284,7 +288,7 @@ def _check_messages(replay: Replay, entries: Iterable[Entry]) -> None:
     """Whatever was applied is what was committed to: the params follow from it."""
     for entry in entries if not replay.dense else ():
         for peer in entry.decision.applied:
-            message = entry.messages[peer]
+            message = entry.evidence.messages[peer]
             refusal = why_refused(message, peer, entry.round, replay.transcript, replay.form)
             if refusal:
                 text = f"round {entry.round.step}, peer {peer}: {refusal[1]}"

@@ -146,7 +146,7 @@ class _WindowReplay:
         state where bits are compared, else from what it sent."""
         replay, round, results = self.replay, entry.round, {}
         for peer in self.own:
-            if peer not in entry.messages:
+            if peer not in entry.evidence.messages:
                 continue
             work = assigned(replay.data, round.assignment[peer], replay.run, round.trainers)
             sent = None if replay.bitwise or replay.dense else self._sent(entry, peer)
@@ -166,13 +166,13 @@ class _WindowReplay:
     def _sent(self, entry: Entry, peer: int) -> Tree | None:
         """A peer's message; None where its bytes are none."""
         try:
-            return self.replay.transcript.message(entry.messages[peer], self.replay.form)
+            return self.replay.transcript.message(entry.evidence.messages[peer], self.replay.form)
         except wire.WireError:
             return None
 
     def _judge(self, entry: Entry, peer: int, message: Tree, distance: float | None) -> None:
         """Blames whoever said other than the replay gives: the peer, or who took its step again."""
-        recorded, applied = entry.messages[peer], peer in entry.decision.applied
+        recorded, applied = entry.evidence.messages[peer], peer in entry.decision.applied
         if self.replay.bitwise:
             found = exchange.commit(message, peer, entry.round).hex()
             if found != recorded.commitment:
@@ -193,8 +193,10 @@ class _WindowReplay:
 
     def _judge_checks(self, entry: Entry, peer: int, claim: Claim) -> None:
         """What others found who took the peer's step again: verifiers, then tie-breakers."""
-        found = [(check.verifier, check.found) for check in entry.checks if check.peer == peer]
-        for ruling in entry.rulings:
+        found = [
+            (check.verifier, check.found) for check in entry.evidence.checks if check.peer == peer
+        ]
+        for ruling in entry.evidence.rulings:
             if ruling.peer == peer:
                 found += ruling.found.items()
         for other, said in found:

@@ -55,7 +55,7 @@ def attest(
     witness: int,
     seed: int,
     heard: Iterable[int],
-    holds: Mapping[int, bytes],
+    holds: Mapping[int, str],
     others: Iterable[int] = (),
     refused: Iterable[int] = (),
 ) -> Attestation:
@@ -65,12 +65,12 @@ def attest(
       witness: The witness.
       seed: The round's seed, which the filters' keys come from.
       heard: The peers it heard from, itself among them.
-      holds: The commitment of each message that it holds, by peer.
+      holds: The commitment of each message that it holds, by peer, hex.
       others: Those peers of whom it holds the other message.
       refused: Peers whose bytes it refused.
     """
     received = tuple(sorted(holds))
-    commitments = [holds[peer] for peer in received]
+    commitments = [bytes.fromhex(holds[peer]) for peer in received]
     participants = Bloom.of(map(participant, heard), _seed(seed, witness, "participants"))
     broadcasts = Bloom.of(commitments, _seed(seed, witness, "broadcasts"))
     return Attestation(
@@ -87,15 +87,15 @@ def attest(
 def proven(
     attestation: Attestation,
     seed: int,
-    commitments: Mapping[int, bytes],
-    others: Mapping[int, bytes],
-) -> dict[int, bytes]:
+    commitments: Mapping[int, str],
+    others: Mapping[int, str],
+) -> dict[int, str]:
     """Return, by peer, the commitment of each message whose holding the witness can prove.
 
     Args:
       attestation: The witness's word.
       seed: The round's seed.
-      commitments: Each sender's commitment.
+      commitments: Each sender's commitment, hex.
       others: An equivocator's other commitment.
     """
     claimed = {
@@ -104,13 +104,10 @@ def proven(
     }
     if None in claimed.values():  # nobody committed to such a message: no tree can hold it
         return {}
-    leaves, root = list(claimed.values()), bytes.fromhex(attestation.root)
-    broadcasts, paths = attestation.held(seed), merkle.proofs(leaves)
-    found = {}
-    for index, (peer, leaf) in enumerate(claimed.items()):
-        if leaf in broadcasts and merkle.verify(root, leaf, index, len(leaves), paths[index]):
-            found[peer] = leaf
-    return found
+    if merkle.root(list(map(bytes.fromhex, claimed.values()))).hex() != attestation.root:
+        return {}
+    broadcasts = attestation.held(seed)
+    return {peer: held for peer, held in claimed.items() if bytes.fromhex(held) in broadcasts}
 
 
 def _seed(seed: int, witness: int, what: str) -> bytes:

@@ -8,7 +8,7 @@ from pipeline.protocol.round import Evidence, Round
 
 
 def judge(
-    round: Round, evidence: Evidence, limit: float, quorum: int
+    round_: Round, evidence: Evidence, limit: float, quorum: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
     """Return whose messages everybody applies, and who was proven to lie, and how.
 
@@ -23,12 +23,12 @@ def judge(
     A message that a verifier disputes and nobody can settle is not applied.
 
     Args:
-      round: The round.
+      round_: The round.
       evidence: What was sent and said in it.
       limit: max_round_train_time, seconds.
       quorum: Witnesses needed.
     """
-    supported, lied = _witnessing(round, evidence, in_time(evidence.arrivals, limit), quorum)
+    supported, lied = _witnessing(round_, evidence, in_time(evidence.arrivals, limit), quorum)
     disputed = set()
     for check, claimed in disputes(evidence, [c for c in evidence.checks if c.seconds <= limit]):
         loser = settle(check, claimed, evidence.rulings)
@@ -44,8 +44,8 @@ def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, C
     """Return the checks that found something else than the peer claimed, and what it claimed."""
     found = []
     for check in checks:
-        if check.peer in evidence.commitments:  # else it sent nothing, and claims nothing
-            claimed = Claim(evidence.commitments[check.peer].hex(), evidence.states[check.peer])
+        if check.peer in evidence.messages:  # else it sent nothing, and claims nothing
+            claimed = evidence.messages[check.peer].claim
             if claimed != check.found:
                 found.append((check, claimed))
     return found
@@ -56,58 +56,54 @@ def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
     return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
 
 
-def witnessed(
-    round: Round,
-    evidence: Evidence,
-    limit: float,
-    sent_others: Mapping[int, Sequence[int]],
-) -> tuple[Attestation, ...]:
+def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
     """Return what the round's witnesses say where all of them are honest.
 
     Args:
-      round: The round.
+      round_: The round.
       evidence: Of it; its attestations are not looked at.
       limit: max_round_train_time, seconds.
-      sent_others: To whom an equivocator sent its other message.
     """
     arrived = in_time(evidence.arrivals, limit)
     refused = tuple(peer for peer in evidence.broken if peer in arrived)
-    heard = [peer for peer in round.peers if peer not in evidence.silent]
+    heard = [peer for peer in round_.peers if peer not in evidence.silent]
     words = []
-    for witness in round.witnesses:
+    for witness in round_.witnesses:
         if witness in evidence.silent:
             continue
-        others = [peer for peer in arrived if witness in sent_others.get(peer, ())]
+        others = [p for p in arrived if p in evidence.others and witness in evidence.others[p].to]
         holds = {
-            peer: evidence.others[peer] if peer in others else evidence.commitments[peer]
+            peer: (evidence.others if peer in others else evidence.messages)[peer].commitment
             for peer in arrived
             if peer not in refused
         }
-        words.append(attest(witness, round.seed, heard, holds, others, refused))
+        words.append(attest(witness, round_.seed, heard, holds, others, refused))
     return tuple(words)
 
 
 def _witnessing(
-    round: Round, evidence: Evidence, arrived: Sequence[int], quorum: int
+    round_: Round, evidence: Evidence, arrived: Sequence[int], quorum: int
 ) -> tuple[set[int], dict[int, str]]:
     """The peers whose message a quorum holds, and those that were seen to lie."""
     lied: dict[int, str] = {}
-    votes: dict[int, list[bytes]] = {}
+    commitments = {peer: message.commitment for peer, message in evidence.messages.items()}
+    others = {peer: message.commitment for peer, message in evidence.others.items()}
+    votes: dict[int, list[str]] = {}
     refusals: dict[int, int] = {}
     for word in evidence.attestations:
         if not set(word.received) <= set(arrived) - set(evidence.broken):
             lied[word.witness] = "false witness"
             continue
-        found = proven(word, round.seed, evidence.commitments, evidence.others)
+        found = proven(word, round_.seed, commitments, others)
         for peer, commitment in found.items():
             votes.setdefault(peer, []).append(commitment)
         for peer in word.refused:
             refusals[peer] = refusals.get(peer, 0) + 1
     supported = set()
-    for peer, commitments in votes.items():
-        if len(set(commitments)) > 1:
+    for peer, held in votes.items():
+        if len(set(held)) > 1:
             lied[peer] = "two messages"
-        elif len(commitments) >= quorum and commitments[0] == evidence.commitments[peer]:
+        elif len(held) >= quorum and held[0] == commitments[peer]:
             supported.add(peer)
     for peer, count in refusals.items():
         if count >= quorum:

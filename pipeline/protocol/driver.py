@@ -31,7 +31,7 @@ from pipeline.protocol.round import Decision, Evidence, Round
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """Where a run is.
 
     Attributes:
@@ -71,7 +71,7 @@ class Progress:
         return {"seed": self.seed, "begun": self.begun, "state": self.state.to_json()} | lists
 
     @classmethod
-    def from_json(cls, data: dict, settings: Settings) -> "Progress":
+    def from_json(cls, data: dict, settings: Settings) -> "RunProgress":
         """Return the progress that `to_json` wrote."""
         return cls(
             state=State.from_json(data["state"], settings),
@@ -90,7 +90,7 @@ def start(
     start_step: int = 0,
     start_data_index: int = 0,
     load_seconds: Sequence[float] | None = None,
-) -> Progress:
+) -> RunProgress:
     """Return a run at time 0 that nobody has joined.
 
     Args:
@@ -118,10 +118,10 @@ def start(
     state = coordinator.start(
         settings, max_seq_len, step=start_step + 1, data_index=start_data_index
     )
-    return Progress(state, seed, tuple(load_seconds or (0.0,) * count))
+    return RunProgress(state, seed, tuple(load_seconds or (0.0,) * count))
 
 
-def ask(progress: Progress, peers: Iterable[int]) -> Progress:
+def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     """Return the run after `peers` asked to take part.
 
     Who asks before the first round begins with it, and has the run's params and a state already.
@@ -139,14 +139,14 @@ def ask(progress: Progress, peers: Iterable[int]) -> Progress:
     return replace(progress, state=state, fresh=fresh)
 
 
-def may_ask(progress: Progress, peer: int) -> bool:
+def may_ask(progress: RunProgress, peer: int) -> bool:
     """Return whether a peer has not asked yet, is out of the epoch, and has not been ejected."""
     state = progress.state
     here = {record.peer for record in state.peers if record.state == ClientState.Healthy}
     return peer not in {*here, *state.pending, *state.ejected}
 
 
-def next_round(progress: Progress) -> tuple[Progress, Round | None]:
+def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
     """Return the run at its next round, and that round, or None when the run has finished.
 
     Asked again before the round is finished, it gives the same round: a run may stop and go on.
@@ -161,7 +161,9 @@ def next_round(progress: Progress) -> tuple[Progress, Round | None]:
     return replace(progress, begun=True), _round(progress)
 
 
-def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[Progress, Decision]:
+def finish_round(
+    progress: RunProgress, round_: Round, evidence: Evidence
+) -> tuple[RunProgress, Decision]:
     """Return the run after `round`, and what was decided.
 
     A witness speaks as soon as it holds every message, so that the round ends early; if one is
@@ -175,37 +177,37 @@ def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[
       ValueError: The round is not the one in progress, or the messages are not its trainers'.
     """
     state = progress.state
-    if state.run_state != RunState.RoundTrain or round != _round(progress):
+    if state.run_state != RunState.RoundTrain or round_ != _round(progress):
         raise ValueError(
-            f"round {round.step} is not in progress: {state.run_state.name} at step {state.step}"
+            f"round {round_.step} is not in progress: {state.run_state.name} at step {state.step}"
         )
-    _check(round, evidence)
+    _check(round_, evidence)
     limit = state.settings.max_round_train_time
     arrived = in_time(evidence.arrivals, limit)
-    late = tuple(peer for peer in sorted(round.assignment) if peer not in arrived)
+    late = tuple(peer for peer in sorted(round_.assignment) if peer not in arrived)
     times = [*evidence.arrivals.values(), *(check.seconds for check in evidence.checks)]
     waited = bool(late or evidence.silent or max(times) > limit)
     train_seconds = float(limit if waited else max(times))
 
     if waited:
-        state = coordinator.tick(state, Tick(state.deadline, round.seed))
+        state = coordinator.tick(state, Tick(state.deadline, round_.seed))
     spoke = state.since if waited else state.since + train_seconds
     for word in evidence.attestations:
-        state = coordinator.tick(state, Witness(word.witness, spoke, word.heard(round.seed)))
+        state = coordinator.tick(state, Witness(word.witness, spoke, word.heard(round_.seed)))
 
-    quorum = committee.witness_quorum(len(round.witnesses))
-    applied, ejected = judge(round, evidence, limit, quorum)
+    quorum = committee.witness_quorum(len(round_.witnesses))
+    applied, ejected = judge(round_, evidence, limit, quorum)
     for peer in ejected:
         state = coordinator.tick(state, Eject(peer, spoke))
     dropped = _unheard(state, evidence.silent, quorum)
     if dropped:
         speaker = evidence.attestations[0].witness
         state = coordinator.tick(state, HealthCheck(speaker, dropped, spoke))
-    left = tuple(span for peer, span in sorted(round.assignment.items()) if peer not in applied)
+    left = tuple(span for peer, span in sorted(round_.assignment.items()) if peer not in applied)
     if left:
         state = coordinator.tick(state, Untrained(left, spoke))
 
-    fresh = tuple(peer for peer in progress.fresh if peer not in round.joined)
+    fresh = tuple(peer for peer in progress.fresh if peer not in round_.joined)
     progress = replace(progress, state=state, fresh=fresh)
     progress = _advance(progress, spoke + evidence.settle_seconds)
     return progress, Decision(
@@ -219,12 +221,12 @@ def finish_round(progress: Progress, round: Round, evidence: Evidence) -> tuple[
     )
 
 
-def _check(round: Round, evidence: Evidence) -> None:
-    senders = evidence.commitments.keys()
-    if not evidence.arrivals.keys() <= senders or not senders <= round.assignment.keys():
+def _check(round_: Round, evidence: Evidence) -> None:
+    senders = evidence.messages.keys()
+    if not evidence.arrivals.keys() <= senders or not senders <= round_.assignment.keys():
         raise ValueError(
-            f"round {round.step}: arrivals of peers {sorted(evidence.arrivals)} and commitments of "
-            f"peers {sorted(senders)}, expected these all among {sorted(round.assignment)}"
+            f"round {round_.step}: arrivals of peers {sorted(evidence.arrivals)} and messages of "
+            f"peers {sorted(senders)}, expected these all among {sorted(round_.assignment)}"
         )
 
 
@@ -236,7 +238,7 @@ def _unheard(state: State, silent: Iterable[int], quorum: int) -> tuple[int, ...
     return tuple(p for p in silent if p in members and not coordinator.healthy(state, p))
 
 
-def _round(progress: Progress) -> Round:
+def _round(progress: RunProgress) -> Round:
     """Return the round that a run in RoundTrain is in."""
     state = progress.state
     plan = state.plan
@@ -256,7 +258,7 @@ def _round(progress: Progress) -> Round:
     )
 
 
-def _advance(progress: Progress, not_before: float = 0.0) -> Progress:
+def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
     """Move on to the next transition, at the time at which it is due."""
     state = progress.state
     begins = state.step + (state.run_state == RunState.RoundWitness)  # the round that may begin

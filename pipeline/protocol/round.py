@@ -1,10 +1,12 @@
 """A round: what it is before anybody has trained, what is sent and said in it, what it came to."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from pipeline.protocol.attestation import Attestation
-from pipeline.protocol.dispute import Check, Ruling
+from pipeline.protocol.dispute import Check, Claim, Hash, Ruling
 
 Span = tuple[int, int]  # first and last sequence, both included
 
@@ -45,34 +47,58 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Message:
+    """What a peer sent.
+
+    Attributes:
+      commitment: Commitment to the message, hex.
+      bytes: Size on the wire.
+      state: Hash of the sender's own state after its step, hex; None where no peer verifies.
+      to: Receivers of an equivocator's other message.
+      payload: Name of the file that keeps its bytes; None where they are not kept.
+      offset: Where in the file it begins, bytes.
+    """
+
+    commitment: Hash
+    bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    state: Hash | None = None
+    to: tuple[int, ...] = ()
+    payload: Annotated[str, Field(pattern=r"^[0-9]+\.bin$")] | None = None
+    offset: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """What the sender claims that its step gave; where peers verify."""
+        return Claim(self.commitment, self.state or "")
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What was sent and said in a round.
 
     Attributes:
+      messages: Each sender's message.
+      others: An equivocator's other message, by sender.
       arrivals: By peer, seconds after the round's start at which its message is at every peer; a
         message that never arrives is absent.
-      commitments: The commitment of each message that was sent.
-      others: The commitment of an equivocator's other message.
-      broken: Senders whose bytes are no message, or not what they committed to, as whoever has them
-        sees.
-      states: Where peers verify, the hash of each sender's state after its step, hex.
       silent: Peers that nobody heard from.
-      attestations: The witnesses' words; a silent witness is absent.
+      broken: Senders whose bytes do not decode, or not to what they committed to, as every
+        receiver sees.
+      attestations: The witnesses' attestations; a silent witness is absent.
       checks: What the verifiers found.
       rulings: How their disputes were settled.
-      settle_seconds: What settling took.
+      settle_seconds: Seconds that settling took.
     """
 
-    arrivals: Mapping[int, float]
-    commitments: Mapping[int, bytes]
-    others: Mapping[int, bytes] = field(default_factory=dict)
-    broken: tuple[int, ...] = ()
-    states: Mapping[int, str] = field(default_factory=dict)
-    silent: tuple[int, ...] = ()
-    attestations: tuple[Attestation, ...] = ()
-    checks: tuple[Check, ...] = ()
-    rulings: tuple[Ruling, ...] = ()
-    settle_seconds: float = 0.0
+    messages: dict[int, Message]
+    others: dict[int, Message]
+    arrivals: dict[int, float]
+    silent: tuple[int, ...]
+    broken: tuple[int, ...]
+    attestations: tuple[Attestation, ...]
+    checks: tuple[Check, ...]
+    rulings: tuple[Ruling, ...]
+    settle_seconds: Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Start(NamedTuple):
     step: int
     data_index: int
 
-    def progress(self, run: runfile.Run) -> driver.Progress:
+    def progress(self, run: runfile.Run) -> driver.RunProgress:
         """Return the run before its first round, without members yet."""
         size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
         loads = [links.load_seconds(run.links, p, size=size) for p in range(run.peers.count)]

@@ -71,14 +71,14 @@ class Faults:
         self._returned |= {number for number, _, _ in back}
         return tuple(dict.fromkeys(peer for _, _, peer in back))
 
-    def silence(self, round: Round) -> tuple[int, ...]:
+    def silence(self, round_: Round) -> tuple[int, ...]:
         """The members of a round that are away."""
-        silent = tuple(peer for peer in round.peers if peer in self.away(round.step))
-        for _, fault, peer in self._now(round.step, "crash"):
+        silent = tuple(peer for peer in round_.peers if peer in self.away(round_.step))
+        for _, fault, peer in self._now(round_.step, "crash"):
             self.fired[fault.kind] += peer in silent
         for fault in self.schedule:
             if fault.kind == "join":  # it has happened once the peer takes part
-                self.fired[fault.kind] += len(set(fault.peers) & set(round.joined))
+                self.fired[fault.kind] += len(set(fault.peers) & set(round_.joined))
         return silent
 
     def delay(self, arrivals: Mapping[int, float], step: int) -> dict[int, float]:
@@ -96,7 +96,7 @@ class Faults:
     # ---- Around data and programs ----
 
     def work(
-        self, work: Mapping[int, Work], round: Round, read: Callable[[Span], Work]
+        self, work: Mapping[int, Work], round_: Round, read: Callable[[Span], Work]
     ) -> dict[int, Work]:
         """What peers really train on.
 
@@ -106,7 +106,7 @@ class Faults:
           read: the work of other sequences.
         """
         done = dict(work)
-        for _, fault, peer in self._now(round.step, "lazy", "wrong_data"):
+        for _, fault, peer in self._now(round_.step, "lazy", "wrong_data"):
             if peer not in done:
                 continue
             rows_MBW, count = done[peer]
@@ -115,7 +115,7 @@ class Faults:
                 done[peer] = Work(rows_MBW, less)
                 self.fired[fault.kind] += less < count
             else:  # the sequences before its own, or after them at the start of the data
-                first, last = round.assignment[peer]
+                first, last = round_.assignment[peer]
                 shift = -count if first >= count else count
                 done[peer] = read((first + shift, last + shift))
                 self.fired[fault.kind] += 1
@@ -159,18 +159,18 @@ class Faults:
         self.fired[fault.kind] += before != after
 
     def tamper(
-        self, sent: Mapping[int, Sent], messages: Mapping[int, Tree], round: Round
+        self, sent: Mapping[int, Sent], messages: Mapping[int, Tree], round_: Round
     ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
         """The bytes that go out: to everyone; an equivocator's others; and to whom those go."""
         sent, others, to = dict(sent), {}, {}
-        for _, fault, peer in self._now(round.step, *_kinds("bytes")):
+        for _, fault, peer in self._now(round_.step, *_kinds("bytes")):
             if peer not in sent:
                 continue
-            rng = self._rng(round.step, peer, fault.kind)
+            rng = self._rng(round_.step, peer, fault.kind)
             if fault.kind == "equivocation":
                 said = lie("forged", None, messages[peer], (), self.form.areas, rng)
-                others[peer] = exchange.send(said, peer, round, self.form)
-                to[peer] = round.peers[1::2]
+                others[peer] = exchange.send(said, peer, round_, self.form)
+                to[peer] = round_.peers[1::2]
             else:
                 payload = tamper(fault.kind, sent[peer].payload, messages[peer], self.form, rng)
                 sent[peer] = Sent(payload, sent[peer].commitment)
@@ -180,30 +180,35 @@ class Faults:
     # ---- Around what witnesses and verifiers say ----
 
     def attest(
-        self, words: Sequence[Attestation], round: Round, evidence: Evidence
+        self, words: Sequence[Attestation], round_: Round, evidence: Evidence
     ) -> tuple[Attestation, ...]:
         """What the witnesses say, honest or not."""
         said = []
         for word in words:
             holds = {
-                peer: (evidence.others if peer in word.others else evidence.commitments)[peer]
+                peer: (evidence.others if peer in word.others else evidence.messages)[
+                    peer
+                ].commitment
                 for peer in word.received
             }
-            for _, fault, peer in self._now(round.step, "false_witness", "denying_witness"):
+            for _, fault, peer in self._now(round_.step, "false_witness", "denying_witness"):
                 if peer != word.witness:
                     continue
                 claims = dict(holds)
                 if fault.kind == "false_witness":
-                    claims |= {p: c for p, c in evidence.commitments.items() if p not in holds}
+                    never = evidence.messages.keys() - holds.keys()
+                    claims |= {p: evidence.messages[p].commitment for p in never}
                 else:
                     denied = next((p for p in holds if p != peer), None)
                     claims.pop(denied, None)
                 self.fired[fault.kind] += claims != holds
                 holds = claims
-            heard = [peer for peer in round.peers if peer not in evidence.silent]
+            heard = [peer for peer in round_.peers if peer not in evidence.silent]
             others = [peer for peer in word.others if peer in holds]
             refused = [peer for peer in word.refused if peer not in holds]
-            said.append(attestation.attest(word.witness, round.seed, heard, holds, others, refused))
+            said.append(
+                attestation.attest(word.witness, round_.seed, heard, holds, others, refused)
+            )
         return tuple(said)
 
     def found(self, check: Check, claimed: Claim | None, step: int) -> Claim:

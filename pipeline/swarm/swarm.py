@@ -1,6 +1,6 @@
 """One round of all peers, from their batches to the params they agree on next."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,16 +12,15 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs
-from pipeline.protocol import committee, consensus, links
-from pipeline.protocol import driver as rounds
+from pipeline.protocol import committee, consensus, driver, links
 from pipeline.protocol.coordinator import ClientState, CoordinatorError
 from pipeline.protocol.dispute import Check, Claim, Ruling
-from pipeline.protocol.driver import Progress
-from pipeline.protocol.round import Decision, Evidence, Round, Span
+from pipeline.protocol.driver import RunProgress
+from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.peers import SimulatedPeers, assigned
 from pipeline.tokens.sequences import Sequences
-from pipeline.transcript.entry import Entry, Message
+from pipeline.transcript.entry import Entry
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
@@ -29,69 +28,31 @@ from pipeline.wire.exchange import Sent
 
 
 class Taken(NamedTuple):
-    """What a round came to; `sent` and `others` by peer, `others` an equivocator's other message,
-    and `to` whom that went."""
+    """A round that was taken: its record, and the bytes that were sent, by peer.
 
-    asked: tuple[int, ...]
-    round: Round
-    joined_params: str | None
-    loss: float | None
-    tokens: int
-    sent: dict[int, Sent]
-    others: dict[int, Sent]
-    to: dict[int, tuple[int, ...]]
-    evidence: Evidence
-    decision: Decision
+    others: An equivocator's other message.
+    """
 
-    @property
-    def bytes_sent(self) -> dict[int, int]:
-        """Size of each peer's message on the wire."""
-        return {peer: len(sent.payload) for peer, sent in self.sent.items()}
-
-    def entry(self, held_out_loss: float | None) -> Entry:
-        """The round as the transcript tells it; the writer adds where the payloads lie."""
-        evidence = self.evidence
-        return Entry(
-            asked=self.asked,
-            round=self.round,
-            joined_params=self.joined_params,
-            messages={
-                peer: Message(
-                    commitment=sent.commitment.hex(),
-                    bytes=len(sent.payload),
-                    state=evidence.states.get(peer),
-                )
-                for peer, sent in self.sent.items()
-            },
-            others={
-                peer: Message(
-                    commitment=sent.commitment.hex(), bytes=len(sent.payload), to=self.to[peer]
-                )
-                for peer, sent in self.others.items()
-            },
-            arrivals=dict(evidence.arrivals),
-            silent=evidence.silent,
-            broken=evidence.broken,
-            attestations=evidence.attestations,
-            checks=evidence.checks,
-            rulings=evidence.rulings,
-            settle_seconds=evidence.settle_seconds,
-            decision=self.decision,
-            loss=self.loss,
-            held_out_loss=held_out_loss,
-        )
+    entry: Entry
+    payloads: dict[int, bytes]
+    others: dict[int, bytes]
 
 
 class NotFinite(Exception):
-    """The peers' mean loss is no number; nothing of the round was sent."""
+    """The peers' mean loss is not finite; nothing of the round was sent."""
 
 
 @dataclass(frozen=True)
 class Swarm:
-    """The peers of a run and all that a round of them needs.
+    """A run's peers, and all that a round of them needs.
 
-    run, data, form, faults: the run's; peers: who trains; imprecise: the run's programs in another
-    precision, for the peer that is to compute by them.
+    Attributes:
+      run: The whole run.
+      peers: Peers that train.
+      data: Sequences to train on.
+      form: Form of the run's messages.
+      faults: The run's schedule of faults.
+      imprecise: Returns the run's programs in another precision, for a peer with that fault.
     """
 
     run: runfile.Run
@@ -101,85 +62,68 @@ class Swarm:
     faults: Faults
     imprecise: Callable[[], Programs]
 
-    def take_round(self, progress: Progress) -> tuple[Progress, Taken | None]:
-        """Takes the next round, or returns None where the run has finished.
+    def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
+        """Take the next round, or return None where the run has finished.
 
         Raises:
-          NotFinite: the loss is no number.
-          LockstepError: too few peers are left.
+          NotFinite: The loss is not finite.
+          LockstepError: Too few peers are left.
         """
-        progress, asked, round = self._begin(progress)
-        if round is None:
+        progress, asked, round_ = self._begin(progress)
+        if round_ is None:
             return progress, None
-        joined_params = self._join(round)
-        silent = tuple(sorted({*self.faults.silence(round), *progress.unready}))
-        present = [peer for peer in round.peers if peer not in silent]
+        joined_params = self._join(round_)
+        silent = tuple(sorted({*self.faults.silence(round_), *progress.unready}))
 
         # Work: what was assigned, and what is really done
-        given = {
-            peer: self._read(span, round)
-            for peer, span in round.assignment.items()
-            if peer not in silent
-        }
-        checked = {
-            verifier: peer
-            for verifier, peer in round.verifiers.items()
-            if verifier not in silent and peer in given
-        }
+        spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
+        given = {peer: self._read(span, round_) for peer, span in spans.items()}
+        checked = {v: p for v, p in round_.verifiers.items() if v not in silent and p in given}
         before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
-        done = self._step(given, round)
-        loss = float(np.mean([d.loss for d in done.values()])) if done else None
-        if done and not np.isfinite(loss):
-            raise NotFinite(f"loss is {loss} at round {round.step}")
+        true, loss = self._step(given, round_)
 
-        # Exchange
-        messages = self.faults.messages({p: d.message for p, d in done.items()}, round.step)
-        sent = {p: exchange.send(m, p, round, self.form) for p, m in messages.items()}
-        sent, others, to = self.faults.tamper(sent, messages, round)
-        tokens = {peer: work.count * self._length for peer, work in given.items()}
-        sizes = {peer: len(s.payload) for peer, s in sent.items()}
-        arrivals = links.arrivals(self.run.links, present, tokens, sizes)
-        received = {p: m for p, s in sent.items() if (m := self._received(s, p, round)) is not None}
+        # Exchange: bytes, when they arrive, and what they decode to
+        messages = self.faults.messages(true, round_.step)
+        sent = {p: exchange.send(m, p, round_, self.form) for p, m in messages.items()}
+        sent, others, to = self.faults.tamper(sent, messages, round_)
+        received = self._received(sent, round_)
         evidence = Evidence(
-            arrivals=self.faults.delay(arrivals, round.step),
-            commitments={peer: s.commitment for peer, s in sent.items()},
-            others={peer: s.commitment for peer, s in others.items()},
-            broken=tuple(peer for peer in sent if peer not in received),
-            states=self._states(round, sent),
+            messages=self._messages(sent, round_),
+            others={p: replace(_message(s), to=to[p]) for p, s in others.items()},
+            arrivals=self._arrivals(sent, given, round_, silent),
             silent=silent,
+            broken=tuple(peer for peer in sent if peer not in received),
+            attestations=(),
+            checks=(),
+            rulings=(),
+            settle_seconds=0.0,
         )
 
-        # What the others make of it
-        words = consensus.witnessed(round, evidence, self._limit, to)
-        evidence = replace(evidence, attestations=self.faults.attest(words, round, evidence))
-        evidence = self._verify(round, evidence, checked, before, given)
-        progress, decision = rounds.finish_round(progress, round, evidence)
+        # What witnesses, verifiers and tie-breakers make of it
+        honest = consensus.witnessed(round_, evidence, self.run.config.max_round_train_time)
+        evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
+        if checked:
+            evidence = _Verification(self, round_, before, given).verify(evidence, checked)
+        progress, decision = driver.finish_round(progress, round_, evidence)
 
         # the sender too applies what decoding the bytes gives, nothing better
         applied = {peer: received[peer] for peer in decision.applied}
-        self.peers.receive(applied, self.form.like, round.step)
-        return progress, Taken(
-            asked,
-            round,
-            joined_params,
-            loss,
-            sum(tokens.values()),
-            sent,
-            others,
-            to,
-            evidence,
-            decision,
+        self.peers.receive(applied, self.form.like, round_.step)
+        entry = Entry(
+            asked=asked,
+            round=round_,
+            joined_params=joined_params,
+            evidence=evidence,
+            decision=decision,
+            loss=loss,
+            held_out_loss=None,
         )
+        payloads, other_payloads = (
+            {peer: s.payload for peer, s in those.items()} for those in (sent, others)
+        )
+        return progress, Taken(entry, payloads, other_payloads)
 
-    @property
-    def _length(self) -> int:
-        return self.run.llm.max_seq_len
-
-    @property
-    def _limit(self) -> float:
-        return self.run.config.max_round_train_time
-
-    def _begin(self, progress: Progress) -> tuple[Progress, tuple[int, ...], Round | None]:
+    def _begin(self, progress: RunProgress) -> tuple[RunProgress, tuple[int, ...], Round | None]:
         """The next round, and who asked to take part before it."""
         step = progress.state.step
         if progress.begun:
@@ -187,111 +131,145 @@ class Swarm:
         else:
             away = self.faults.away(step)
             asked = tuple(peer for peer in range(self.run.peers.count) if peer not in away)
-        progress = rounds.ask(progress, asked)
+        progress = driver.ask(progress, asked)
         try:
-            progress, round = rounds.next_round(progress)
+            progress, round_ = driver.next_round(progress)
         except CoordinatorError:  # it waits: members that are away hear of it
             back = self._allowed(progress, self.faults.return_early(step))
             asked = (*asked, *back)
             try:
-                progress, round = rounds.next_round(rounds.ask(progress, back))
+                progress, round_ = driver.next_round(driver.ask(progress, back))
             except CoordinatorError as error:
                 raise LockstepError(
                     f"[config] init_min_clients = {self.run.config.init_min_clients}: fewer peers "
                     f"are left at round {step}, and the run cannot go on: {error}"
                 ) from error
-        return progress, asked, round
+        return progress, asked, round_
 
-    def _allowed(self, progress: Progress, peers: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(p for p in dict.fromkeys(peers) if rounds.may_ask(progress, p))
+    def _allowed(self, progress: RunProgress, peers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(p for p in dict.fromkeys(peers) if driver.may_ask(progress, p))
 
-    def _sent_off(self, progress: Progress) -> tuple[int, ...]:
-        """Those that are there, and out of the epoch because no witness spoke; they ask again."""
+    def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
+        """Present peers that left the epoch because no witness spoke; they ask again."""
         away, exited = self.faults.away(progress.state.step), progress.state.exited
         gone = (record.peer for record in exited if record.state == ClientState.Withdrawn)
         return tuple(peer for peer in gone if peer not in away)
 
-    def _join(self, round: Round) -> str | None:
-        """Peers that join have the others' params, and a state of their own that is new."""
-        for peer in round.joined:
+    def _join(self, round_: Round) -> str | None:
+        """Joining peers take over the others' params, and begin with a new state of their own."""
+        for peer in round_.joined:
             self.peers.restart(peer)
-        if not round.joined:
+        if not round_.joined:
             return None
         return tree_hash(jax.device_get(next(iter(self.peers.params_on.values()))))
 
-    def _read(self, span: Span, round: Round) -> Work:
-        return assigned(self.data, span, self.run, round.trainers)
+    def _read(self, span: Span, round_: Round) -> Work:
+        return assigned(self.data, span, self.run, round_.trainers)
 
-    def _step(self, given: dict[int, Work], round: Round) -> Mapping[int, object]:
+    def _step(
+        self, given: Mapping[int, Work], round_: Round
+    ) -> tuple[dict[int, Tree], float | None]:
+        """The message of everybody with work, and their mean loss."""
         if not given:
-            return {}
-        work = self.faults.work(given, round, lambda span: self._read(span, round))
-        imprecise = self.faults.imprecise(given, round.step)
+            return {}, None
+        work = self.faults.work(given, round_, lambda span: self._read(span, round_))
+        imprecise = self.faults.imprecise(given, round_.step)
         programs = {peer: self.imprecise() for peer in imprecise}
-        return self.peers.step(work, round.step, programs)
+        done = self.peers.step(work, round_.step, programs)
+        loss = float(np.mean([d.loss for d in done.values()]))
+        if not np.isfinite(loss):
+            raise NotFinite(f"loss is {loss} at round {round_.step}")
+        return {peer: d.message for peer, d in done.items()}, loss
 
-    def _states(self, round: Round, sent: Mapping[int, Sent]) -> dict[int, str]:
-        """What senders commit to besides, so that a verifier can begin with it a round later."""
-        return {p: tree_hash(self.peers.own(p)) for p in sent} if round.verifiers else {}
+    def _messages(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Message]:
+        """Messages as the record has them; a verifier begins with the state a round later."""
+        messages = {peer: _message(s) for peer, s in sent.items()}
+        if not round_.verifiers:
+            return messages
+        return {p: replace(m, state=tree_hash(self.peers.own(p))) for p, m in messages.items()}
 
-    def _received(self, sent: Sent, peer: int, round: Round) -> Tree | None:
-        try:
-            return exchange.receive(sent, peer, round, self.form)
-        except wire.WireError:
-            return None
-
-    def _verify(
+    def _arrivals(
         self,
-        round: Round,
-        evidence: Evidence,
-        checked: Mapping[int, int],
-        before: Mapping[int, Tree],
+        sent: Mapping[int, Sent],
         given: Mapping[int, Work],
-    ) -> Evidence:
-        """Verifiers take steps again, and tie-breakers those that are disputed."""
-        if not checked:
-            return evidence
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(next(iter(before.values()))))
+        round_: Round,
+        silent: tuple[int, ...],
+    ) -> dict[int, float]:
+        """Simulated seconds until messages are at every peer that is present."""
+        present = [peer for peer in round_.peers if peer not in silent]
+        tokens = {peer: work.count * self.run.llm.max_seq_len for peer, work in given.items()}
+        sizes = {peer: len(s.payload) for peer, s in sent.items()}
+        arrivals = links.arrivals(self.run.links, present, tokens, sizes)
+        return self.faults.delay(arrivals, round_.step)
 
-        def again(who: list[tuple[int, int]]) -> list[Claim]:
-            """What the steps of peers give others, each pair (other, peer)."""
-            cases = [(other, before[peer], given[peer]) for other, peer in who]
-            return [
-                Claim(exchange.commit(message, peer, round).hex(), tree_hash(own))
-                for (_, peer), (message, own) in zip(
-                    who, self.peers.recompute(cases, round.step), strict=True
-                )
-            ]
+    def _received(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Tree]:
+        """What the bytes decode to, where every receiver accepts them."""
+        received = {}
+        for peer, s in sent.items():
+            try:
+                received[peer] = exchange.receive(s, peer, round_, self.form)
+            except wire.WireError:
+                continue
+        return received
 
-        def seconds(other: int, peer: int) -> float:
-            tokens = given[peer].count * self._length
-            return links.check_seconds(self.run.links, other, peer, tokens=tokens, size=size)
 
-        def claimed(peer: int) -> Claim:
-            return Claim(evidence.commitments[peer].hex(), evidence.states[peer])
+@dataclass(frozen=True)
+class _Verification:
+    """The checks of a round: verifiers recompute steps, tie-breakers the disputed ones.
 
+    before, given: State before the step, and work, of each checked peer.
+    """
+
+    swarm: Swarm
+    round_: Round
+    before: Mapping[int, Tree]
+    given: Mapping[int, Work]
+
+    def verify(self, evidence: Evidence, checked: Mapping[int, int]) -> Evidence:
+        """Return the evidence with checks and rulings; `checked` has the peer of each verifier."""
+        faults, step = self.swarm.faults, self.round_.step
         pairs = sorted(checked.items())
         checks = []
-        for (verifier, peer), found in zip(pairs, again(pairs), strict=True):
-            check = Check(verifier, peer, found, seconds(verifier, peer), size)
-            said = self.faults.found(check, claimed(peer), round.step)
-            checks.append(replace(check, found=said))
+        for (verifier, peer), result in zip(pairs, self._recompute(pairs), strict=True):
+            check = Check(verifier, peer, result, self._seconds(verifier, peer), self._size)
+            claimed = evidence.messages[peer].claim
+            checks.append(replace(check, found=faults.found(check, claimed, step)))
         evidence = replace(evidence, checks=tuple(checks))
 
         rulings, took = [], [0.0]
-        for check, said in consensus.disputes(evidence, checks):
-            there = [peer for peer in round.peers if peer not in evidence.silent]
-            judges = committee.tie_breakers(round.seed, there, (check.verifier, check.peer))
-            found = again([(judge, check.peer) for judge in judges])
-            rulings.append(
-                Ruling(
-                    check.verifier,
-                    check.peer,
-                    {
-                        judge: self.faults.ruled(judge, check, said, honest, round.step)
-                        for judge, honest in zip(judges, found, strict=True)
-                    },
-                )
-            )
-            took += [seconds(judge, check.peer) for judge in judges]
+        present = [peer for peer in self.round_.peers if peer not in evidence.silent]
+        for check, claimed in consensus.disputes(evidence, checks):
+            parties = check.verifier, check.peer
+            judges = committee.tie_breakers(self.round_.seed, present, parties)
+            honest = self._recompute((judge, check.peer) for judge in judges)
+            found = {
+                judge: faults.ruled(judge, check, claimed, claim, step)
+                for judge, claim in zip(judges, honest, strict=True)
+            }
+            rulings.append(Ruling(*parties, found))
+            took += [self._seconds(judge, check.peer) for judge in judges]
         return replace(evidence, rulings=tuple(rulings), settle_seconds=max(took))
+
+    @property
+    def _size(self) -> int:
+        """Bytes of a peer's state."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(next(iter(self.before.values()))))
+
+    def _seconds(self, other: int, peer: int) -> float:
+        run = self.swarm.run
+        tokens = self.given[peer].count * run.llm.max_seq_len
+        return links.check_seconds(run.links, other, peer, tokens=tokens, size=self._size)
+
+    def _recompute(self, pairs: Iterable[tuple[int, int]]) -> list[Claim]:
+        """What the steps of peers give others, for each pair (other, peer)."""
+        pairs = list(pairs)
+        cases = [(other, self.before[peer], self.given[peer]) for other, peer in pairs]
+        results = self.swarm.peers.recompute(cases, self.round_.step)
+        return [
+            Claim(exchange.commit(message, peer, self.round_).hex(), tree_hash(own))
+            for (_, peer), (message, own) in zip(pairs, results, strict=True)
+        ]
+
+
+def _message(sent: Sent) -> Message:
+    return Message(sent.commitment.hex(), len(sent.payload))

@@ -26,7 +26,7 @@ def rows(transcript: Transcript) -> list[dict]:
     for entry in transcript.rounds:
         spans = [entry.round.assignment[peer] for peer in entry.decision.applied]
         tokens += sum(last - first + 1 for first, last in spans) * length
-        up += sum(message.bytes for message in entry.messages.values())
+        up += sum(message.bytes for message in entry.evidence.messages.values())
         found.append(
             {
                 "step": entry.round.step,
@@ -56,9 +56,10 @@ def metrics(rows: list[dict], transcript: Transcript, params: dict) -> dict:
     last, rounds = rows[-1], len(rows)
     sent = last["bytes_up"] / rounds
     fetched = sum(
-        check.bytes * (1 + sum(len(r.found) for r in entry.rulings if r.peer == check.peer))
+        check.bytes
+        * (1 + sum(len(r.found) for r in entry.evidence.rulings if r.peer == check.peer))
         for entry in transcript.rounds
-        for check in entry.checks
+        for check in entry.evidence.checks
     )
     return {
         "rounds": rounds,

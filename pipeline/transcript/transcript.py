@@ -13,7 +13,7 @@ A window is what lies between two snapshots that are kept whole. Docs: docs/refe
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,15 +22,16 @@ import jax
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.protocol.round import Message
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import read_json, sha256_file, write_json, write_text, writes
-from pipeline.transcript.entry import FORMAT, Entry, Header, Message
+from pipeline.transcript.entry import FORMAT, Entry, Header
 from pipeline.transcript.state import State, hashes
 from pipeline.weights.trees import load_tree, save_tree
 from pipeline.wire import message as wire
 
 DECODED_BYTES = 2**28  # of messages that are kept decoded
-RELEASE = {1: "0.1"}  # the first release that reads a format
+READ_BY = {1: "a development version before release 0.1"}  # which versions read other formats
 
 
 class Writer:
@@ -66,7 +67,7 @@ class Writer:
         ends: dict[str, int] = {}
         for line in kept:
             entry = Entry.model_validate_json(line)
-            for message in (*entry.messages.values(), *entry.others.values()):
+            for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
                 if message.payload:
                     ends[message.payload] = message.offset + message.bytes
         for payload in (self.folder / "payloads").iterdir():
@@ -85,15 +86,21 @@ class Writer:
         if self.keep_payloads:
             name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
             path = self.folder / "payloads" / name
-            kept = {"messages": {}, "others": {}}
-            rows = [("messages", p, m, payloads[p]) for p, m in entry.messages.items()]
-            rows += [("others", p, m, others[p]) for p, m in entry.others.items()]
             with writes(path), open(path, "ab") as file:
-                for field, peer, message, payload in rows:
-                    where = {"payload": name, "offset": file.tell()}
-                    kept[field][peer] = message.model_copy(update=where)
-                    file.write(payload)
-            entry = entry.model_copy(update=kept)
+
+                def keep(messages: dict[int, Message], sent: dict[int, bytes]) -> dict:
+                    kept = {}
+                    for peer, message in messages.items():
+                        kept[peer] = replace(message, payload=name, offset=file.tell())
+                        file.write(sent[peer])
+                    return kept
+
+                evidence = replace(
+                    entry.evidence,
+                    messages=keep(entry.evidence.messages, payloads),
+                    others=keep(entry.evidence.others, others or {}),
+                )
+            entry = entry.model_copy(update={"evidence": evidence})
         path = self.folder / "rounds.jsonl"
         with writes(path), open(path, "a", encoding="utf-8") as file:
             file.write(entry.model_dump_json() + "\n")
@@ -132,10 +139,8 @@ class Transcript:
         said = read_json(path)
         found = said.get("format") if isinstance(said, dict) else None
         if found != FORMAT:
-            release = RELEASE.get(found, "later than this one")
-            raise LockstepError(
-                f"{path}: format {found}, expected {FORMAT}; release {release} reads it"
-            )
+            reader = READ_BY.get(found, "a later release")
+            raise LockstepError(f"{path}: format {found}, expected {FORMAT}; {reader} reads it")
         return validate_json(Header, path.read_text(encoding="utf-8"), str(path))
 
     @property

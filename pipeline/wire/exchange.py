@@ -21,17 +21,17 @@ class CommitmentError(wire.WireError):
     """Bytes that are a message, and not the one that was committed to."""
 
 
-def send(message: Tree, peer: int, round: Round, form: wire.Form) -> Sent:
+def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
     """Puts a peer's message on the wire, with the commitment to it."""
-    return Sent(wire.encode(message, form), commit(message, peer, round))
+    return Sent(wire.encode(message, form), commit(message, peer, round_))
 
 
-def commit(message: Tree, peer: int, round: Round) -> bytes:
+def commit(message: Tree, peer: int, round_: Round) -> bytes:
     """The commitment of a message of a peer in a round."""
-    return data_hash(round.step, *round.assignment[peer], wire.fields(message))
+    return data_hash(round_.step, *round_.assignment[peer], wire.fields(message))
 
 
-def receive(sent: Sent, peer: int, round: Round, form: wire.Form) -> Tree:
+def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Tree:
     """The message that a peer sent, as every receiver checks it.
 
     Raises:
@@ -39,13 +39,13 @@ def receive(sent: Sent, peer: int, round: Round, form: wire.Form) -> Tree:
       CommitmentError: they are not what was committed to.
     """
     message = wire.decode(sent.payload, form)
-    check(message, sent.commitment, peer, round)
+    check(message, sent.commitment, peer, round_)
     return message
 
 
-def check(message: Tree, commitment: bytes, peer: int, round: Round) -> None:
+def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
     """Raises: CommitmentError: the message is not the one that was committed to."""
-    found = commit(message, peer, round)
+    found = commit(message, peer, round_)
     if found != commitment:
         raise CommitmentError(
             f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"

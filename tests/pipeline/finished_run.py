@@ -11,12 +11,13 @@ from pathlib import Path
 
 from pipeline import runfile
 from pipeline.audit.verdict import Verdict
-from pipeline.protocol.round import Decision, Round
+from pipeline.protocol.round import Decision, Message, Round
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.transcript import curves as history
-from pipeline.transcript.entry import Entry, Header, Message
+from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Writer
+from tests.pipeline.protocol import records
 
 ROUNDS, EVERY, PEERS, BYTES = 40, 10, 4, 34_000
 PARAMETERS = 2_000_000
@@ -139,20 +140,13 @@ def _entry(step: int, held_out: bool) -> Entry:
     noise = 0.03 * math.sin(7 * step)
     everybody = tuple(range(PEERS))
     spans = {peer: (0, 3) for peer in everybody}
-    return Entry(
-        asked=(),
-        round=Round(step, 0, 7, 16 * (step - 1), 16, everybody, spans, {}, (0,), ()),
-        joined_params=None,
-        messages={peer: Message(commitment="00" * 32, bytes=BYTES) for peer in range(PEERS)},
-        others={},
-        arrivals={peer: 0.5 + 0.1 * peer for peer in range(PEERS)},
-        broken=(),
-        silent=(),
-        attestations=(),
-        checks=(),
-        rulings=(),
-        settle_seconds=0.0,
-        decision=Decision(applied, late, (), {}, 1, 0.6, 3.0 + 1.6 * step),
+    return records.entry(
+        Round(step, 0, 7, 16 * (step - 1), 16, everybody, spans, {}, (0,), ()),
+        records.evidence(
+            dict.fromkeys(everybody, Message("00" * 32, BYTES)),
+            arrivals={peer: 0.5 + 0.1 * peer for peer in everybody},
+        ),
+        Decision(applied, late, (), {}, 1, 0.6, 3.0 + 1.6 * step),
         loss=_loss(step) + noise,
         held_out_loss=_loss(step) if held_out and step % EVERY == 0 else None,
     )

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, accepts, merged
 from pipeline.errors import LockstepError
 from pipeline.protocol.attestation import attest
+from pipeline.protocol.round import Evidence
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire.commitment import tree_hash
@@ -62,7 +64,7 @@ def eventful(tmp_path_factory) -> Audited:
     folder = tmp_path_factory.mktemp("eventful")
     entries = lab("signs").train(run, folder).transcript.rounds
     for there in (with_late, with_other, with_ruling, with_silent, with_joined, with_checks):
-        assert any(there(entry.model_dump(mode="json")) for entry in entries), there.__name__
+        assert any(there(flat(entry.model_dump(mode="json"))) for entry in entries), there.__name__
     return Audited(run, folder)
 
 
@@ -72,12 +74,21 @@ def transcript(audited, tmp_path) -> Path:
     return shutil.copytree(audited.folder, tmp_path / "transcript")
 
 
+EVIDENCE = {field.name for field in fields(Evidence)}
+
+
+def flat(entry: dict) -> dict:
+    """A line of rounds.jsonl with the fields of its evidence beside its own."""
+    return entry | entry.pop("evidence")
+
+
 def edit_round(folder: Path, step: int, edit) -> None:
     path = folder / "rounds.jsonl"
     lines = path.read_text().splitlines()
-    entry = json.loads(lines[step - 1])
+    entry = flat(json.loads(lines[step - 1]))
     edit(entry)
-    lines[step - 1] = json.dumps(entry)
+    evidence = {name: entry.pop(name) for name in list(entry) if name in EVIDENCE}
+    lines[step - 1] = json.dumps(entry | {"evidence": evidence})
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -256,7 +267,7 @@ EDITS = [
 def test_an_edited_round_is_a_finding(eventful, tmp_path, where, edit, kinds):
     folder = shutil.copytree(eventful.folder, tmp_path / "transcript")
     lines = (folder / "rounds.jsonl").read_text().splitlines()
-    entry = next(entry for entry in map(json.loads, lines) if where(entry))
+    entry = next(entry for entry in map(json.loads, lines) if where(flat(dict(entry))))
     step = entry["round"]["step"]
     edit_round(folder, step, edit)
     before = eventful.audit(eventful.folder)
@@ -282,9 +293,7 @@ def test_a_message_that_is_not_what_it_says_names_its_sender(audited, transcript
     def tamper(entry: dict) -> None:
         edit(entry["messages"][sender])
 
-    sender = next(
-        iter(json.loads((transcript / "rounds.jsonl").read_text().splitlines()[3])["messages"])
-    )
+    sender = str(next(iter(Transcript(transcript).rounds[3].evidence.messages)))
     edit_round(transcript, 4, tamper)
     found = [(f.peer, f.kind) for f in audited.audit(transcript) if f.round == 4]
     assert (int(sender), kind) in found or found[0] == (None, "decision")
@@ -305,7 +314,7 @@ def test_a_message_that_is_not_what_it_says_names_its_sender(audited, transcript
 )
 def test_a_field_of_another_type_is_refused_in_one_line(transcript, name, value):
     edit_round(transcript, 4, of_all(name, value))
-    with pytest.raises(LockstepError, match=rf"rounds\.jsonl:4: {name}") as error:
+    with pytest.raises(LockstepError, match=rf"rounds\.jsonl:4: (evidence\.)?{name}") as error:
         _ = Transcript(transcript).rounds
     assert "\n" not in str(error.value)
 
@@ -396,7 +405,7 @@ def test_a_peers_message_in_anothers_place_is_a_finding(audited, transcript):
         for name in ("offset", "bytes"):
             first[name], second[name] = second[name], first[name]
 
-    pair = [str(peer) for peer in list(Transcript(transcript).rounds[1].messages)[:2]]
+    pair = [str(peer) for peer in list(Transcript(transcript).rounds[1].evidence.messages)[:2]]
     edit_round(transcript, 2, swap)
     found = [(f.round, f.peer, f.kind) for f in audited.audit(transcript)]
     assert all((2, int(peer), "commitment") in found for peer in pair)
@@ -408,7 +417,7 @@ def test_a_flipped_bit_of_a_payload_is_a_finding(audited, transcript):
     data[-1] ^= 1
     path.unlink()
     path.write_bytes(data)
-    last = max(Transcript(transcript).rounds[3].messages)
+    last = max(Transcript(transcript).rounds[3].evidence.messages)
     assert (4, last) in [(f.round, f.peer) for f in audited.audit(transcript)]
 
 

@@ -315,11 +315,13 @@ REFUSED = {
         "rounds.jsonl: round 2 is none that peers could have taken",
     ),
     "a payload elsewhere": (
-        lambda f: change_rounds(f, lambda e: e["messages"]["1"].update(payload="../../x")),
-        "rounds.jsonl:2: messages.1.payload is ",
+        lambda f: change_rounds(
+            f, lambda e: e["evidence"]["messages"]["1"].update(payload="../../x")
+        ),
+        "rounds.jsonl:2: evidence.messages.1.payload is ",
     ),
     "no payload's place": (
-        lambda f: change_rounds(f, lambda e: e["messages"]["1"].update(payload=None)),
+        lambda f: change_rounds(f, lambda e: e["evidence"]["messages"]["1"].update(payload=None)),
         "rounds.jsonl: round 2 is none that peers could have taken",
     ),
     "another model": (

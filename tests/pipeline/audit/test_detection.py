@@ -134,8 +134,8 @@ def test_a_fault_is_seen_and_nobody_else_is_named(kind, case, verified, honest, 
         assert lines(seen)[: first - 1] == lines(honest[case.form, verified])[: first - 1]
     if KINDS[kind].wraps in ("message", "bytes", "work", "program"):
         now, then = (s.transcript.rounds[first - 1] for s in (seen, honest[case.form, verified]))
-        true = {peer: sent for peer, sent in then.messages.items() if peer not in liars}
-        assert {p: now.messages[p].commitment for p in true} == {
+        true = {peer: sent for peer, sent in then.evidence.messages.items() if peer not in liars}
+        assert {p: now.evidence.messages[p].commitment for p in true} == {
             p: sent.commitment for p, sent in true.items()
         }
 
@@ -209,5 +209,7 @@ def test_who_comes_back_or_joins_takes_part_from_the_next_epoch_on(kind, verifie
     away = slice(FIRST, joined.round.step - 1) if kind == "crash" else slice(joined.round.step - 1)
     assert members == [n not in range(12)[away] for n in range(12)]
     assert all(
-        LIAR in e.messages for e in entries[joined.round.step - 1 :] if LIAR in e.round.assignment
+        LIAR in e.evidence.messages
+        for e in entries[joined.round.step - 1 :]
+        if LIAR in e.round.assignment
     )

@@ -1,6 +1,7 @@
 """A witness's word on a message counts where its filter has it and a proof leads to its root."""
 
 import base64
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 
 import pytest
@@ -15,19 +16,24 @@ from pipeline.protocol.coordinator import participant
 from pipeline.protocol.round import Decision, Round
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript, Writer
+from tests.pipeline.protocol import records
 
 SEED = 12345
-SENT = {peer: bytes([peer]) * 32 for peer in (0, 2, 3, 5)}
-OTHERS = {2: b"x" * 32}
+SENT = {peer: f"{peer:02x}" * 32 for peer in (0, 2, 3, 5)}
+OTHERS = {2: "0f" * 32}
 EVERYTHING = base64.b64encode(b"\xff" * (BITS // 8)).decode()  # a filter that always says yes
 NOTHING = base64.b64encode(bytes(BITS // 8)).decode()
 HONEST = attest(5, SEED, [0, 2, 3, 5], SENT)
 
 
+def root(commitments: Iterable[str]) -> str:
+    return merkle.root([bytes.fromhex(text) for text in commitments]).hex()
+
+
 def test_an_honest_word_is_proven_for_every_message_held():
     assert proven(HONEST, SEED, SENT, {}) == SENT
     assert HONEST.received == (0, 2, 3, 5)
-    assert HONEST.root == merkle.root([SENT[peer] for peer in HONEST.received]).hex()
+    assert HONEST.root == root(SENT[peer] for peer in HONEST.received)
 
 
 def test_a_word_does_not_depend_on_the_order_in_which_messages_came():
@@ -51,9 +57,9 @@ def test_nothing_held_is_nothing_proven():
 @pytest.mark.parametrize(
     "word",
     [
-        replace(HONEST, root=merkle.root([b"y" * 32] * 4).hex()),
+        replace(HONEST, root=root(["0e" * 32] * 4)),
         replace(HONEST, root=merkle.EMPTY.hex()),
-        replace(HONEST, root=merkle.root(list(SENT.values())[::-1]).hex()),
+        replace(HONEST, root=root(list(SENT.values())[::-1])),
         replace(HONEST, broadcasts=NOTHING),
         replace(HONEST, received=(0, 2, 3)),  # its root is over four leaves
         replace(HONEST, received=(0, 2, 5, 3)),
@@ -68,7 +74,7 @@ def test_filter_or_root_over_anything_else_supports_nothing(word):
 def test_what_a_filter_holds_by_mistake_has_no_proof():
     held = {peer: SENT[peer] for peer in (0, 2)}
     word = replace(attest(5, SEED, held, held), broadcasts=EVERYTHING)
-    assert SENT[3] in word.held(SEED)
+    assert bytes.fromhex(SENT[3]) in word.held(SEED)
     assert proven(word, SEED, SENT, {}) == held
     claims_more = replace(word, received=(0, 2, 3))
     assert proven(claims_more, SEED, SENT, {}) == {}
@@ -80,7 +86,7 @@ def test_a_filter_counts_for_its_own_witness_and_round_only():
 
 
 def test_a_claim_about_a_commitment_that_nobody_made_supports_nothing():
-    claims = attest(5, SEED, SENT, SENT | {4: b"z" * 32})
+    claims = attest(5, SEED, SENT, SENT | {4: "0d" * 32})
     assert proven(claims, SEED, SENT, {}) == {}
     held = {peer: SENT[peer] for peer in (0, 2)}
     one_more = replace(attest(5, SEED, held, held), received=(0, 2, 4))  # the root says nothing
@@ -108,23 +114,8 @@ def test_a_witness_says_whom_it_heard_from():
 
 def entry(*words: Attestation) -> Entry:
     round = Round(1, 0, SEED, 0, 4, (0, 2, 3, 5), {0: (0, 3)}, {}, (5,), ())
-    return Entry(
-        asked=(),
-        round=round,
-        joined_params=None,
-        messages={},
-        others={},
-        arrivals={},
-        broken=(),
-        silent=(),
-        attestations=words,
-        checks=(),
-        rulings=(),
-        settle_seconds=0.0,
-        decision=Decision((), (0,), (), {}, 1, 1.0, 2.0),
-        loss=None,
-        held_out_loss=None,
-    )
+    decision = Decision((), (0,), (), {}, 1, 1.0, 2.0)
+    return records.entry(round, records.evidence({}, attestations=words), decision)
 
 
 def test_words_come_back_from_json_as_they_were(tmp_path):
@@ -132,7 +123,7 @@ def test_words_come_back_from_json_as_they_were(tmp_path):
     Writer(tmp_path, runfile.Snapshots(0, 1, every=1), keep_payloads=False).round(entry(*words), {})
     (read,) = Transcript(tmp_path).rounds
     assert read == entry(*words)
-    assert proven(read.attestations[0], SEED, SENT, {}) == SENT
+    assert proven(read.evidence.attestations[0], SEED, SENT, {}) == SENT
 
 
 @pytest.mark.parametrize(
@@ -154,9 +145,10 @@ def test_words_come_back_from_json_as_they_were(tmp_path):
 def test_what_is_no_base64_or_hex_is_refused_with_one_line(tmp_path, name, text):
     said = entry(HONEST).model_dump_json()
     good = TypeAdapter(dict).validate_json(said)
-    good["attestations"] = [asdict(HONEST) | {name: text}]
+    good["evidence"]["attestations"] = [asdict(HONEST) | {name: text}]
     bad = TypeAdapter(dict).dump_json(good).decode()
     (tmp_path / "rounds.jsonl").write_text(bad + "\n")
-    with pytest.raises(LockstepError, match=rf"rounds.jsonl:1: attestations\.0\.{name}") as error:
+    key = rf"evidence\.attestations\[0\]\.{name}"
+    with pytest.raises(LockstepError, match=rf"rounds.jsonl:1: {key} is") as error:
         _ = Transcript(tmp_path).rounds
     assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ import jax
 from benchmarks.simulated import Lab
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
-from pipeline.protocol import driver as rounds
+from pipeline.protocol import driver
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.swarm import Swarm
@@ -107,11 +107,11 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
         progress, taken = swarm.take_round(progress)
         if taken is None:
             return told, faults.fired
-        told.append(taken.entry(None).model_dump_json())
+        told.append(taken.entry.model_dump_json())
         if killed:
             saved = json.dumps([progress.to_json(), faults.to_json()])
             state = jax.device_get(peers.state())
             peers = make_peers(made.programs, run.peers.layout, state, made.devices)
             faults = Faults(run.faults.schedule, run.peers.seed, made.form)
             faults.restore(json.loads(saved)[1])
-            progress = rounds.Progress.from_json(json.loads(saved)[0], run.config)
+            progress = driver.RunProgress.from_json(json.loads(saved)[0], run.config)

@@ -12,11 +12,12 @@ from pipeline.optim.distro import Coefficients
 from pipeline.programs.replica import Work
 from pipeline.protocol import consensus
 from pipeline.protocol.dispute import Check, Claim
-from pipeline.protocol.round import Evidence, Round
+from pipeline.protocol.round import Message, Round
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.faults import FALSE, Faults
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
+from tests.pipeline.protocol import records
 from tests.pipeline.swarm.simulated import BY_TIME, entries, run_of
 
 ROUND = Round(
@@ -62,11 +63,11 @@ def outcome(faults: Faults, round: Round = ROUND) -> dict[str, object]:
     messages = faults.messages(MESSAGES, step)
     honest = {p: exchange.send(m, p, round, FORM) for p, m in messages.items()}
     sent, others, to = faults.tamper(honest, messages, round)
-    evidence = Evidence(
+    evidence = records.evidence(
+        {p: Message(s.commitment.hex(), len(s.payload)) for p, s in honest.items()},
         arrivals={0: 1.0, 1: 1.0},  # that of 2 was lost
-        commitments={p: s.commitment for p, s in honest.items()},
     )
-    words = consensus.witnessed(round, evidence, 30, {})
+    words = consensus.witnessed(round, evidence, 30)
     judges = [faults.ruled(j, CHECK, Claim("b", "b"), CHECK.found, step) for j in (0, 2)]
     return {
         "messages": {p: wire.encode(m, FORM) for p, m in messages.items()},

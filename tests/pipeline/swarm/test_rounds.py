@@ -15,8 +15,9 @@ from pipeline.protocol import driver as rounds
 from pipeline.protocol.attestation import attest
 from pipeline.protocol.coordinator import CoordinatorError, Pause, RunState, tick
 from pipeline.protocol.dispute import Check, Claim, Ruling
-from pipeline.protocol.driver import Progress
-from pipeline.protocol.round import Decision, Evidence, Round
+from pipeline.protocol.driver import RunProgress
+from pipeline.protocol.round import Decision, Evidence, Message, Round
+from tests.pipeline.protocol import records
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,24 @@ LONG = Settings(init_min_clients=5, min_clients=3, batch=10, rounds_per_epoch=10
 VERIFIED = replace(LONG, verification_percent=34)  # of 5 peers, 1 verifies and 4 train
 
 
-def begun(settings: Settings = Settings(), count: int = 4, seed: int = 1, **more) -> Progress:  # noqa: B008
+def begun(settings: Settings = Settings(), count: int = 4, seed: int = 1, **more) -> RunProgress:  # noqa: B008
     """A run that all its peers joined at its start."""
     return rounds.ask(rounds.start(settings, count, seed, 10, **more), range(count))
 
 
-def commitment(round: Round, peer: int) -> bytes:
-    return bytes([round.step, peer]) * 16
+def commitment(round: Round, peer: int) -> str:
+    return f"{round.step:02x}{peer:02x}" * 16
+
+
+def commitments(said: Evidence) -> dict[int, str]:
+    return {peer: message.commitment for peer, message in said.messages.items()}
 
 
 def evidence(
     round: Round,
     arrivals: Mapping[int, float | None] | float = 1.0,
     *,
-    others: Mapping[int, bytes] = {},  # noqa: B006
-    to: Mapping[int, tuple[int, ...]] = {},  # noqa: B006
+    others: Mapping[int, Message] = {},  # noqa: B006
     refused: tuple[int, ...] = (),
     silent: tuple[int, ...] = (),
     **said: object,
@@ -70,19 +74,21 @@ def evidence(
         arrivals = dict.fromkeys(round.assignment, arrivals)
     senders = [peer for peer in round.assignment if peer not in silent]
     times = {peer: arrivals.get(peer, 1.0) for peer in senders}
-    found = Evidence(
+    state = "ab" * 32 if round.verifiers else None
+    found = records.evidence(
+        {peer: Message(commitment(round, peer), 1, state) for peer in senders},
         arrivals={peer: at for peer, at in times.items() if at is not None},
-        commitments={peer: commitment(round, peer) for peer in senders},
         others=others,
-        states={peer: "ab" * 32 for peer in senders} if round.verifiers else {},
         broken=refused,
         silent=silent,
         **said,
     )
-    return replace(found, attestations=consensus.witnessed(round, found, 30, to))
+    return replace(found, attestations=consensus.witnessed(round, found, 30))
 
 
-def train(progress: Progress, seconds: float = 1.0) -> tuple[list[Round], list[Decision], Progress]:
+def train(
+    progress: RunProgress, seconds: float = 1.0
+) -> tuple[list[Round], list[Decision], RunProgress]:
     """Everybody's messages arrive after `seconds`, until the run has finished."""
     trained, decided = [], []
     while True:
@@ -193,7 +199,7 @@ def test_honest_witnesses_attest_to_what_arrived_in_time_and_was_not_refused():
     _, round = rounds.next_round(begun())
     said = evidence(round, {1: 31.0}, refused=(3, 1)).attestations
     assert [word.witness for word in said] == list(round.witnesses)
-    root = merkle.root([commitment(round, peer) for peer in (0, 2)]).hex()
+    root = merkle.root([bytes.fromhex(commitment(round, p)) for p in (0, 2)]).hex()
     assert {(word.received, word.refused, word.root) for word in said} == {((0, 2), (3,), root)}
 
 
@@ -244,14 +250,14 @@ def false_witness(round: Round) -> tuple[Evidence, dict[int, str]]:
     late = next(peer for peer in round.assignment if peer not in round.witnesses)
     said = evidence(round, {late: None})
     first, *others = said.attestations
-    claims = attest(first.witness, round.seed, round.peers, said.commitments)
+    claims = attest(first.witness, round.seed, round.peers, commitments(said))
     return replace(said, attestations=(claims, *others)), {first.witness: "false witness"}
 
 
 def claims_what_is_no_message(round: Round) -> tuple[Evidence, dict[int, str]]:
     said = evidence(round, refused=(1,))
     first, *others = said.attestations
-    claims = attest(first.witness, round.seed, round.peers, said.commitments)
+    claims = attest(first.witness, round.seed, round.peers, commitments(said))
     said = replace(said, attestations=(claims, *others))
     return said, {first.witness: "false witness", 1: "no message"}
 
@@ -260,16 +266,20 @@ def no_message(round: Round) -> tuple[Evidence, dict[int, str]]:
     return evidence(round, refused=(1,)), {1: "no message"}
 
 
+def other(to: tuple[int, ...]) -> Message:
+    """An equivocator's other message, and who gets it."""
+    return Message("0f" * 32, 1, to=to)
+
+
 def two_messages(round: Round) -> tuple[Evidence, dict[int, str]]:
-    other, half = {1: b"x" * 32}, {1: round.witnesses[:1]}
-    return evidence(round, others=other, to=half), {1: "two messages"}
+    return evidence(round, others={1: other(round.witnesses[:1])}), {1: "two messages"}
 
 
 def disputed(round: Round, rulings: Callable[[Check, Claim], dict[int, Claim]]) -> Evidence:
     """The verifier found something else than the trainer claims; the tie-breakers' findings."""
     ((verifier, peer),) = round.verifiers.items()
     check = Check(verifier, peer, Claim("cd" * 32, "ef" * 32), 2.0, 100)
-    claimed = Claim(commitment(round, peer).hex(), "ab" * 32)
+    claimed = Claim(commitment(round, peer), "ab" * 32)
     ruling = Ruling(verifier, peer, rulings(check, claimed))
     return evidence(round, checks=(check,), rulings=(ruling,), settle_seconds=3.0)
 
@@ -317,7 +327,7 @@ def test_witness_that_denies_what_it_got_is_outvoted():
     progress, round = rounds.next_round(begun(LONG, 5))
     said = evidence(round)
     first, *others = said.attestations
-    rest = {peer: c for peer, c in said.commitments.items() if peer != 0}
+    rest = {peer: c for peer, c in commitments(said).items() if peer != 0}
     denies = attest(first.witness, round.seed, round.peers, rest)
     said = replace(said, attestations=(denies, *others))
     _, decision = rounds.finish_round(progress, round, said)
@@ -327,7 +337,7 @@ def test_witness_that_denies_what_it_got_is_outvoted():
 def test_message_without_a_quorum_is_applied_by_nobody():
     progress, round = rounds.next_round(begun(LONG, 5))
     said = evidence(round)
-    rest = {peer: c for peer, c in said.commitments.items() if peer != 0}
+    rest = {peer: c for peer, c in commitments(said).items() if peer != 0}
     deny = [attest(w, round.seed, round.peers, rest) for w in round.witnesses[:2]]
     said = replace(said, attestations=(*deny, said.attestations[2]))
     _, decision = rounds.finish_round(progress, round, said)
@@ -336,8 +346,8 @@ def test_message_without_a_quorum_is_applied_by_nobody():
 
 def test_other_message_that_a_quorum_holds_is_not_the_one_that_is_applied():
     progress, round = rounds.next_round(begun(LONG, 5))
-    other, all_ = {1: b"x" * 32}, {1: round.witnesses}
-    _, decision = rounds.finish_round(progress, round, evidence(round, others=other, to=all_))
+    said = evidence(round, others={1: other(round.witnesses)})
+    _, decision = rounds.finish_round(progress, round, said)
     assert 1 not in decision.applied
 
 
@@ -435,7 +445,7 @@ def test_peer_that_the_run_does_not_have_cannot_ask(peer):
 def test_run_stopped_between_any_two_calls_goes_on_from_json():
     settings = replace(VERIFIED, rounds_per_epoch=3, total_steps=12)
 
-    def drive(reread: Callable[[Progress], Progress]) -> tuple[list, Progress, set[str]]:
+    def drive(reread: Callable[[RunProgress], RunProgress]) -> tuple[list, RunProgress, set[str]]:
         """A message is late, a peer is ejected, another is gone for a while and comes back."""
         progress = reread(rounds.start(settings, 6, 1, 10, load_seconds=[1.0] * 6))
         progress, seen, told = reread(rounds.ask(progress, range(6))), set(), []
@@ -460,8 +470,8 @@ def test_run_stopped_between_any_two_calls_goes_on_from_json():
             known |= {"untrained": state.untrained, "begun": progress.begun}
             seen |= {name for name, value in known.items() if value}
 
-    def reread(progress: Progress) -> Progress:
-        return Progress.from_json(json.loads(json.dumps(progress.to_json())), settings)
+    def reread(progress: RunProgress) -> RunProgress:
+        return RunProgress.from_json(json.loads(json.dumps(progress.to_json())), settings)
 
     expected = drive(lambda progress: progress)
     assert expected[2] == {"fresh", "pending", "gone", "untrained", "begun"}
@@ -472,14 +482,15 @@ def test_run_stopped_between_any_two_calls_goes_on_from_json():
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "commitments"),
-    [({0: 1.0}, {}), ({9: 1.0}, {9: b"a"}), ({}, {9: b"a"})],
-    ids=["no commitment", "no trainer", "no trainer, no arrival"],
+    ("arrivals", "senders"),
+    [({0: 1.0}, ()), ({9: 1.0}, (9,)), ({}, (9,))],
+    ids=["no message", "no trainer", "no trainer, no arrival"],
 )
-def test_messages_that_are_not_the_trainers_are_refused(arrivals, commitments):
+def test_messages_that_are_not_the_trainers_are_refused(arrivals, senders):
     progress, round = rounds.next_round(begun())
     with pytest.raises(ValueError, match="all among"):
-        rounds.finish_round(progress, round, Evidence(arrivals, commitments))
+        sent = dict.fromkeys(senders, Message("ab" * 32, 1))
+        rounds.finish_round(progress, round, records.evidence(sent, arrivals=arrivals))
 
 
 def test_round_that_is_not_in_progress_is_refused():
@@ -572,14 +583,13 @@ def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers
         said = evidence(
             round,
             {peer: late.get(fate[peer], 1.0 + peer) for peer in senders},
-            others={peer: b"x" * 32 for peer in senders if fate[peer] == "two"},
-            to={peer: round.witnesses[:1] for peer in senders if fate[peer] == "two"},
+            others={p: other(round.witnesses[:1]) for p in senders if fate[p] == "two"},
             refused=tuple(peer for peer in senders if fate[peer] == "refused"),
             silent=silent,
         )
         lies = [w for w in said.attestations if fate[w.witness] == "witness"]
         words = [
-            attest(w.witness, round.seed, round.peers, said.commitments) if w in lies else w
+            attest(w.witness, round.seed, round.peers, commitments(said)) if w in lies else w
             for w in said.attestations
         ]
         progress, decision = rounds.finish_round(

@@ -6,10 +6,11 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.protocol.dispute import Check, Claim, Ruling
-from pipeline.protocol.round import Decision, Round
+from pipeline.protocol.round import Decision, Message, Round
 from pipeline.transcript import curves as history
-from pipeline.transcript.entry import Entry, Header, Message
+from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript, Writer
+from tests.pipeline.protocol import records
 
 
 def entry(
@@ -26,20 +27,15 @@ def entry(
     peers, each = tuple(sizes), batch // len(sizes)
     spans = {peer: (place * each, place * each + each - 1) for place, peer in enumerate(peers)}
     found = Claim("00" * 32, "00" * 32)
-    return Entry(
-        asked=(),
-        round=Round(step, 0, 1, 10 * step, batch, (0, 1, 2, 3), spans, {}, (0,), ()),
-        joined_params=None,
-        messages={p: Message(commitment="00" * 32, bytes=size) for p, size in sizes.items()},
-        others={},
-        arrivals=dict.fromkeys(peers, 0.5),
-        broken=(),
-        silent=(),
-        attestations=(),
-        checks=tuple(Check(3, peer, found, 1.0, 60) for peer in peers[:checked]),
-        rulings=(Ruling(3, 0, dict.fromkeys((1, 2), found)),) if checked else (),
-        settle_seconds=0.0,
-        decision=Decision(peers[discarded:], (), (), {}, 1, 0.5, 2.0 * step),
+    return records.entry(
+        Round(step, 0, 1, 10 * step, batch, (0, 1, 2, 3), spans, {}, (0,), ()),
+        records.evidence(
+            {peer: Message("00" * 32, size) for peer, size in sizes.items()},
+            arrivals=dict.fromkeys(peers, 0.5),
+            checks=tuple(Check(3, peer, found, 1.0, 60) for peer in peers[:checked]),
+            rulings=(Ruling(3, 0, dict.fromkeys((1, 2), found)),) if checked else (),
+        ),
+        Decision(peers[discarded:], (), (), {}, 1, 0.5, 2.0 * step),
         loss=8.0 - step,
         held_out_loss=held_out,
     )
@@ -138,5 +134,5 @@ def test_a_transcript_cut_back_and_written_again_is_the_same(tmp_path):
         "00003.bin",
         "00005.bin",
     ]
-    last = Transcript(folder).rounds[-1].messages[1]
+    last = Transcript(folder).rounds[-1].evidence.messages[1]
     assert Transcript(folder).payload(last) == bytes([105] * 3)
