@@ -226,17 +226,6 @@ def plan(
     return Assignment(spans=spans, fresh=fresh, waiting=waiting)
 
 
-def assign(
-    trainers: Sequence[int],
-    random_seed: int,
-    data_index: int,
-    batch_size: int,
-    untrained: Sequence[Span] = (),
-) -> dict[int, Span]:
-    """Return the spans of `plan`: each trainer's sequences as (first, last), both included."""
-    return plan(trainers, random_seed, data_index, batch_size, untrained).spans
-
-
 def _pieces(
     spans: Sequence[Span], share: int, count: int, batch_size: int
 ) -> tuple[list[Span], tuple[Span, ...]]:

@@ -70,8 +70,6 @@ def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -
         data_index=data_index,
         height=0,
         epoch_start=0.0,
-        epoch_start_step=step,
-        cold_start=False,
         pending_pause=False,
         seed=0,
         spoken=(),
@@ -280,7 +278,6 @@ def _start_epoch(state: State, now: float, seed: int) -> State:
         _enter(state, RunState.Warmup, now),
         height=0,
         epoch_start=now,
-        epoch_start_step=state.step,
         seed=seed,
         spoken=(),
         participants=(),
@@ -339,11 +336,11 @@ def _finish_epoch(state: State, now: float) -> State:
     state = replace(_let_go(state), epoch=state.epoch + 1)
     if state.pending_pause:
         return _pause(state, now)
-    return _wait_or_finish(replace(state, cold_start=False), now)
+    return _wait_or_finish(state, now)
 
 
 def _pause(state: State, now: float) -> State:
-    state = replace(_withdraw_all(state), cold_start=True, pending_pause=False)
+    state = replace(_withdraw_all(state), pending_pause=False)
     return _enter(state, RunState.Paused, now)
 
 

@@ -5,6 +5,7 @@ Neither does anything: what follows from an event is `coordinator.tick`.
 
 import enum
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Protocol
 
 from pipeline.protocol import committee
@@ -203,8 +204,6 @@ class State:
       data_index: First sequence that no round before this, or before the next one, was given.
       height: Rounds finished in this epoch.
       epoch_start: When this epoch's warm-up began, seconds.
-      epoch_start_step: `step` when it began.
-      cold_start: This epoch is the first after a pause.
       pending_pause: Pause when this epoch has cooled down.
       seed: Seed of this warm-up or round.
       spoken: Witnesses of this warm-up or round that have spoken, in order.
@@ -228,8 +227,6 @@ class State:
     data_index: int
     height: int
     epoch_start: float
-    epoch_start_step: int
-    cold_start: bool
     pending_pause: bool
     seed: int
     spoken: tuple[int, ...]
@@ -243,12 +240,9 @@ class State:
     checkpoint: str | None
     checkpointer: int | None
 
-    @property
-    def batch_size(self) -> int:
-        """Sequences in the batch at `data_index`, from the ramp."""
-        return self.settings.batch_size(self.data_index * self.max_seq_len)
+    # Elections and the assignment follow from the fields; each is computed once for a state.
 
-    @property
+    @cached_property
     def witnesses(self) -> tuple[int, ...]:
         """The elected witnesses of this warm-up or round."""
         elected = committee.witnesses(self.seed, len(self.peers), self.settings.witness_nodes)
@@ -259,17 +253,17 @@ class State:
         """How many of the elected witnesses must agree."""
         return committee.witness_quorum(len(self.witnesses))
 
-    @property
+    @cached_property
     def trainers(self) -> tuple[int, ...]:
         """The members that train this round, in the epoch's order."""
         return self._seated(Committee.Trainer)
 
-    @property
+    @cached_property
     def verifiers(self) -> tuple[int, ...]:
-        """The members that do trainers' work of this round again, in the epoch's order."""
+        """The members that recompute trainers' steps of this round, in the epoch's order."""
         return self._seated(Committee.Verifier)
 
-    def _seated(self, wanted: Committee) -> tuple[int, ...]:
+    def _seated(self, role: Committee) -> tuple[int, ...]:
         # Members that leave keep their seats until the round is over, or all others' would move.
         seats = committee.committees(
             self.seed,
@@ -278,14 +272,13 @@ class State:
             tie_breakers=0,
         )
         pairs = zip(self.peers, seats, strict=True)
-        return tuple(record.peer for record, seat in pairs if seat == wanted)
+        return tuple(record.peer for record, seat in pairs if seat == role)
 
-    @property
+    @cached_property
     def plan(self) -> Assignment:
-        """What this round trains."""
-        return committee.plan(
-            self.trainers, self.seed, self.data_index, self.batch_size, self.untrained
-        )
+        """What this round trains: its batch, of the ramp's size, spread over the trainers."""
+        batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
+        return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
 
     @property
     def deadline(self) -> float | None:
@@ -298,11 +291,6 @@ class State:
             RunState.Cooldown: self.settings.cooldown_time,
         }
         return self.since + durations[self.run_state] if self.run_state in durations else None
-
-    def cold_start_bounds(self, warmup_steps: int) -> tuple[int, int] | None:
-        """Return the first and last step of the learning rate's ramp after a pause, if in one."""
-        first = self.epoch_start_step
-        return (first, first + warmup_steps) if self.cold_start else None
 
     def to_json(self) -> dict:
         """Return the state without its settings, as `json.dumps` takes it."""

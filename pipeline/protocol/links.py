@@ -1,7 +1,6 @@
 """Simulated time: what a peer's speed and links, from `[links]`, make of its tokens and bytes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.errors import LockstepError
@@ -22,40 +21,6 @@ class Links(Protocol):
     def download_mbps(self) -> PerPeer: ...
 
 
-@dataclass(frozen=True)
-class Times:
-    """One peer's simulated seconds in one round; each direction includes the latency once."""
-
-    train_seconds: float
-    upload_seconds: float
-    download_seconds: float
-
-    @property
-    def arrival(self) -> float:
-        """Seconds from the round's start until the peer's message has left it whole."""
-        return self.train_seconds + self.upload_seconds
-
-
-def round_times(links: Links, peer: int, *, tokens: int, bytes_up: int, bytes_down: int) -> Times:
-    """Return what a round costs a peer.
-
-    train = tokens / tokens_per_second; each direction = latency + 8 bytes / (10^6 mbps).
-
-    Args:
-      links: The `[links]` table.
-      peer: The peer, an index into the table's lists.
-      tokens: Tokens the peer trains on.
-      bytes_up: Bytes of the message it sends.
-      bytes_down: Bytes of the messages it receives.
-    """
-    latency = _of(links, "latency_seconds", peer)
-    return Times(
-        train_seconds=tokens / _of(links, "tokens_per_second", peer),
-        upload_seconds=latency + _transfer(bytes_up, _of(links, "upload_mbps", peer)),
-        download_seconds=latency + _transfer(bytes_down, _of(links, "download_mbps", peer)),
-    )
-
-
 def arrivals(
     links: Links, receivers: Sequence[int], tokens: Mapping[int, int], sizes: Mapping[int, int]
 ) -> dict[int, float]:
@@ -71,7 +36,8 @@ def arrivals(
       sizes: Bytes of each sender's message.
     """
     sent = {
-        peer: round_times(links, peer, tokens=tokens[peer], bytes_up=size, bytes_down=0).arrival
+        peer: tokens[peer] / _of(links, "tokens_per_second", peer)
+        + (_of(links, "latency_seconds", peer) + _transfer(size, _of(links, "upload_mbps", peer)))
         for peer, size in sizes.items()
     }
     arrived = dict(sent)

@@ -48,19 +48,17 @@ BY_TIME = Settings(epoch_time=60, rounds_per_epoch=None)
 TRANSITIONS = {
     # from, event, what is expected to be so afterwards
     "waiting: enough members and the extra time over": (
-        waiting(step=7, exited=records(9), cold_start=True, checkpoint="1" * 64, checkpointer=4),
+        waiting(step=7, exited=records(9), checkpoint="1" * 64, checkpointer=4),
         Tick(10, SEED),
         {
             "run_state": RunState.Warmup,
             "since": 10,
             "epoch_start": 10,
-            "epoch_start_step": 7,
             "height": 0,
             "seed": SEED,
             "peers": records(0, 1, 2),
             "pending": (),
             "exited": (),
-            "cold_start": True,
             "spoken": (),
             "participants": (),
             "checkpoint": None,
@@ -255,7 +253,7 @@ TRANSITIONS = {
     ),
     "cooldown: not over": (at(RunState.Cooldown), Tick(104, 7), {}),
     "cooldown: next epoch, members stay ahead of newcomers": (
-        at(RunState.Cooldown, step=9, data_index=64, pending=(5,), cold_start=True),
+        at(RunState.Cooldown, step=9, data_index=64, pending=(5,)),
         Tick(105, 7),
         {
             "run_state": RunState.WaitingForMembers,
@@ -265,7 +263,6 @@ TRANSITIONS = {
             "data_index": 64,
             "peers": (),
             "pending": (0, 1, 2, 5),
-            "cold_start": False,
         },
     ),
     "cooldown: a peer that is gone does not stay": (
@@ -290,7 +287,6 @@ TRANSITIONS = {
             "run_state": RunState.Paused,
             "since": 105,
             "epoch": 1,
-            "cold_start": True,
             "pending_pause": False,
             "peers": (),
             "exited": records(0, 1, 2, state=WITHDRAWN),
@@ -299,7 +295,7 @@ TRANSITIONS = {
     "pause: waiting": (
         waiting(),
         Pause(3),
-        {"run_state": RunState.Paused, "since": 3, "cold_start": True, "pending": (0, 1, 2)},
+        {"run_state": RunState.Paused, "since": 3, "pending": (0, 1, 2)},
     ),
     "pause: warm-up": (
         at(RunState.Warmup),
@@ -319,13 +315,12 @@ TRANSITIONS = {
     "pause: witness": (at(RunState.RoundWitness), Pause(101), {"pending_pause": True}),
     "pause: cooldown": (at(RunState.Cooldown), Pause(101), {"pending_pause": True}),
     "resume": (
-        at(RunState.Paused, peers=(), pending=(4,), cold_start=True),
+        at(RunState.Paused, peers=(), pending=(4,)),
         Resume(101),
         {
             "run_state": RunState.WaitingForMembers,
             "since": 101,
             "pending": (4,),
-            "cold_start": True,
         },
     ),
     "resume: nothing left to train": (
@@ -499,12 +494,6 @@ def test_warm_up_of_no_seconds_takes_none():
     assert tick(state, Tick(100, 7)).run_state == RunState.RoundTrain
 
 
-def test_cold_start_ramp_holds_only_after_a_pause():
-    state = at(RunState.RoundTrain, epoch_start_step=40)
-    assert state.cold_start_bounds(10) is None
-    assert replace(state, cold_start=True).cold_start_bounds(10) == (40, 50)
-
-
 def test_coordinator_imports_no_jax():
     code = "import sys, pipeline.protocol.coordinator; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -519,19 +508,6 @@ def test_healthy_is_a_quorum_of_those_elected():
     assert [coordinator.healthy(state, peer) for peer in (0, 1)] == [True, False]
     everyone = replace(state, settings=EVERYONE, participants=(ALL, heard(0), heard(0, 1)))
     assert [coordinator.healthy(everyone, peer) for peer in (0, 1, 2)] == [True, True, False]
-
-
-def test_cold_start_lasts_for_one_epoch_after_a_pause():
-    state, seen = tick(at(RunState.Warmup), Pause(101)), []
-    for event in [Resume(102), Join(0), Join(1), Join(2), Tick(112, 7), Tick(132, 7)]:
-        state = tick(state, event)
-        seen.append(state.cold_start)
-    assert state.run_state == RunState.RoundTrain and all(seen)
-    assert state.cold_start_bounds(10) == (1, 11)
-    for now in (162, 164, 169):
-        assert state.cold_start
-        state = tick(state, Tick(now, 7))
-    assert state.run_state == RunState.WaitingForMembers and not state.cold_start
 
 
 def test_a_liar_is_out_for_good_and_an_honest_peer_comes_back():

@@ -64,7 +64,7 @@ def test_seats_and_plan_are_the_rounds_until_it_is_over():
     seats = committee.committees(SEED, 10, verification_percent=30, tie_breakers=0)
     assert [seats[peer] for peer in state.verifiers] == [committee.Committee.Verifier] * 3
     assert sorted(state.trainers + state.verifiers) == list(range(10))
-    assert state.plan.spans == committee.assign(state.trainers, SEED, 0, 8)
+    assert state.plan.spans == committee.plan(state.trainers, SEED, 0, 8).spans
     gone = tick(tick(state, Leave(state.trainers[0], 101)), Eject(state.verifiers[0], 101))
     assert (gone.trainers, gone.verifiers, gone.plan) == (
         state.trainers,
