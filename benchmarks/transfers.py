@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.net import store as fetch
+from pipeline.net import store
 from pipeline.net.remote import Origin
 from pipeline.runfile.network import Network
 from pipeline.stage.progress import Progress
@@ -30,11 +30,11 @@ class Quiet(Progress):
         self.done += count
 
 
-def fetched(origins: list[Origin], store: Path) -> None:
-    """Fetches files into an empty store."""
-    wishes = [fetch.Wish(origin.url, origin, origin.size) for origin in origins]
+def fetched(origins: list[Origin], folder: Path) -> None:
+    """Fetch files into an empty store."""
+    transfers = [store.Transfer(origin.url, origin, origin.size) for origin in origins]
     with Quiet("data", total=1, unit="byte") as bar:
-        fetch.fetch(wishes, store, NETWORK, bar)
+        store.fetch(transfers, folder, NETWORK, bar)
 
 
 def large(folder: Path, size: int) -> dict:

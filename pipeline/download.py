@@ -7,7 +7,7 @@ import logging
 
 from pipeline import sources as providers
 from pipeline.errors import LockstepError
-from pipeline.net import store as fetch
+from pipeline.net import store
 from pipeline.runfile import Run
 from pipeline.sources import wanted
 from pipeline.stage import pins
@@ -43,7 +43,7 @@ def run(config: Run, paths: Paths) -> None:
         try:
             pinned = pins.check("data", config.pins.data, sha256, read)
         except LockstepError:
-            fetch.forget(paths.store, fetched.unproven)  # it may have been spoilt on its way
+            store.forget(paths.store, fetched.unproven)  # it may have been spoilt on its way
             raise
     same = [f"{one} and {other} are the same file" for one, other in tokens.duplicates(shards)]
     for warning in (*fetched.warnings, *same):

@@ -1,6 +1,6 @@
-"""Who asks Google's storage: the environment's credentials, as Google's own tools find them.
+"""Credentials for Google's storage, from the environment, as Google's own tools find them.
 
-Without any, one is nobody, and reads what everybody may.
+Without credentials, requests are anonymous and read public buckets.
 """
 
 import os
@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pipeline.errors import LockstepError
-from pipeline.net import redact as secrets
+from pipeline.net import redact
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -20,42 +20,43 @@ ENDPOINT = "https://storage.googleapis.com"
 
 
 def endpoint() -> str:
-    """The server's address; $STORAGE_EMULATOR_HOST stands in for Google's."""
-    found = os.environ.get(EMULATOR, ENDPOINT).rstrip("/")
-    return found if "://" in found else f"http://{found}"
+    """Return the server's address; $STORAGE_EMULATOR_HOST replaces Google's."""
+    address = os.environ.get(EMULATOR, ENDPOINT).rstrip("/")
+    return address if "://" in address else f"http://{address}"
 
 
 def credentials(name: str) -> "Credentials":
-    """Those of the environment; without any, one is nobody.
+    """Return the environment's credentials, or anonymous ones.
 
-    A server that stands in for Google's is shown none but those that were named for it.
+    An emulator of Google's server only sees credentials that $GOOGLE_APPLICATION_CREDENTIALS names.
 
     Args:
-      name: what errors call the bucket.
+      name: the bucket, for errors.
 
     Raises:
-      LockstepError: the environment names credentials that are none.
+      LockstepError: the environment names invalid credentials.
     """
     import google.auth
     from google.auth.credentials import AnonymousCredentials
 
-    named = os.environ.get(KEY)
-    if os.environ.get(EMULATOR) and not named:
+    key = os.environ.get(KEY)
+    if os.environ.get(EMULATOR) and not key:
         return AnonymousCredentials()
     try:
         return google.auth.default(scopes=[SCOPE])[0]
     except google.auth.exceptions.DefaultCredentialsError as error:
-        if named:
-            said = secrets.said(error)
-            raise LockstepError(f"{name}: {KEY}: {said}, expected a file of credentials") from None
+        if key:
+            raise LockstepError(
+                f"{name}: {KEY}: {redact.message(error)}, expected a file of credentials"
+            ) from None
         return AnonymousCredentials()
 
 
-def token(name: str) -> str | None:
-    """A bearer token that is good now; None: nobody's, or the extra gcs is not installed.
+def headers(name: str) -> dict[str, str]:
+    """Return the headers of a request to a bucket, with a fresh token where there are credentials.
 
     Raises:
-      LockstepError: credentials are named and cannot be used.
+      LockstepError: the environment names credentials that cannot be used.
     """
     try:
         import google.auth.exceptions
@@ -66,19 +67,17 @@ def token(name: str) -> str | None:
                 f"{name}: {KEY} is set and google-auth is not installed, expected the extra gcs: "
                 "pip install -c constraints.txt -e '.[gcs]'"
             ) from None
-        return None
-    found = _credentials(name, os.environ.get(KEY), os.environ.get(EMULATOR))
-    if not hasattr(found, "refresh") or type(found).__name__ == "AnonymousCredentials":
-        return None
+        return {}
+    current = _cached(name, os.environ.get(KEY), os.environ.get(EMULATOR))
     try:
-        if not found.valid:
-            found.refresh(Request())
+        if not current.valid:
+            current.refresh(Request())
     except google.auth.exceptions.GoogleAuthError as error:
-        said = secrets.said(error, found.token)
-        raise LockstepError(f"{name}: {said}, expected credentials that may be used") from None
-    return found.token
+        message = redact.message(error, current.token)
+        raise LockstepError(f"{name}: {message}, expected usable credentials") from None
+    return {"Authorization": f"Bearer {current.token}"} if current.token else {}
 
 
 @lru_cache(maxsize=4)
-def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentials":
+def _cached(name: str, key: str | None, emulator: str | None) -> "Credentials":
     return credentials(name)

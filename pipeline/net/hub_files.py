@@ -1,10 +1,9 @@
-"""Files of a repository on the Hugging Face hub, fetched by its revision, and checked.
+"""Files of a repository on the Hugging Face hub, downloaded by revision and verified.
 
-$HF_ENDPOINT says which hub, $HF_TOKEN (or a login of the client's) who asks, and $HF_HUB_OFFLINE
-that only what was fetched before is there.
+$HF_ENDPOINT names the hub, $HF_TOKEN (or a login of the client's) the user; with $HF_HUB_OFFLINE,
+only files downloaded before are used.
 """
 
-import hashlib
 import re
 import sys
 from collections.abc import Sequence
@@ -12,8 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.net import redact as secrets
-from pipeline.stage import artifacts
+from pipeline.net import checksum, redact
 
 
 def download(
@@ -24,21 +22,22 @@ def download(
     patterns: Sequence[str],
     expected: str,
 ) -> Path:
-    """Fetches some of a repository's files into `cache`, what is new of them.
+    """Download some of a repository's files into `cache`, those that are not there yet.
 
     Args:
-      name: what errors call it.
+      name: the repository, for errors.
       repo_id: owner/name, of a model.
       revision: a commit, a branch or a tag; None is the main branch.
-      cache: the client's own form of folder.
-      patterns: shell patterns of what is fetched; nothing else is.
-      expected: ends the error where it is not there.
+      cache: a folder in the form of the hub's client.
+      patterns: shell patterns of the files.
+      expected: ends the error message.
 
     Returns:
-      The folder of the files, named after the commit; it is not there where no file matches.
+      The folder of the files, named after the commit; it does not exist if no file matches.
 
     Raises:
-      LockstepError: there is no such repository or revision, it cannot be read, or it came damaged.
+      LockstepError: the repository or revision does not exist or cannot be read, or a file arrived
+        damaged.
     """
     from huggingface_hub import get_token, snapshot_download
 
@@ -50,25 +49,25 @@ def download(
             )
         )
     except Exception as error:  # the client's, the network's and the file system's: dozens of kinds
-        said = secrets.said(error, get_token())
-        # the library's error may hold what is hidden here, so none is shown behind ours
-        raise LockstepError(f"{name}: {said}, expected {expected}") from None
+        message = redact.message(error, get_token())
+        # without the library's error as its cause: that may hold what is hidden here
+        raise LockstepError(f"{name}: {message}, expected {expected}") from None
     for file in sorted(folder.glob("*")):
         if any(fnmatch(file.name, pattern) for pattern in patterns):
-            _check(name, file)
+            _verify(name, file)
     return folder
 
 
-def moves(name: str, commit: str, key: str) -> str:
-    """What is to be said where the revision is none or another name than the commit's own."""
+def pin_advice(name: str, commit: str, key: str) -> str:
+    """Return the warning for a revision that is not a commit, and so may move."""
     return f"{name} is commit {commit} today; set {key} to that, so that the run stays the same"
 
 
 def quiet() -> None:
-    """Keeps the client from what is no good in a log.
+    """Silence the client.
 
-    It warns of each retry with the address, which is signed where it uploads, and draws its bars
-    where nobody looks.
+    It warns of each retry with the address, which is signed for uploads, and draws progress bars
+    into logs.
     """
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as client
@@ -78,8 +77,8 @@ def quiet() -> None:
         disable_progress_bars()
 
 
-def _check(name: str, file: Path) -> None:
-    """Compares a file with the hash that the hub gave, which its client does not do.
+def _verify(name: str, file: Path) -> None:
+    """Compare a file with the hub's hash, which the client does not do.
 
     The cache names a blob after it: the SHA-256 of a large file, the SHA-1 that git gives others.
     """
@@ -87,11 +86,7 @@ def _check(name: str, file: Path) -> None:
     expected = blob.name
     if not re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", expected):
         return  # a file system without symbolic links, or another server's kind of tag
-    if len(expected) == 64:
-        found = artifacts.sha256_file(blob)
-    else:
-        content = blob.read_bytes()
-        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    found = checksum.of_file(blob, "sha256" if len(expected) == 64 else "git-sha1")
     if found != expected:
         blob.unlink()
         file.unlink()

@@ -1,6 +1,6 @@
-"""A web server asked for ranges of a file, with time limits, and held to one version of it.
+"""Requests to a web server: with time limits, credentials for one server, and one version of a file.
 
-Nothing is tried again here: what another attempt may mend is `Broken`, anything else an error.
+Failures that another attempt may fix are `Broken`; every other is an error.
 """
 
 import json
@@ -28,31 +28,30 @@ from urllib3.exceptions import (
 
 from pipeline import __version__
 from pipeline.errors import LockstepError
-from pipeline.net.redact import said
-from pipeline.runfile.network import Broken, Network, Patience
+from pipeline.net import retry
+from pipeline.net.redact import message
+from pipeline.net.retry import Broken
+from pipeline.runfile.network import Network
 
-BUSY = {408, 425, 429, 500, 502, 503, 504}  # answers after which a server may be asked again
-REDIRECTS = 10
+BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
+# Redirects are followed, and urllib3 shows credentials to no other server; retries are ours.
+REDIRECTS = urllib3.Retry(connect=0, read=0, status=0, other=0, redirect=10)
 CONNECT_SECONDS = 10.0
 PIECE_BYTES = 2**20
 LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
 LISTING_BYTES = 2**26  # at most: a listing is read into memory
 NUMBER = "[0-9]{1,18}"
 OFFLINE = "HF_HUB_OFFLINE"
-PROXIES = tuple(
-    spelt
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-    for spelt in (name, name.upper())
-)
+NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 
 class Request(NamedTuple):
-    """What is asked.
+    """A request to a server.
 
     Attributes:
-      url: the server's address, without a user and password.
+      url: address, without a user and password.
       headers: with credentials, which no other server is shown.
-      name: what errors call it, without credentials.
+      name: the address in errors, without credentials.
     """
 
     url: str
@@ -61,14 +60,14 @@ class Request(NamedTuple):
 
 
 class Version(NamedTuple):
-    """Which version of a file: its size in bytes, and the ETag where there is one."""
+    """The expected version of a file: its size in bytes, and its ETag where there is one."""
 
     size: int
     tag: str | None
 
 
 class Head(NamedTuple):
-    """What a server says of a file: its size, its ETag or date, its checksum as in `Origin`."""
+    """A server's description of a file: size, ETag or date, and checksum as in `Origin`."""
 
     size: int
     tag: str | None
@@ -76,68 +75,64 @@ class Head(NamedTuple):
 
 
 def offline() -> bool:
-    """Whether $HF_HUB_OFFLINE says that no server is to be asked."""
+    """Return whether $HF_HUB_OFFLINE forbids requests."""
     return os.environ.get(OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def read(
     request: Request, start: int, stop: int, version: Version, network: Network
 ) -> Iterator[bytes]:
-    """The bytes of a file from `start` to `stop`, in pieces as they come.
+    """Yield the bytes of a file from `start` to `stop`, in pieces as they come.
 
     Raises:
-      Broken: the connection was cut or stalled, or the server is too busy.
+      Broken: the connection was cut or stalled, or the server is busy.
       LockstepError: the server refuses, or has another version of the file.
     """
-    if start >= stop:
-        return
     headers = {} if (start, stop) == (0, version.size) else {"Range": f"bytes={start}-{stop - 1}"}
     with _answer("GET", request, network, headers) as answer:
-        skip = _check_version(request, answer, start, stop, version)
-        left, since, came = skip + stop - start, time.monotonic(), 0
+        skip = _check_version(request.name, answer, start, stop, version)
+        left, since, received = skip + stop - start, time.monotonic(), 0
         while left and (piece := answer.read1(min(PIECE_BYTES, left))):
             left -= len(piece)
-            came += len(piece)
+            received += len(piece)
             if (now := time.monotonic()) - since > network.stall_seconds:
-                if came < LEAST_BYTES:
-                    raise Broken(f"{request.name}: {came} bytes in {now - since:.0f} s")
-                since, came = now, 0
-            if skip:
-                unwanted = min(skip, len(piece))
-                skip, piece = skip - unwanted, piece[unwanted:]
+                if received < LEAST_BYTES:
+                    raise Broken(f"{request.name}: {received} bytes in {now - since:.0f} s")
+                since, received = now, 0
+            skipped = min(skip, len(piece))
+            skip, piece = skip - skipped, piece[skipped:]
             if piece:
                 yield piece
         if left:
             raise Broken(f"{request.name}: the connection was cut {left} bytes before the end")
         if answer.status == 200 and _length(answer.headers) is None and answer.read1(1):
             raise LockstepError(
-                f"{request.name}: sends more than {version.size} bytes, expected so many as it "
-                "said before"
+                f"{request.name}: sends more than {version.size} bytes, expected no more"
             )
 
 
 def head(request: Request, network: Network) -> Head:
-    """What the server says of a file, tried again as often as `network` says.
+    """Return the server's description of a file.
 
     Raises:
       LockstepError: the server refuses, gives no length, or cannot be reached.
     """
-    return _patiently(lambda: _head(request, network), network)
+    return retry.call(lambda: _head(request, network), network)
 
 
 def get_json(request: Request, network: Network) -> Any:
-    """A JSON document, tried again as often as `network` says.
+    """Return a JSON document.
 
     Raises:
-      LockstepError: the server refuses or cannot be reached, or it is no JSON.
+      LockstepError: the server refuses or cannot be reached, or the document is invalid.
     """
     return get_page(request, network)[0]
 
 
 def get_page(request: Request, network: Network) -> tuple[Any, Request | None]:
-    """A JSON document, and the request for the one that the server says follows it, if any.
+    """Return a JSON document, and the request for the page after it, if any.
 
-    The same server is asked for that, whatever it says: another would see its credentials.
+    That request goes to the same server, whatever the page says: another would see its credentials.
 
     Raises:
       LockstepError: as `get_json`.
@@ -149,53 +144,45 @@ def get_page(request: Request, network: Network) -> tuple[Any, Request | None]:
             while piece := answer.read1(PIECE_BYTES):
                 content += piece
                 if len(content) > LISTING_BYTES:
-                    raise LockstepError(f"{request.name}: over {LISTING_BYTES} bytes of a listing")
+                    raise LockstepError(
+                        f"{request.name}: a listing of over {LISTING_BYTES} bytes, expected less"
+                    )
             length = _length(answer.headers)
             if length is not None and len(content) < length:
-                raise Broken(f"{request.name}: {len(content)} bytes came, expected {length}")
+                raise Broken(f"{request.name}: received {len(content)} bytes, expected {length}")
             return content, answer.headers.get("Link", "")
 
-    content, links = _patiently(get, network)
+    content, links = retry.call(get, network)
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise LockstepError(f"{request.name}: expected JSON: {error}") from None
-    found = re.search(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?', links)
-    if found is None:
+    link = NEXT_PAGE.search(links)
+    if link is None:
         return document, None
-    more = request._replace(url=f"{request.url.partition('?')[0]}?{found[1]}")
-    if more == request:
-        raise LockstepError(f"{request.name}: a listing that goes on with itself, expected an end")
-    return document, more
-
-
-def _patiently(ask: Any, network: Network) -> Any:
-    patience = Patience(network.attempts)
-    while True:
-        try:
-            return ask()
-        except Broken as error:
-            try:
-                patience.failed(error)
-            except Broken as last:
-                raise LockstepError(f"{last}, expected an answer; run again to go on") from None
+    following = request._replace(url=f"{request.url.partition('?')[0]}?{link[1]}")
+    if following == request:
+        raise LockstepError(f"{request.name}: a page that links to itself, expected another page")
+    return document, following
 
 
 def _head(request: Request, network: Network) -> Head:
-    # bytes of it, since some servers give no length to HEAD, or do not know it
-    with _answer("HEAD", request, network, {}, refused={403, 405, 501}) as answer:
-        headers = answer.headers
-        if answer.status < 300 and (size := _length(headers)) is not None:
-            _check_kind(request.name, headers)
-            return Head(size, _tag(headers), _checksum(headers))
+    # in bytes, since some servers give no length to HEAD, or do not know it
+    with _answer("HEAD", request, network, {}, accepted={403, 405, 501}) as answer:
+        if answer.status < 300 and (size := _length(answer.headers)) is not None:
+            return _describe(request.name, answer.headers, size)
     with _answer("GET", request, network, {"Range": "bytes=0-0"}) as answer:
         headers = answer.headers
         total = re.fullmatch(f"bytes 0-0/({NUMBER})", headers.get("Content-Range", ""))
         size = int(total[1]) if answer.status == 206 and total else _length(headers)
         if size is None or (answer.status == 206 and not total):
             raise LockstepError(f"{request.name}: no Content-Length, expected the file's size")
-        _check_kind(request.name, headers)
-        return Head(size, _tag(headers), _checksum(headers))
+        return _describe(request.name, headers, size)
+
+
+def _describe(name: str, headers: Mapping[str, str], size: int) -> Head:
+    _check_content(name, headers)
+    return Head(size, _tag(headers), _checksum(headers))
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:
@@ -203,19 +190,18 @@ def _tag(headers: Mapping[str, str]) -> str | None:
 
 
 def _length(headers: Mapping[str, str]) -> int | None:
-    """Content-Length, where it is one."""
-    found = re.fullmatch(NUMBER, headers.get("Content-Length", ""))
-    return int(found[0]) if found else None
+    """Return Content-Length if it is a number."""
+    number = re.fullmatch(NUMBER, headers.get("Content-Length", ""))
+    return int(number[0]) if number else None
 
 
 def _checksum(headers: Mapping[str, str]) -> str | None:
-    """What Google's storage says beside a file."""
-    said = dict(
-        pair.strip().partition("=")[::2] for pair in headers.get("x-goog-hash", "").split(",")
-    )
+    """Return the checksum that Google's storage sends with a file."""
+    pairs = headers.get("x-goog-hash", "").split(",")
+    hashes = dict(pair.strip().partition("=")[::2] for pair in pairs)
     for kind in ("md5", "crc32c"):
-        with suppress(ValueError):  # that is no base64
-            if digest := b64decode(said.get(kind, "")):
+        with suppress(ValueError):  # invalid base64
+            if digest := b64decode(hashes.get(kind, "")):
                 return f"{kind}:{digest.hex()}"
     return None
 
@@ -225,19 +211,13 @@ def _checksum(headers: Mapping[str, str]) -> str | None:
 
 @lru_cache(maxsize=4)
 def _pool(connections: int, proxy: str | None) -> urllib3.PoolManager:
-    how = {"maxsize": connections, "headers": {"User-Agent": f"lockstep/{__version__}"}}
-    return urllib3.ProxyManager(proxy, **how) if proxy else urllib3.PoolManager(**how)
+    settings = {"maxsize": connections, "headers": {"User-Agent": f"lockstep/{__version__}"}}
+    return urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
 
 
 def _proxy(url: str) -> str | None:
     parts = urlsplit(url)
-    said = tuple(os.environ.get(name) for name in PROXIES)
-    return _find_proxy(parts.scheme, parts.netloc, said)
-
-
-@lru_cache(maxsize=64)  # looking through the environment takes longer than the request's own work
-def _find_proxy(scheme: str, place: str, said: tuple[str | None, ...]) -> str | None:
-    return None if proxy_bypass(place) else getproxies().get(scheme)
+    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
 @contextmanager
@@ -246,25 +226,20 @@ def _answer(
     request: Request,
     network: Network,
     headers: dict[str, str],
-    refused: set[int] = frozenset(),
+    accepted: set[int] = frozenset(),
 ) -> Iterator[urllib3.BaseHTTPResponse]:
-    """An answer whose body is still to come, and what goes wrong while it does.
+    """Open an answer whose body is still to come; failures inside are Broken or an error.
 
     Args:
       method: GET or HEAD.
-      request: what is asked.
-      network: the time limits.
+      request: address, headers and name.
+      network: time limits.
       headers: beside the request's own.
-      refused: answers that the caller looks at itself.
+      accepted: statuses that the caller handles.
     """
     if offline():
-        raise LockstepError(f"{request.name}: {OFFLINE} is set, expected what was fetched before")
+        raise LockstepError(f"{request.name}: {OFFLINE} is set, expected it in the store already")
     name = request.name
-    limits = urllib3.Timeout(connect=CONNECT_SECONDS, read=network.stall_seconds)
-    # redirects are followed, and credentials stay with the server that they are for
-    retries = urllib3.Retry(
-        connect=0, read=0, status=0, other=0, redirect=REDIRECTS, respect_retry_after_header=False
-    )
     secret = request.headers.get("Authorization", request.headers.get("authorization", ""))
     secret = secret.partition(" ")[2]
     answer = None
@@ -274,105 +249,89 @@ def _answer(
                 method,
                 request.url,
                 headers={"Accept-Encoding": "identity"} | request.headers | headers,
-                timeout=limits,
-                retries=retries,
+                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=network.stall_seconds),
+                retries=REDIRECTS,
                 preload_content=False,
                 decode_content=False,
             )
         except ValueError as error:  # of this address, or of one that it redirects to
-            raise LockstepError(f"{name}: {said(error, secret)}, expected an address") from None
-        if answer.status not in refused:
+            raise LockstepError(
+                f"{name}: {message(error, secret)}, expected a valid address"
+            ) from None
+        if answer.status not in accepted:
             _check_status(name, answer, secret)
         yield answer
         if answer.length_remaining == 0:
-            answer.drain_conn()  # there is nothing, but until it is read the connection is in use
+            answer.drain_conn()  # nothing is left, but until it is read the connection is in use
             answer.release_conn()
     except MaxRetryError as error:
         reason = error.reason
-        if isinstance(reason, ResponseError):
-            raise LockstepError(f"{name}: {said(reason, secret)}, expected a file") from None
-        if isinstance(reason, SSLError):
-            raise LockstepError(
-                f"{name}: {said(reason, secret)}, expected a valid certificate"
-            ) from None
-        raise Broken(f"{name}: {_words(reason, secret)}") from None
+        if isinstance(reason, ResponseError | SSLError):
+            expected = "a valid certificate" if isinstance(reason, SSLError) else "a file"
+            raise LockstepError(f"{name}: {message(reason, secret)}, expected {expected}") from None
+        raise Broken(f"{name}: {_explain(reason, secret)}") from None
     except (HTTPError, OSError) as error:
-        raise Broken(f"{name}: {_words(error, secret)}") from None
+        raise Broken(f"{name}: {_explain(error, secret)}") from None
     finally:
         if answer is not None and answer.length_remaining != 0:
-            answer.close()  # what is on its way would be the next answer's
+            answer.close()  # or what is on its way would become the next answer
 
 
-def _words(error: Exception | None, secret: str) -> str:
-    """What went wrong with a connection, without the library's own objects."""
+def _explain(error: Exception | None, secret: str) -> str:
+    """Return why a connection failed, without the library's own objects."""
     if isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError):
-        return "no byte came in time"
+        return "timed out"
     inner = next((arg for arg in error.args if isinstance(arg, Exception)), error)
     if isinstance(inner, BadStatusLine) and not isinstance(inner, RemoteDisconnected):
-        return "what answers there speaks no HTTP"
+        return "the server does not speak HTTP"
     if isinstance(inner, IncompleteRead):
         return "the connection was cut"
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
-    return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", said(inner, secret))
+    return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", message(inner, secret))
 
 
 def _check_status(name: str, answer: urllib3.BaseHTTPResponse, secret: str) -> None:
-    status = answer.status
-    if status in BUSY:
-        wait = answer.headers.get("Retry-After")
-        seconds = None
-        if wait is not None:
-            try:
-                seconds = urllib3.Retry().parse_retry_after(wait)
-            except (HTTPError, ValueError, OverflowError):  # neither seconds nor a date
-                seconds = None
-        raise Broken(f"{name}: answered {status} {answer.reason or ''}".rstrip(), seconds)
-    if status not in (200, 206):
-        words = "found it changed" if status == 416 else f"answered {status} {answer.reason or ''}"
-        why = answer.headers.get("X-Error-Message")  # the hub's
-        because = f" ({said(Exception(why), secret)})" if why else ""
-        hint = ", or credentials for it" if status in (401, 403) else ""
-        raise LockstepError(
-            f"{name}: {words.rstrip()}{because}, expected a file that may be read{hint}"
-        )
+    status = f"answered {answer.status} {answer.reason or ''}".rstrip()
+    if answer.status in BUSY:
+        raise Broken(f"{name}: {status}", answer.headers.get("Retry-After"))
+    if answer.status == 416:
+        status = "changed while it was read"
+    if answer.status not in (200, 206):
+        reason = answer.headers.get("X-Error-Message")  # the hub's
+        reason = f" ({message(Exception(reason), secret)})" if reason else ""
+        hint = ", or credentials for it" if answer.status in (401, 403) else ""
+        raise LockstepError(f"{name}: {status}{reason}, expected a readable file{hint}")
 
 
 def _check_version(
-    request: Request, answer: urllib3.BaseHTTPResponse, start: int, stop: int, version: Version
+    name: str, answer: urllib3.BaseHTTPResponse, start: int, stop: int, version: Version
 ) -> int:
-    """Sees that the answer is of this version; how many bytes come before the first wanted."""
-    name, headers = request.name, answer.headers
-    _check_kind(name, headers)
-    found = _tag(headers)
-    if version.tag is not None and found is not None and _bare(found) != _bare(version.tag):
+    """Check that the answer is of this version; return how many bytes precede `start`."""
+    headers = answer.headers
+    _check_content(name, headers)
+    tag = _tag(headers)
+    if version.tag is not None and tag is not None and _bare(tag) != _bare(version.tag):
         raise LockstepError(
-            f"{name}: changed while it was read: it is version {found!r:.60}, expected "
+            f"{name}: changed while it was read: version {tag!r:.60}, expected "
             f"{version.tag!r:.60}; run again to read it anew"
         )
-    if answer.status == 200:  # the whole, also where a range was asked for
+    if answer.status == 200:  # the whole file, also where a range was asked for
         length = _length(headers)
         if length is not None and length != version.size:
-            raise LockstepError(
-                f"{name}: sends {length} bytes, expected {version.size} as it said before"
-            )
+            raise LockstepError(f"{name}: sends {length} bytes, expected {version.size} as before")
         return start
-    said = headers.get("Content-Range", "")
-    place = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", said)
-    if place is None or (int(place[1]), int(place[2])) != (start, stop - 1):
-        raise LockstepError(
-            f"{name}: sends the range {said!r:.60}, expected bytes {start}-{stop - 1}"
-        )
-    if place[3] not in ("*", str(version.size)):
-        raise LockstepError(
-            f"{name}: has {place[3]} bytes, expected {version.size} as it said before"
-        )
+    text = headers.get("Content-Range", "")
+    sent = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", text)
+    if sent is None or (int(sent[1]), int(sent[2])) != (start, stop - 1):
+        raise LockstepError(f"{name}: sends range {text!r:.60}, expected bytes {start}-{stop - 1}")
+    if sent[3] not in ("*", str(version.size)):
+        raise LockstepError(f"{name}: has {sent[3]} bytes, expected {version.size} as before")
     return 0
 
 
-def _check_kind(name: str, headers: Mapping[str, str]) -> None:
-    """Sees that what comes is not a page about the file, or one to sign in to a network, and is not
-    compressed on its way."""
+def _check_content(name: str, headers: Mapping[str, str]) -> None:
+    """Check that the body is the file itself: not an error or sign-in page, not compressed."""
     if headers.get("Content-Type", "").startswith("text/html"):
         raise LockstepError(f"{name}: sends a web page, expected the file itself")
     encoding = headers.get("Content-Encoding", "identity")

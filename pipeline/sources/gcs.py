@@ -69,11 +69,11 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[listed.List
     while more != "":
         query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": more} if more else {})
         url = f"{google_auth.endpoint()}/storage/v1/b/{quote(bucket, safe='')}/o?{urlencode(query)}"
-        request = web.Request(url, addresses.google_headers(where), where)
+        request = web.Request(url, google_auth.headers(where), where)
         page = listed.read_answer(Page, web.get_json(request, network), where)
         found += page.items
         if page.nextPageToken in seen:
-            raise LockstepError(f"{where}: a listing that goes on with itself, expected an end")
+            raise LockstepError(f"{where}: a page that links to itself, expected another page")
         seen.add(more := page.nextPageToken or "")
     if not found:
         raise LockstepError(f"{where}: found no files, expected some in this folder of the bucket")

@@ -48,7 +48,7 @@ def _ask(location: DataHub, network: Network) -> listed.Listing:
     where = f"{variant_name(location)}: {location.repo_id}"
     commit, files = list_dataset(location.repo_id, location.revision, where, network)
     if location.revision != commit:
-        log.warning(f"download: warning: {hub_files.moves(where, commit, 'revision')}")
+        log.warning(f"download: warning: {hub_files.pin_advice(where, commit, 'revision')}")
     patterns = location.patterns
     return listed.Listing(
         read=f"{location.repo_id} on the hub",

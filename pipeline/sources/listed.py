@@ -12,7 +12,6 @@ A tokenizer is taken from a folder `tokenizer/`, or from a `tokenizer.json` besi
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -22,10 +21,10 @@ from tokenizers import Tokenizer
 
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, web
-from pipeline.net import store as fetch
+from pipeline.net import store
 from pipeline.net.redact import hide
-from pipeline.net.remote import Origin, is_local
-from pipeline.net.store import Wish
+from pipeline.net.remote import Origin
+from pipeline.net.store import Transfer
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Limit, TokenSize
 from pipeline.runfile.explain import validate
 from pipeline.runfile.serde_enum import Variant, variant_name
@@ -280,7 +279,7 @@ def _first(whole: list[Chosen], limit: Limit | None, share: float) -> list[Chose
 def label(file: Listed) -> str:
     """What errors call a file: its address, without credentials."""
     url = file.origin.url
-    return url if is_local(file.origin) else hide(url.partition("#")[0])
+    return url if file.origin.is_local else hide(url.partition("#")[0])
 
 
 def survey(listing: Listing, wanted: Wanted) -> Survey:
@@ -389,14 +388,11 @@ def _fetch_files(
 ) -> list[ShardFile]:
     for split in (TRAIN, HELD_OUT):
         (folder / split).mkdir()
-    for one in chosen:
-        if is_local(one.listed.origin):
-            _check_readable(Path(one.listed.origin.url))
     wishes = [
-        Wish(label(one.listed), one.listed.origin, one.tokens * listing.size) for one in chosen
+        Transfer(label(one.listed), one.listed.origin, one.tokens * listing.size) for one in chosen
     ]
     with wanted.progress(total=sum(wish.size for wish in wishes), unit="byte") as bar:
-        kept = fetch.fetch(wishes, wanted.store, wanted.network, bar)
+        kept = store.fetch(wishes, wanted.store, wanted.network, bar)
     files = []
     with wanted.progress(total=len(chosen), unit="file") as bar:
         for (one, path), wish, found in zip(_places(chosen), wishes, kept, strict=True):
@@ -407,9 +403,9 @@ def _fetch_files(
     return files
 
 
-def _put(source: Path, target: Path, wish: Wish) -> None:
+def _put(source: Path, target: Path, wish: Transfer) -> None:
     """Links to the store; copies what may change, or is more than was wished for."""
-    if not is_local(wish.origin) and source.stat().st_size == wish.size:
+    if not wish.origin.is_local and source.stat().st_size == wish.size:
         artifacts.link(source, target)
         return
     with open(source, "rb") as file, artifacts.written(target) as copy:
@@ -417,11 +413,6 @@ def _put(source: Path, target: Path, wish: Wish) -> None:
         while left and (piece := file.read(min(PIECE_BYTES, left))):
             copy.write(piece)
             left -= len(piece)
-
-
-def _check_readable(path: Path) -> None:
-    if not os.access(path, os.R_OK):
-        raise LockstepError(f"{path}: no permission, expected a file to read")
 
 
 def _check_tokens(path: Path, size: int, vocab_size: int | None, name: str) -> None:
@@ -441,14 +432,14 @@ def fetch_tokenizer(listing: Listing, folder: Path, wanted: Wanted) -> int | Non
     """Puts the tokenizer's files in their place; the size of its vocabulary, None without one."""
     if not listing.tokenizer:
         return None
-    wishes = [Wish(label(file), file.origin, file.origin.size) for file in listing.tokenizer]
+    wishes = [Transfer(label(file), file.origin, file.origin.size) for file in listing.tokenizer]
     for wish in wishes:
         if wish.size > TOKENIZER_BYTES:
             raise LockstepError(
                 f"{wish.name}: {wish.size} bytes, expected at most {TOKENIZER_BYTES} of a tokenizer"
             )
     with wanted.progress(total=sum(wish.size for wish in wishes), unit="byte") as bar:
-        kept = fetch.fetch(wishes, wanted.store, wanted.network, bar)
+        kept = store.fetch(wishes, wanted.store, wanted.network, bar)
     (folder / TOKENIZER).mkdir()
     for file, wish, found in zip(listing.tokenizer, wishes, kept, strict=True):
         _put(found.path, folder / TOKENIZER / file.name, wish)

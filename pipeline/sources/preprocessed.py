@@ -7,7 +7,6 @@ HELD_OUT_TOKENS are held out.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -16,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.net import store as fetching
-from pipeline.net.remote import Origin, is_local
-from pipeline.net.store import Wish
+from pipeline.net import store
+from pipeline.net.remote import Origin
+from pipeline.net.store import Transfer
 from pipeline.runfile.data import DataPreprocessed, Limit, ShuffleDontShuffle
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import (
@@ -56,7 +55,7 @@ def survey(location: DataPreprocessed, wanted: Wanted) -> Survey:
     for split, of_split in chosen.files.items():
         left = most[split]
         for file in of_split:
-            here = is_local(file.origin)
+            here = file.origin.is_local
             tokens = Parquet(Path(file.origin.url), label(file)).tokens if here else None
             if here and left is not None:
                 tokens = min(tokens, left)
@@ -116,16 +115,13 @@ def fetch(location: DataPreprocessed, folder: Path, wanted: Wanted) -> Fetched:
 
 def _fetch(
     files: list[Listed], some: int, wanted: Wanted
-) -> Iterator[tuple[Listed, fetching.Kept]]:
+) -> Iterator[tuple[Listed, store.Stored]]:
     """Files and where they are in the store, fetched some at a time as they are asked for."""
     for start in range(0, len(files), max(1, some)):
         lot = files[start : start + some]
-        for file in lot:
-            if is_local(file.origin) and not os.access(file.origin.url, os.R_OK):
-                raise LockstepError(f"{label(file)}: no permission, expected a file to read")
-        wishes = [Wish(label(file), file.origin, file.origin.size) for file in lot]
+        wishes = [Transfer(label(file), file.origin, file.origin.size) for file in lot]
         with wanted.progress(total=sum(wish.size for wish in wishes), unit="byte") as bar:
-            kept = fetching.fetch(wishes, wanted.store, wanted.network, bar)
+            kept = store.fetch(wishes, wanted.store, wanted.network, bar)
         yield from zip(lot, kept, strict=True)
 
 

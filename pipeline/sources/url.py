@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.net import addresses
+from pipeline.net import fsspec_files
 from pipeline.net.redact import hide
-from pipeline.net.remote import Origin, version_of_fsspec
+from pipeline.net.remote import Origin
 from pipeline.runfile.data import DataUrl
 from pipeline.runfile.network import Network
 from pipeline.runfile.serde_enum import variant_name
@@ -75,9 +75,9 @@ def _ask(location: DataUrl, network: Network) -> listed.Listing:
 
 
 def _by_fsspec(url: str, scheme: str) -> Iterator[listed.Listed]:
-    _, root = addresses.of_fsspec(url)
-    for path, about in sorted(addresses.listed_by_fsspec(url).items()):
-        size, tag = version_of_fsspec(about)
+    _, root = fsspec_files.find_file_system(url)
+    for path, about in sorted(fsspec_files.list_files(url).items()):
+        size, tag = fsspec_files.version(about)
         # of a folder the path in it; of a file its own name
         name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
         origin = Origin(url=f"{scheme}://{path}", size=size, tag=tag)

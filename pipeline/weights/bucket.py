@@ -7,7 +7,6 @@ one reads what everybody may.
 """
 
 import base64
-import hashlib
 import logging
 import os
 import re
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.net import redact as secrets
+from pipeline.net import checksum, redact
 from pipeline.net.google_auth import KEY, credentials
 from pipeline.stage import lock
 from pipeline.stage.artifacts import write_json
@@ -93,9 +92,9 @@ class Place:
                 "only one; look at what is there, and push again"
             ) from None
         except Exception as error:  # the client's, the network's and the file system's
-            said = secrets.said(error, self.credentials.token)
+            message = redact.message(error, self.credentials.token)
             # the library's error may hold what is hidden here, so none is shown behind ours
-            raise LockstepError(f"{self.name}: {said}, expected {expected}") from None
+            raise LockstepError(f"{self.name}: {message}, expected {expected}") from None
 
     def version(self, name: str, generation: int | None) -> "Blob | None":
         """A file at one generation, or as it is now; None where there is no such thing."""
@@ -240,21 +239,12 @@ def _fetch(place: Place, files: dict[str, "Blob"], folder: Path) -> None:
 
 def _differs(path: Path, blob: "Blob") -> str | None:
     """How a file is not what the server says of it: its size, its CRC32C, else its MD5."""
-    import google_crc32c
-
     size = path.stat().st_size
     if size != blob.size:
         return f"has {size} bytes, expected {blob.size}"
-    for kind, new, expected in (
-        ("crc32c", google_crc32c.Checksum, blob.crc32c),
-        ("md5", hashlib.md5, blob.md5_hash),
-    ):
-        if expected is not None:
-            digest = new()
-            with open(path, "rb") as file:
-                while part := file.read(2**20):
-                    digest.update(part)
-            found = base64.b64encode(digest.digest()).decode()
+    for kind, encoded in (("crc32c", blob.crc32c), ("md5", blob.md5_hash)):
+        if encoded is not None:
+            found, expected = checksum.of_file(path, kind), base64.b64decode(encoded).hex()
             return None if found == expected else f"has {kind} {found}, expected {expected}"
     return None
 

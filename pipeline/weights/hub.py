@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.net import hub_files
-from pipeline.net import redact as secrets
+from pipeline.net import redact
 from pipeline.weights import hf
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def download(repo_id: str, revision: str | None, cache: Path) -> Path:
     expected = "a folder or a model on the hub"
     folder = hub_files.download(name, repo_id, revision, cache, MODEL, expected)
     if revision != folder.name:
-        log.warning(f"convert: warning: {hub_files.moves(name, folder.name, 'revision')}")
+        log.warning(f"convert: warning: {hub_files.pin_advice(name, folder.name, 'revision')}")
     return folder
 
 
@@ -77,9 +77,9 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
             repo_id, [*adds, *deletes], commit_message=message, parent_commit=before.sha
         )
     except Exception as error:  # as above
-        said = secrets.said(error, get_token())
+        reason = redact.message(error, get_token())
         raise LockstepError(
-            f"{repo_id}: {said}, expected a repository on the hub that HF_TOKEN may write to"
+            f"{repo_id}: {reason}, expected a repository on the hub that HF_TOKEN may write to"
         ) from None
     return commit.oid
 

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from pipeline.net import addresses
+from pipeline.net import fsspec_files
 from tests.servers import web
 
 PAGE = 2  # entries of a listing; the real one has a thousand
@@ -42,7 +42,7 @@ class S3(web.Served):
 @contextmanager
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """An empty bucket that clients take for S3, here and in processes."""
-    addresses.file_system.cache_clear()  # of another server's address
+    fsspec_files.file_system.cache_clear()  # of another server's address
     with S3().serving() as bucket:
         monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.address)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", bucket.key)

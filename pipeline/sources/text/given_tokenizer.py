@@ -48,7 +48,7 @@ def find(location: DataCorpus, cache: Path) -> Given:
         )
         commit = folder.name
         if revision != commit:
-            warnings = (hub_files.moves(name, commit, "tokenizer_revision"),)
+            warnings = (hub_files.pin_advice(name, commit, "tokenizer_revision"),)
     files = [file for file in TOKENIZER_FILES if (folder / file).is_file()]
     if "tokenizer.json" not in files:
         raise LockstepError(f"{name}: found no tokenizer.json, expected one")

@@ -85,12 +85,12 @@ def test_killed_fetch_goes_on_where_it_stopped(source, shards, tmp_path):
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from pipeline.net.store import Wish, fetch
+from pipeline.net.store import Transfer, fetch
 from pipeline.runfile.network import Network
 from pipeline.stage.progress import Progress
 from pipeline.net.remote import Origin
 
-wishes = [Wish(url, Origin(url=url, size=size), size) for url, size in json.loads(sys.argv[1])]
+wishes = [Transfer(url, Origin(url=url, size=size), size) for url, size in json.loads(sys.argv[1])]
 with Progress("fetch", total=sum(wish.size for wish in wishes), unit="byte") as bar:
     for kept in fetch(wishes, Path(sys.argv[2]), Network(), bar):
         print(kept.sha256)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import LockstepError
-from pipeline.net import stream
+from pipeline.net import remote, retry, stream
 from pipeline.net.remote import Origin
 from pipeline.net.stream import GAP_BYTES, REQUEST_BYTES, Streams
-from pipeline.runfile import network
-from pipeline.runfile.network import Broken, Network
+from pipeline.net.retry import Broken
+from pipeline.runfile.network import Network
 from tests.servers import misbehaviour
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour
@@ -41,7 +41,7 @@ sys.stdin.readline()
 
 
 class Far:
-    """Files far away, in place of pipeline.net.remote.
+    """Files far away, in place of `remote.read_once`.
 
     Attributes:
       asked: (url, start, stop) of each request.
@@ -60,42 +60,35 @@ class Far:
         self.files[url] = random.Random(url).randbytes(size)
         return Origin(url=url, size=size, tag=tag)
 
-    def open_origin(self, origin: Origin, _: Network) -> "Far.Reader":
-        return Far.Reader(self, origin.url)
-
     @property
     def fetched(self) -> int:
         return sum(stop - start for _, start, stop in self.asked)
 
-    class Reader:
-        def __init__(self, far: "Far", url: str):
-            self.far, self.url = far, url
-
-        def read(self, start: int, stop: int) -> Iterator[bytes]:
-            far = self.far
-            with far.lock:
-                far.asked.append((self.url, start, stop))
-                far.running += 1
-                far.most = max(far.most, far.running)
-            try:
-                for at in range(start, stop, far.piece):
-                    far.fault(self.url, at)
-                    yield far.files[self.url][at : min(at + far.piece, stop)]
-            finally:
-                with far.lock:
-                    far.running -= 1
+    def read_once(self, origin: Origin, start: int, stop: int, _: Network) -> Iterator[bytes]:
+        with self.lock:
+            self.asked.append((origin.url, start, stop))
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            for at in range(start, stop, self.piece):
+                self.fault(origin.url, at)
+                yield self.files[origin.url][at : min(at + self.piece, stop)]
+        finally:
+            with self.lock:
+                self.running -= 1
 
 
 @pytest.fixture
 def far(monkeypatch) -> Far:
     far = Far()
-    monkeypatch.setattr(stream.remote, "open_origin", far.open_origin)
+    monkeypatch.setattr(remote, "read_once", far.read_once)
     return far
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(network, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(retry, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(retry, "JITTER_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -164,7 +157,7 @@ def test_any_ranges_are_the_files_bytes_in_any_memory(data):
 
     beyond = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream.remote, "open_origin", far.open_origin)
+        patch.setattr(remote, "read_once", far.read_once)
         streams = Streams(how)
         far.fault = lambda *_: streams.held_bytes > how.cache_bytes and beyond.append(1)
         for _ in range(4):
@@ -208,7 +201,7 @@ def test_another_version_of_a_file_is_another_file(far):
 
 def test_a_range_outside_its_file_is_refused_before_anything_is_asked(far):
     origin, streams = far.put("https://me:secret@far/a.ds", 5_000), Streams(Network())
-    said = "https://far/a.ds: bytes 4000 to 5001 are wanted, expected a range of its 5000 bytes"
+    said = "https://far/a.ds: bytes 4000 to 5001 requested, expected a range of its 5000 bytes"
     assert refused(streams, (origin, 0, 10), (origin, 4_000, 5_001)) == said
     assert not far.asked
 
@@ -365,7 +358,7 @@ def test_a_broken_connection_goes_on_where_it_stopped(far):
     def fault(url: str, at: int) -> None:
         if at in (3_000, 7_000) and at not in broken:
             broken.append(at)
-            raise Broken("cut")
+            raise Broken("a: cut")
 
     far.fault = fault
     assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
@@ -373,22 +366,22 @@ def test_a_broken_connection_goes_on_where_it_stopped(far):
 
 
 def test_an_answer_that_ends_early_counts_as_broken(far, monkeypatch):
-    origin, read = far.put("a", 10_000), Far.Reader.read
-    short = lambda self, start, stop: read(self, start, min(stop, start + 4_000))  # noqa: E731
-    monkeypatch.setattr(Far.Reader, "read", short)
+    origin = far.put("a", 10_000)
+    short = lambda o, start, stop, n: far.read_once(o, start, min(stop, start + 4_000), n)  # noqa: E731
+    monkeypatch.setattr(remote, "read_once", short)
     assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
     far.files["a"] = far.files["a"][:8_000]
     said = refused(Streams(Network(attempts=2)), (origin, 0, 10_000))
     assert said == (
-        "a: the answer ended early, 2 times in a row, expected 2000 bytes from offset 8000"
+        "a: the answer ended early, expected 2000 more bytes within 2 attempts; run again to resume"
     )
 
 
 def test_more_bytes_than_asked_for_are_an_error(far, monkeypatch):
-    origin, read = far.put("a", 10_000), Far.Reader.read
-    monkeypatch.setattr(Far.Reader, "read", lambda self, a, b: read(self, a, b + 1))
+    origin = far.put("a", 10_000)
+    monkeypatch.setattr(remote, "read_once", lambda o, a, b, n: far.read_once(o, a, b + 1, n))
     assert refused(Streams(Network()), (origin, 10, 500)) == (
-        "a: more bytes came than asked for, expected 490 bytes from offset 10"
+        "a: 1 bytes more than requested, expected them up to offset 500"
     )
     assert len(far.asked) == 1
 
@@ -399,12 +392,12 @@ def test_a_server_that_always_fails_is_one_line_without_credentials(far):
 
     def fault(url: str, at: int) -> None:
         if at >= 2_000:
-            raise Broken("the connection was cut")
+            raise Broken("https://far/a.ds: the connection was cut")
 
     far.fault = fault
     assert refused(Streams(Network(attempts=3)), (origin, 1_000, 9_000)) == (
-        "https://far/a.ds?...: the connection was cut, 3 times in a row, expected 7000 bytes "
-        "from offset 2000"
+        "https://far/a.ds: the connection was cut, expected 7000 more bytes within 3 attempts; "
+        "run again to resume"
     )
     assert len(far.asked) == 3
 
@@ -414,14 +407,14 @@ def test_what_fails_in_the_background_is_tried_again_by_the_read(far):
 
     def fault(*_: object) -> None:
         if down:
-            raise Broken("cut")
+            raise Broken("a: cut")
 
     far.fault = fault
     wanted = [(origin, 0, 10_000)]
     streams.expect(wanted)
     rested(streams)
     assert len(far.asked) == 2 and streams.held_bytes == 0
-    assert "cut, 2 times in a row" in refused(streams, *wanted)
+    assert "a: cut, expected 10000 more bytes within 2 attempts" in refused(streams, *wanted)
     assert len(far.asked) == 4
     down.clear()
     assert streams.read(wanted) == true(far, wanted)
@@ -482,7 +475,7 @@ def test_dropped_streams_try_nothing_again(far):
     origin, streams = far.put("a", 5_000), Streams(Network(attempts=10**6))
 
     def fault(*_: object) -> None:
-        raise Broken("cut", wait_seconds=0.01)
+        raise Broken("cut", retry_after="0")
 
     far.fault = fault
     streams.expect([(origin, 0, 5_000)])
@@ -561,8 +554,8 @@ def test_a_server_that_never_answers_is_one_line(served):
     served.faults.append(Misbehaviour(misbehaviour.status(503)))
     origin = origin_of(served, "b.ds")
     assert refused(Streams(Network(attempts=3)), (origin, 5, 9_000)) == (
-        f"{origin.url}: answered 503 Service Unavailable, 3 times in a row, expected 8995 bytes "
-        "from offset 5"
+        f"{origin.url}: answered 503 Service Unavailable, expected 8995 more bytes within 3 "
+        "attempts; run again to resume"
     )
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.net import addresses
+from pipeline.net import fsspec_files
 from pipeline.sources import listed, url
 from tests.pipeline.sources.wanted import wanted
 from tests.servers import s3 as s3_server
@@ -53,7 +53,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(bucket, tmp_path):
 def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypatch):
     assert refusal("s3://theirs/a", tmp_path).startswith("s3://theirs/a: ")
     bucket.objects |= {"a/0.ds": b"1234"}
-    addresses.file_system.cache_clear()
+    fsspec_files.file_system.cache_clear()
     bucket.key = "AKIAOTHER"
     said = refusal("s3://ours/a", tmp_path)
     assert said.startswith("s3://ours/a: ") and "expected a folder or a file to read" in said
@@ -72,7 +72,7 @@ def test_an_unknown_kind_of_address_is_one_line(tmp_path):
 
 
 def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkeypatch):
-    addresses.file_system.cache_clear()
+    fsspec_files.file_system.cache_clear()
 
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Install s3fs to access S3")

@@ -1,0 +1,100 @@
+"""Files at any address of fsspec, whose file systems find credentials and retry on their own."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import LockstepError
+from pipeline.net import redact
+from pipeline.net.redact import hide
+from pipeline.net.retry import Broken
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme -> the extra that installs its library
+REQUEST_BYTES = 2**24  # at most: what a broken connection can cost
+
+
+def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
+    """Return the file system of an address, and its path there.
+
+    Raises:
+      LockstepError: the scheme is unknown, or its library is not installed.
+    """
+    scheme, _, path = url.partition("://")
+    files = file_system(f"{scheme}://{path.partition('/')[0]}")
+    return files, files._strip_protocol(url)
+
+
+@lru_cache(maxsize=8)
+def file_system(url: str) -> "AbstractFileSystem":
+    """Return the file system of a bucket or a host: making one takes longer than a request."""
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    try:
+        # not the instance that fsspec shares with every user of this process
+        return fsspec.core.url_to_fs(url, skip_instance_cache=True)[0]
+    except ImportError as error:
+        extra = EXTRAS.get(scheme)
+        install = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else str(error)
+        raise LockstepError(f"{hide(url)}: library not installed, expected it: {install}") from None
+    except Exception as error:  # an unknown scheme, invalid credentials
+        raise LockstepError(
+            f"{hide(url)}: {redact.message(error)}, expected an address of fsspec"
+        ) from None
+
+
+def list_files(url: str) -> dict[str, dict[str, Any]]:
+    """Return the files at and below an address: path -> fsspec's description.
+
+    Raises:
+      LockstepError: the address does not exist or cannot be read.
+    """
+    files, path = find_file_system(url)
+    try:
+        files.invalidate_cache()
+        paths = files.find(path, detail=True)
+    except Exception as error:
+        raise LockstepError(
+            f"{hide(url)}: {redact.message(error)}, expected a readable folder or file"
+        ) from None
+    return {name: info for name, info in paths.items() if info["type"] == "file"}
+
+
+def version(info: dict) -> tuple[int, str | None]:
+    """Return the size and the version in fsspec's description of a file."""
+    tag = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified")
+    return info["size"], None if tag is None else str(tag)
+
+
+def read(url: str, start: int, stop: int, expected: tuple[int, str | None]) -> Iterator[bytes]:
+    """Yield the bytes from `start` to `stop` of one version of a file.
+
+    Raises:
+      Broken: whatever goes wrong in the library.
+      LockstepError: the file cannot be read, or is another version.
+    """
+    name, (files, path) = hide(url), find_file_system(url)
+    try:
+        files.invalidate_cache()  # ranges of a version cannot be asked for, so it is checked first
+        current = version(files.info(path))
+        if current != expected:
+            raise LockstepError(
+                f"{name}: version {current}, expected {expected} as listed; run again to read it "
+                "anew"
+            )
+        while start < stop:
+            end = min(stop, start + REQUEST_BYTES)
+            piece = files.cat_file(path, start=start, end=end)
+            if len(piece) != end - start:
+                raise Broken(f"{name}: received {len(piece)} bytes, expected {end - start}")
+            start = end
+            yield piece
+    except (FileNotFoundError, PermissionError) as error:
+        raise LockstepError(f"{name}: {redact.message(error)}, expected a readable file") from None
+    except (LockstepError, Broken):
+        raise
+    except Exception as error:
+        raise Broken(f"{name}: {redact.message(error)}") from None

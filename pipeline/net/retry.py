@@ -1,0 +1,108 @@
+"""Retries: which failures another attempt may fix, how long to wait first, and when to give up."""
+
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, MaxRetryError
+
+from pipeline.errors import LockstepError
+from pipeline.runfile.network import Network
+
+BACKOFF_SECONDS, JITTER_SECONDS = 0.5, 0.5
+LONGEST_WAIT_SECONDS = 30.0
+Answer = TypeVar("Answer")
+
+
+class Broken(Exception):
+    """A failure that another attempt may fix: a connection cut or stalled, a busy server.
+
+    Args:
+      message: one line, without credentials.
+      retry_after: value of the server's Retry-After header; None without one.
+    """
+
+    def __init__(self, message: str, retry_after: str | None = None):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Cancelled(Exception):
+    """The caller no longer needs the result."""
+
+
+class Attempts:
+    """Counts failures in a row, and waits after each.
+
+    urllib3's back-off: 0 s, then 0.5 s * 2**(failures - 1) plus up to 0.5 s of jitter, at most
+    30 s; or what the server's Retry-After asks for, at most 30 s.
+
+    Args:
+      network: its `attempts` failures in a row are the last.
+      cancelled: ends a wait.
+    """
+
+    def __init__(self, network: Network, cancelled: Event | None = None):
+        self._all = self._left = Retry(
+            network.attempts - 1,
+            backoff_factor=BACKOFF_SECONDS,
+            backoff_jitter=JITTER_SECONDS,
+            backoff_max=LONGEST_WAIT_SECONDS,
+            retry_after_max=LONGEST_WAIT_SECONDS,
+        )
+        self._cancelled = cancelled or Event()
+
+    def check(self) -> None:
+        """Raise Cancelled if the caller has given up."""
+        if self._cancelled.is_set():
+            raise Cancelled
+
+    def progressed(self) -> None:
+        """Forget earlier failures: something arrived."""
+        self._left = self._all
+
+    def failed(self, error: Broken, expected: str) -> None:
+        """Wait until the next attempt.
+
+        Args:
+          error: what failed.
+          expected: ends the error message when no attempt is left.
+
+        Raises:
+          LockstepError: no attempt is left.
+          Cancelled: the caller gave up.
+        """
+        try:
+            self._left = self._left.increment()
+        except MaxRetryError:
+            raise LockstepError(f"{error}, expected {expected}") from None
+        pause(self._seconds(error), self._cancelled)
+        self.check()
+
+    def _seconds(self, error: Broken) -> float:
+        if error.retry_after is not None:
+            try:
+                return self._left.parse_retry_after(error.retry_after)
+            except (HTTPError, ValueError, OverflowError):  # neither seconds nor a date
+                pass
+        return self._left.get_backoff_time()
+
+
+def pause(seconds: float, cancelled: Event) -> None:
+    """Wait, or until cancelled."""
+    cancelled.wait(seconds)
+
+
+def call(request: Callable[[], Answer], network: Network) -> Answer:
+    """Return what `request` returns, repeated while it is Broken.
+
+    Raises:
+      LockstepError: no attempt is left, or as `request`.
+    """
+    attempts = Attempts(network)
+    while True:
+        try:
+            return request()
+        except Broken as error:
+            attempts.failed(error, f"an answer within {network.attempts} attempts; run again")
