@@ -5,30 +5,29 @@ With `[download] stream` the token files stay where they are: data/shards says w
 
 import logging
 
-from pipeline import sources as providers
+from pipeline import sources
 from pipeline.errors import LockstepError
 from pipeline.net import store
 from pipeline.runfile import Run
-from pipeline.sources import wanted
+from pipeline.sources import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
-from pipeline.tokens import sequences as tokens
+from pipeline.tokens.shards import Shards, duplicates, write_shards
 
 log = logging.getLogger(__name__)
 
 
 def run(config: Run, paths: Paths) -> None:
-    """Fetches what the run file names, and lists it in `shards.json`.
+    """Fetch what the run file names, and list it in `shards.json`.
 
     Raises:
-      LockstepError: there is no provider for the location, as the provider says, or what was read
-        is not what `[pins] data` holds.
+      LockstepError: the location has no provider, cannot be read, or differs from `[pins] data`.
     """
-    location = config.llm.data_location
-    provider = providers.get(location)
+    location, options = config.llm.data_location, fetch_options(config, paths)
+    sources.provider_of(location, options)  # raises before any work
     with paths.building() as folder:
-        fetched = provider.fetch(location, folder, wanted(config, paths))
-        shards = tokens.Shards(
+        fetched = sources.fetch(location, folder, options)
+        shards = Shards(
             format=2,
             token_size_in_bytes=fetched.token_size_in_bytes,
             vocab_size=fetched.vocab_size,
@@ -38,30 +37,30 @@ def run(config: Run, paths: Paths) -> None:
             files=fetched.files,
             source=fetched.source,
         )
-        tokens.write_shards(folder, shards)
+        write_shards(folder, shards)
         read, sha256 = shards.source["read"], shards.source["sha256"]
         try:
             pinned = pins.check("data", config.pins.data, sha256, read)
         except LockstepError:
-            store.forget(paths.store, fetched.unproven)  # it may have been spoilt on its way
+            store.forget(paths.store, fetched.unproven)  # it may have been damaged on its way
             raise
-    same = [f"{one} and {other} are the same file" for one, other in tokens.duplicates(shards)]
+    same = [f"{one} and {other} are the same file" for one, other in duplicates(shards)]
     for warning in (*fetched.warnings, *same):
         log.warning(f"download: warning: {warning}")
     log.info(f"download: read {read} (sha256 {sha256[:12]}, {pinned})")
     log.info(f"download: {summary(shards)}")
 
 
-def summary(shards: tokens.Shards) -> str:
-    """What came of it, in a line."""
+def summary(shards: Shards) -> str:
+    """Return one line about the shards."""
     columns = len(shards.columns)
-    found = [
+    counts = [
         f"{sum(file.tokens for file in shards.split(split)) // columns:,} {split} tokens "
         f"in {len(shards.split(split))} files"
         for split in ("train", "held_out")
     ]
     vocab = "unknown" if shards.vocab_size is None else f"{shards.vocab_size:,}"
-    where = ", read while training" if any(file.origin for file in shards.files) else ""
-    return (
-        f"{', '.join(found)}{where}; vocabulary {vocab}, {shards.token_size_in_bytes} bytes a token"
-    )
+    if any(file.origin for file in shards.files):
+        counts.append("read while training")
+    size = shards.token_size_in_bytes
+    return f"{', '.join(counts)}; vocabulary {vocab}, {size} bytes a token"

@@ -27,6 +27,7 @@ from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.tokens.columns import counted, split
+from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 
 UNKNOWN = -1  # bytes of a token that the tokenizer does not have
@@ -93,17 +94,9 @@ def read(export: Path, run: runfile.Run) -> Exported:
     apply = partial(model.apply, model_config, **how)
     features, head = partial(model.features, model_config, **how), partial(model.head, model_config)
     context = min(model_config.max_position_embeddings, run.llm.max_seq_len)
-    tokenizer = _tokenizer(export / "tokenizer.json")
+    path = export / "tokenizer.json"
+    tokenizer = load_tokenizer(path) if path.exists() else None
     return Exported(hf_config, context, params, apply, features, head, tokenizer)
-
-
-def _tokenizer(path: Path) -> Tokenizer | None:
-    if not path.exists():
-        return None
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise LockstepError(f"{path}: expected a tokenizer: {error}") from error
 
 
 # ---- Held-out text ----

@@ -26,7 +26,8 @@ from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.swarm.faults import Faults
 from pipeline.swarm.swarm import NotFinite, Swarm, Taken
-from pipeline.tokens.sequences import Shards, check_ids, read_shards
+from pipeline.tokens.ids import check_ids
+from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves as history
 from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.transcript import Transcript, Writer

@@ -71,7 +71,8 @@ def read(
                         f"{hide(origin.url)}: {start - stop} bytes more than requested, expected "
                         f"them up to offset {stop}"
                     )
-                attempts.progressed()
+                if piece:
+                    attempts.progressed()
                 yield piece
             if start < stop:
                 raise Broken(f"{hide(origin.url)}: the answer ended early")

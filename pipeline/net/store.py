@@ -92,9 +92,7 @@ def forget(store: Path, hashes: Iterable[str]) -> None:
             path.unlink()
 
 
-def _fetch(
-    transfer: Transfer, store: Path, network: Network, bar: Progress, stop: Event
-) -> Stored:
+def _fetch(transfer: Transfer, store: Path, network: Network, bar: Progress, stop: Event) -> Stored:
     origin = transfer.origin
     count = _counter(bar)
     if origin.is_local:

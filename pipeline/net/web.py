@@ -1,4 +1,4 @@
-"""Requests to a web server: with time limits, credentials for one server, and one version of a file.
+"""Requests to a web server, with time limits, held to one server and one version of a file.
 
 Failures that another attempt may fix are `Broken`; every other is an error.
 """
@@ -35,7 +35,9 @@ from pipeline.runfile.network import Network
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
 # Redirects are followed, and urllib3 shows credentials to no other server; retries are ours.
-REDIRECTS = urllib3.Retry(connect=0, read=0, status=0, other=0, redirect=10)
+REDIRECTS = urllib3.Retry(
+    connect=0, read=0, status=0, other=0, redirect=10, respect_retry_after_header=False
+)
 CONNECT_SECONDS = 10.0
 PIECE_BYTES = 2**20
 LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled

@@ -10,9 +10,9 @@ import numpy as np
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup
-from pipeline.tokens import sequences as tokens
 from pipeline.tokens.columns import counted
-from pipeline.tokens.shards import PLAIN, Column
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import PLAIN, Column, read_shards
 
 
 class HeldOut(NamedTuple):
@@ -29,9 +29,9 @@ def read(run: runfile.Run, shards: Path) -> HeldOut:
       run: the whole run; at most its `[held_out] sequences` are read.
       shards: what stage download left.
     """
-    listed = tokens.read_shards(shards)
+    listed = read_shards(shards)
     length, network = run.llm.max_seq_len, run.runtime.network
-    sequences = tokens.Sequences(shards, listed, "held_out", length, network)
+    sequences = Sequences(shards, listed, "held_out", length, network)
     rows_NW = sequences.take(np.arange(min(len(sequences), run.held_out.sequences)))
     return HeldOut(rows_NW[counted(rows_NW, listed.columns).any(axis=1)], listed.columns)
 

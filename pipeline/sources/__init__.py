@@ -1,16 +1,20 @@
 """Where shards come from: one module for each data location, named in one table.
 
-A provider module has two functions. `survey` says what there is, and fetches none of it; `fetch` is
-the work of stage `download`:
+A provider module of files that already hold tokens has one function, which asks what there is:
 
-  survey(location, wanted) -> Survey
-  fetch(location, folder, wanted) -> Fetched
+  listing(location, network) -> Listing
+
+The files of a listing are chosen in choice.py, and fetched and checked in token_files.py. A module
+that makes the tokens itself has two functions. `survey` describes what there is, and fetches none
+of it; `fetch` is the work of stage `download`:
+
+  survey(location, options) -> Survey
+  fetch(location, folder, options) -> Fetched
 
 `fetch` fills an empty folder with `train/NNNNN.ds`, `held_out/NNNNN.ds` and, where there is a
-tokenizer, `tokenizer/` in Hugging Face form. It sees to it that every token id is below
-`vocab_size`, since it alone can name the file that the user knows. `location` is the variant of
-`model.LLM.data_location` in the run file. Where a location is files of tokens as they stand, the
-module lists them, and listed.py does the rest.
+tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is below `vocab_size`,
+since only it can name the file that the user knows. `location` is the variant of
+`model.LLM.data_location` in the run file.
 """
 
 from collections.abc import Callable
@@ -43,7 +47,7 @@ from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import Column, Part, ShardFile, Split
 
-# A location in the run file -> the module here that fetches it. A new provider is a line.
+# A location in the run file -> the module here that provides it. A new provider is a line.
 PROVIDERS = {
     DataCorpus: "corpus",
     DataDummy: "dummy",
@@ -62,15 +66,15 @@ MakeBar = Callable[..., Progress]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a run wants of its data location.
+class FetchOptions:
+    """How a run wants the data of its location.
 
     Args:
-      store: where fetched files are kept, for every run of this checkout.
+      store: folder of fetched files, shared by every run of this checkout.
       limit: how much of the train split; None is all.
       stream: whether token files stay where they are, to be read while training.
-      network: how the network is used.
-      progress: `progress(total=..., unit=...)` is a bar for each part of the work.
+      network: connections, time limits and attempts.
+      progress: `progress(total=..., unit=...)` is a bar for a part of the work.
     """
 
     store: Path
@@ -80,40 +84,29 @@ class Wanted:
     progress: MakeBar
 
 
-def wanted(run: Run, paths: Paths) -> Wanted:
-    """What the run wants of its data location."""
-    return Wanted(
-        store=paths.store,
-        limit=run.download.limit,
-        stream=run.download.stream,
-        network=run.runtime.network,
-        progress=partial(Progress, "download"),
-    )
-
-
 class SurveyedFile(NamedTuple):
     """A file that a run would read.
 
     Attributes:
-      name: its name in the location.
+      name: path in the location.
       split: where its tokens go.
-      bytes: that are read of it.
-      tokens: in these; None where only reading tells.
+      size: bytes read of it.
+      tokens: tokens in these; None where only reading tells.
     """
 
     name: str
     split: Split
-    bytes: int
+    size: int
     tokens: int | None
 
 
 class Survey(NamedTuple):
-    """What of a data location a run would read.
+    """What a run would read of a data location.
 
     Attributes:
-      read: the location, in words.
-      files: what would be read, in order.
-      train_files: of the train split, as many as the location has without a limit.
+      read: description of the location.
+      files: files that would be read, in order.
+      train_files: number of files of the train split, without a limit.
       warnings: one line each, for the user.
     """
 
@@ -125,19 +118,19 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a provider says of the files that it wrote, or that are read while training.
+    """A provider's account of the files that it wrote, or that are read while training.
 
     Args:
-      files: of each split, in order.
-      token_size_in_bytes: 2 or 4, of every file.
-      vocab_size: every token id is smaller; None where nothing says so.
-      shuffle: the order in which the sequences of the train split are used.
-      source: what was read, as JSON; goes into `shards.json`. Its `sha256` is over names and
+      files: files of each split, in order.
+      token_size_in_bytes: 2 or 4, in every file.
+      vocab_size: bound of the token ids; None where it is unknown.
+      shuffle: order in which the sequences of the train split are used.
+      source: what was read, as JSON; goes into `shards.json`. Its `sha256` covers names and
         contents, so that two equal ones mean the same data; of files that are read while training,
-        over names, sizes and what the server calls their versions.
-      parts: what is mixed, where it is several locations.
-      columns: what is known of each token.
-      unproven: the SHA-256 of files in the store of which no server gave a checksum.
+        it covers names, sizes and the server's versions.
+      parts: the locations that are mixed, where there are several.
+      columns: columns of a row.
+      unproven: SHA-256 of files in the store for which no server gave a checksum.
       warnings: one line each, for the user.
     """
 
@@ -152,24 +145,52 @@ class Fetched:
     warnings: tuple[str, ...] = ()
 
 
-def refuse_stream(location: Data, wanted: Wanted) -> None:
-    """For locations that are no token files as they stand.
+def fetch_options(run: Run, paths: Paths) -> FetchOptions:
+    """Return how the run wants its data."""
+    return FetchOptions(
+        store=paths.store,
+        limit=run.download.limit,
+        stream=run.download.stream,
+        network=run.runtime.network,
+        progress=partial(Progress, "download"),
+    )
+
+
+def survey(location: Data, options: FetchOptions) -> Survey:
+    """Describe what a run would read; servers are asked, but nothing is fetched.
 
     Raises:
-      LockstepError: the run wants to read them while training.
+      LockstepError: the location cannot be read, or has no usable files.
     """
-    if wanted.stream:
-        raise LockstepError(
-            f"download.stream is true, expected false with {variant_name(location)}: it is made "
-            "into token files before training"
-        )
+    from pipeline.sources import choice
+    from pipeline.sources.listing import look_up
+
+    provider = provider_of(location, options)
+    if hasattr(provider, "listing"):
+        return choice.survey(look_up(provider, location, options), options)
+    return provider.survey(location, options)
 
 
-def get(location: Data) -> ModuleType:
-    """The provider of a data location.
+def fetch(location: Data, folder: Path, options: FetchOptions) -> Fetched:
+    """Fill an empty folder with the location's shards and tokenizer.
 
     Raises:
-      LockstepError: there is none for it.
+      LockstepError: the location cannot be read, or its files are not valid tokens.
+    """
+    from pipeline.sources import token_files
+    from pipeline.sources.listing import look_up
+
+    provider = provider_of(location, options)
+    if hasattr(provider, "listing"):
+        return token_files.fetch(look_up(provider, location, options), folder, options)
+    return provider.fetch(location, folder, options)
+
+
+def provider_of(location: Data, options: FetchOptions | None = None) -> ModuleType:
+    """Return the module that provides a data location.
+
+    Raises:
+      LockstepError: there is none, or it cannot stream as the run wants.
     """
     if isinstance(location, DataServer):
         raise LockstepError(
@@ -177,4 +198,10 @@ def get(location: Data) -> ModuleType:
             "its protocol, which this release does not speak; expected a location of files, such "
             "as Http or Hub"
         )
-    return import_module(f"pipeline.sources.{PROVIDERS[type(location)]}")
+    provider = import_module(f"pipeline.sources.{PROVIDERS[type(location)]}")
+    if options and options.stream and getattr(provider, "MAKES_TOKENS", False):
+        raise LockstepError(
+            f"download.stream is true, expected false with {variant_name(location)}: it is made "
+            "into token files before training"
+        )
+    return provider

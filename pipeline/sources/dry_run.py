@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pipeline import sources as providers
+from pipeline import sources
 from pipeline.errors import LockstepError
 from pipeline.runfile import DataServer, OptimizerDummy, Run
 from pipeline.sources import HELD_OUT, TRAIN, Survey
@@ -10,27 +10,27 @@ from pipeline.stage.artifacts import Paths
 
 
 def lines(run: Run, paths: Paths) -> Iterator[str]:
-    """The lines that say it. Servers are asked what they have; nothing is fetched.
+    """Yield the lines of the report. Servers are asked what they have; nothing is fetched.
 
     Raises:
       LockstepError: as the provider says.
     """
-    if reason := missing(run):
+    if reason := unsupported(run):
         yield f"download: {reason}"
         return
     location = run.llm.data_location
-    survey = providers.get(location).survey(location, providers.wanted(run, paths))
+    survey = sources.survey(location, sources.fetch_options(run, paths))
     yield f"download: {survey.read}"
     yield from _table(run, survey)
     for warning in survey.warnings:
         yield f"download: warning: {warning}"
 
 
-def missing(run: Run) -> str | None:
-    """What the run would need that is not here; None where it could begin."""
+def unsupported(run: Run) -> str | None:
+    """Return what the run would need and this release lacks; None if it could begin."""
     if isinstance(run.llm.data_location, DataServer):
         try:
-            providers.get(run.llm.data_location)
+            sources.provider_of(run.llm.data_location)
         except LockstepError as error:
             return str(error)
     if isinstance(run.llm.optimizer, OptimizerDummy):
@@ -49,8 +49,8 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
     how = "read while training" if run.download.stream else "to read" if made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
     yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
-    size = sum(file.bytes for file in survey.files)
-    aside = sum(file.bytes for file in held_out)
+    size = sum(file.size for file in survey.files)
+    aside = sum(file.size for file in held_out)
     yield f"  bytes      {_bytes(size)} {how}, {_bytes(aside)} of them held out"
     if made:
         yield "  tokens     known when it is tokenized"

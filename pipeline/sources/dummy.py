@@ -1,4 +1,4 @@
-"""`data_location.Dummy`: zeros without end, to try everything else.
+"""`data_location.Dummy`: endless zeros, to try everything else.
 
 Psyche's are sequences of 2,048 tokens whatever max_seq_len says; ours are of max_seq_len.
 """
@@ -7,20 +7,20 @@ from pathlib import Path
 
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import DataDummy, ShuffleDontShuffle
-from pipeline.sources import TRAIN, Fetched, Survey, SurveyedFile, Wanted
+from pipeline.sources import TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.shards import ZEROS, ShardFile, shard_path
 
 TOKENS = 2**48  # more than any run asks for
 
 
-def survey(location: DataDummy, wanted: Wanted) -> Survey:
-    """One file that is nowhere: there is nothing to fetch."""
+def survey(location: DataDummy, options: FetchOptions) -> Survey:
+    """Describe one file that exists nowhere."""
     return Survey("zeros", (SurveyedFile("zeros", TRAIN, 0, TOKENS),), 1)
 
 
-def fetch(location: DataDummy, folder: Path, wanted: Wanted) -> Fetched:
-    """Nothing is fetched or written."""
+def fetch(location: DataDummy, folder: Path, options: FetchOptions) -> Fetched:
+    """List one file that exists nowhere; nothing is fetched or written."""
     zeros = ShardFile(
         path=shard_path(Path(), TRAIN, 0).as_posix(),
         split=TRAIN,

@@ -1,7 +1,7 @@
-"""A bucket of Google Cloud Storage, listed: for the `Gcp` location of `data_location.Http`.
+"""Files in a bucket of Google Cloud Storage: for the `Gcp` location of `data_location.Http`.
 
-A bucket that everybody may read is read without credentials; others with those of the environment,
-for which the extra gcs is needed. Each file is held to the generation that the listing names.
+A public bucket is read without credentials; another with those of the environment, for which the
+extra gcs is needed. Each file is held to the generation that the listing names.
 """
 
 from base64 import b64decode
@@ -13,31 +13,26 @@ from pydantic import AfterValidator, BaseModel, Field
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, google_auth, web
 from pipeline.net.remote import Origin
+from pipeline.runfile.explain import validate
 from pipeline.runfile.network import Network
-from pipeline.sources import listed
+from pipeline.sources.listing import LocationFile, check_name
 
 FIELDS = "nextPageToken,items(name,size,generation,md5Hash,crc32c,contentEncoding)"
 
 
-def _number(text: str) -> str:
-    if not text.isascii() or not text.isdigit():
-        raise ValueError("expected a number")
-    return text
-
-
-def _hash(text: str) -> str:
-    digest = b64decode(text, validate=True)  # what is none is a ValueError
+def _hex(text: str) -> str:
+    digest = b64decode(text, validate=True)  # raises a ValueError if invalid
     if not digest:
         raise ValueError("expected a hash")
     return digest.hex()
 
 
-Number = Annotated[str, AfterValidator(_number)]  # JSON of Google's: 64 bits, as text
-Hash = Annotated[str, AfterValidator(_hash)]  # there in base64, here in hexadecimal
+Number = Annotated[str, Field(pattern="^[0-9]+$")]  # Google's JSON has 64 bits as text
+Hash = Annotated[str, AfterValidator(_hex)]  # base64 there, hexadecimal here
 
 
-class Item(BaseModel):
-    """What is used of Google's description of a file."""
+class BucketItem(BaseModel):
+    """Google's description of a file, as far as it is used."""
 
     name: str
     size: Number
@@ -47,55 +42,55 @@ class Item(BaseModel):
     contentEncoding: str | None = None
 
 
-class Page(BaseModel):
+class BucketPage(BaseModel):
     """A page of a listing."""
 
-    items: list[Item] = Field(default_factory=list)
+    items: list[BucketItem] = Field(default_factory=list)
     nextPageToken: str | None = None
 
 
-def list_bucket(bucket: str, folder: str, network: Network) -> tuple[listed.Listed, ...]:
-    """All files whose names begin with a folder's, by name.
+def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFile, ...]:
+    """Return the files in a folder of a bucket, by name.
 
     Raises:
-      LockstepError: the bucket cannot be read, or lists what cannot be.
+      LockstepError: the bucket cannot be read, or its listing is invalid.
     """
     where = f"gs://{bucket}/{folder}".rstrip("/")
-    # a folder, and not another whose name begins alike
+    # with its slash, or folders whose names begin alike would match
     prefix = f"{folder.rstrip('/')}/" if folder else ""
-    found: list[Item] = []
-    more: str | None = None
+    url = f"{google_auth.endpoint()}/storage/v1/b/{quote(bucket, safe='')}/o"
+    items: list[BucketItem] = []
+    token: str | None = ""
     seen: set[str] = set()
-    while more != "":
-        query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": more} if more else {})
-        url = f"{google_auth.endpoint()}/storage/v1/b/{quote(bucket, safe='')}/o?{urlencode(query)}"
-        request = web.Request(url, google_auth.headers(where), where)
-        page = listed.read_answer(Page, web.get_json(request, network), where)
-        found += page.items
-        if page.nextPageToken in seen:
+    while token is not None:
+        query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": token} if token else {})
+        request = web.Request(f"{url}?{urlencode(query)}", google_auth.headers(where), where)
+        page = validate(BucketPage, web.get_json(request, network), f"{where}: invalid listing")
+        items += page.items
+        token = page.nextPageToken or None
+        if token in seen:
             raise LockstepError(f"{where}: a page that links to itself, expected another page")
-        seen.add(more := page.nextPageToken or "")
-    if not found:
+        seen.add(token)
+    if not items:
         raise LockstepError(f"{where}: found no files, expected some in this folder of the bucket")
     files = [
-        listed.Listed(
-            name=listed.check_name(item.name.removeprefix(prefix), where),
+        LocationFile(
+            name=check_name(item.name.removeprefix(prefix), where),
             origin=_origin(bucket, item, where),
         )
-        for item in found
+        for item in items
         if not item.name.endswith("/")  # a folder, as some tools leave them
     ]
     return tuple(sorted(files, key=lambda file: file.name))
 
 
-def _origin(bucket: str, item: Item, where: str) -> Origin:
+def _origin(bucket: str, item: BucketItem, where: str) -> Origin:
     if item.contentEncoding:
         raise LockstepError(
             f"{where}/{item.name}: stored as {item.contentEncoding}, expected plain bytes"
         )
-    checksum = None
-    for kind, said in (("crc32c", item.crc32c), ("md5", item.md5Hash)):
-        if said:
-            checksum = f"{kind}:{said}"
+    checksum = f"crc32c:{item.crc32c}" if item.crc32c else None
+    if item.md5Hash:
+        checksum = f"md5:{item.md5Hash}"
     url = addresses.google_file(bucket, item.name, item.generation)
     return Origin(url=url, size=int(item.size), tag=item.generation, checksum=checksum)

@@ -1,34 +1,28 @@
 """`data_location.Local`: a folder of token files of this machine, copied.
 
 They are read in the order of their names (Psyche takes the order in which the system lists them).
-Only the folder's own files are, and those of its sub-folder `held_out/`.
+Only files of the folder itself are read, and of its sub-folder `held_out/`.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.net.remote import Origin
 from pipeline.runfile.data import DataLocal
-from pipeline.sources import HELD_OUT, TOKENIZER, Fetched, Survey, Wanted, listed
+from pipeline.runfile.network import Network
+from pipeline.sources import HELD_OUT, TOKENIZER
+from pipeline.sources.listing import (
+    EXTENSIONS,
+    Listing,
+    LocationFile,
+    local_file,
+    token_files,
+    tokenizer_files,
+)
 
 
-def survey(location: DataLocal, wanted: Wanted) -> Survey:
-    """What a run would read of the folder."""
-    return listed.survey(listing(location), wanted)
-
-
-def fetch(location: DataLocal, folder: Path, wanted: Wanted) -> Fetched:
-    """Copies a folder's token files, and its tokenizer where it has one.
-
-    Raises:
-      LockstepError: as `listing` and `listed.fetch_listed`.
-    """
-    return listed.fetch_listed(listing(location), folder, wanted)
-
-
-def listing(location: DataLocal) -> listed.Listing:
-    """The folder's token files, and its tokenizer.
+def listing(location: DataLocal, network: Network) -> Listing:
+    """Return the folder's token files, and its tokenizer.
 
     Raises:
       LockstepError: there is no such folder, or a `tokenizer/` in it without a tokenizer.json.
@@ -37,28 +31,25 @@ def listing(location: DataLocal) -> listed.Listing:
     if not root.is_dir():
         raise LockstepError(
             f"model.LLM.data_location.Local: found no folder {root.absolute()}, expected one of "
-            f"{', '.join(listed.EXTENSIONS)} files"
+            f"{', '.join(EXTENSIONS)} files"
         )
-    files = list(_files(root))
-    tokenizer = listed.tokenizer_files(files)
     if (root / TOKENIZER).is_dir() and not (root / TOKENIZER / "tokenizer.json").is_file():
         raise LockstepError(f"{root / TOKENIZER}: found no tokenizer.json, expected one")
-    return listed.Listing(
+    files = list(_files(root))
+    return Listing(
         read=location.path,
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        files=listed.token_files(files),
-        tokenizer=tokenizer,
+        files=token_files(files),
+        tokenizer=tokenizer_files(files),
         says_held_out=(root / HELD_OUT).is_dir(),
     )
 
 
-def _files(root: Path) -> Iterator[listed.Listed]:
-    """The files of the folder and of those in it that mean something, by name."""
+def _files(root: Path) -> Iterator[LocationFile]:
+    """Yield the files of the folder and of those in it that have a meaning, by name."""
     for folder in (root, root / HELD_OUT, root / TOKENIZER):
-        if not folder.is_dir():
-            continue
-        for path in sorted(folder.iterdir(), key=lambda path: path.name):
-            if path.is_file():
-                origin = Origin(url=str(path.absolute()), size=path.stat().st_size)
-                yield listed.Listed(name=path.relative_to(root).as_posix(), origin=origin)
+        if folder.is_dir():
+            for path in sorted(folder.iterdir(), key=lambda path: path.name):
+                if path.is_file():
+                    yield local_file(path, root)

@@ -114,7 +114,10 @@ class Parquet:
     def _first_length(self) -> int:
         with self._one_line():
             for batch in self._file.iter_batches(1, columns=["inputs"]):
-                return int(_Lists(self.name, "inputs", batch.column("inputs"), 0).lengths[0])
+                first = _Lists(self.name, "inputs", batch.column("inputs"), 0)
+                if not first.lengths[0]:
+                    first.refuse(0, "an empty list", "token ids")
+                return int(first.lengths[0])
         return 0
 
     @contextmanager

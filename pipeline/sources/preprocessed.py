@@ -1,9 +1,8 @@
 """`data_location.Preprocessed`: rows of token ids in parquet files (parquet.py), made into shards.
 
 The split is the name of a file's folder, or the beginning of its own. The first of HELD_OUT_SPLITS
-that there is is held out; without one the last file is, and where there is but one file nothing is:
-a warning says so. A limit is on the train split; where it cuts by tokens or steps, at most
-HELD_OUT_TOKENS are held out.
+that exists is held out; without one, as choice.py does it. A limit is on the train split; where it
+cuts by tokens or steps, at most HELD_OUT_TOKENS are held out.
 """
 
 import hashlib
@@ -15,49 +14,38 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.net import store
-from pipeline.net.remote import Origin
-from pipeline.net.store import Transfer
-from pipeline.runfile.data import DataPreprocessed, Limit, ShuffleDontShuffle
+from pipeline.net.store import Stored
+from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.sources import (
-    HELD_OUT,
-    HELD_OUT_TOKENS,
-    TOKENIZER,
-    TRAIN,
-    Fetched,
-    Survey,
-    SurveyedFile,
-    Wanted,
-    hub,
-    listed,
-    refuse_stream,
-)
-from pipeline.sources.listed import Listed, Listing, label
+from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources.choice import hold_out_last, max_tokens
+from pipeline.sources.hub import list_dataset
+from pipeline.sources.listing import Listing, LocationFile, local_file, remembered, tokenizer_files
 from pipeline.sources.parquet import COLUMNS, Parquet
+from pipeline.sources.token_files import fetch_files, fetch_tokenizer
 from pipeline.stage.artifacts import listing_sha256, write_bytes
-from pipeline.tokens.shards import ShardFile, shard_path
+from pipeline.tokens.shards import ShardFile, Split, shard_path
 
+MAKES_TOKENS = True
 HELD_OUT_SPLITS = ("validation", "val", "dev", "test")
 SHARD_NUMBERS = 2**20
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def survey(location: DataPreprocessed, wanted: Wanted) -> Survey:
-    """What a run would read; of files of this machine, how many tokens that are.
+def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
+    """Describe what a run would read; of files of this machine, how many tokens that are.
 
     Raises:
-      LockstepError: as `fetch`, but for what only reading a row tells.
+      LockstepError: as `fetch`, except for what only the rows tell.
     """
-    listing, chosen = _choose(location, wanted)
-    most = _most_tokens(wanted.limit)
+    listing, chosen = _choose(location, options)
     files = []
     for split, of_split in chosen.files.items():
-        left = most[split]
+        left = max_tokens(options.limit)[split]
         for file in of_split:
-            here = file.origin.is_local
-            tokens = Parquet(Path(file.origin.url), label(file)).tokens if here else None
-            if here and left is not None:
+            local = file.origin.is_local
+            tokens = Parquet(Path(file.origin.url), file.label).tokens if local else None
+            if local and left is not None:
                 tokens = min(tokens, left)
                 left -= tokens
             if tokens != 0:
@@ -65,34 +53,33 @@ def survey(location: DataPreprocessed, wanted: Wanted) -> Survey:
     return Survey(listing.read, tuple(files), chosen.train_files, chosen.warnings)
 
 
-def fetch(location: DataPreprocessed, folder: Path, wanted: Wanted) -> Fetched:
-    """Makes shards of parquet files, of a folder or of a dataset on the hub.
+def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fetched:
+    """Make shards of parquet files, of a folder or of a dataset on the hub.
 
     Raises:
-      LockstepError: there are none, pyarrow is not installed, or a row is not as it should be; the
-        error names file, column and row.
+      LockstepError: there are none, pyarrow is not installed, or a row is invalid; the error names
+        file, column and row.
     """
-    refuse_stream(location, wanted)
-    listing, chosen = _choose(location, wanted)
-    vocab_size = listed.fetch_tokenizer(listing, folder, wanted)
-    shards, warnings = _Shards(folder, vocab_size), list(chosen.warnings)
+    listing, chosen = _choose(location, options)
+    vocab_size = fetch_tokenizer(listing, folder, options)
+    shards, warnings = _RowShards(folder, vocab_size), list(chosen.warnings)
     read: dict[str, dict[str, str]] = {TRAIN: {}, HELD_OUT: {}}
     for split, of_split in chosen.files.items():
         (folder / split).mkdir()
-        left = _most_tokens(wanted.limit)[split]
-        # where only rows say how many files are needed, no more are fetched than at once
-        some = len(of_split) if left is None else wanted.network.connections
-        for file, kept in _fetch(of_split, some, wanted):
-            rows = Parquet(kept.path, label(file))
+        left = max_tokens(options.limit)[split]
+        # where only rows tell how many files are needed, no more are fetched than at once
+        batch = len(of_split) if left is None else options.network.connections
+        for file, stored in _fetch(of_split, batch, options):
+            rows = Parquet(stored.path, file.label)
+            read[split][file.name] = stored.sha256
             if not rows.rows:
-                warnings.append(f"{label(file)}: has no rows")
-            elif left is None:
-                shards.add(rows, file.name, split, None)
-            else:
-                left -= shards.add(rows, file.name, split, left)
-            read[split][file.name] = kept.sha256
-            if left is not None and left < max(1, shards.length):
-                break
+                warnings.append(f"{file.label}: has no rows")
+                continue
+            written = shards.add(rows, file.name, split, left)
+            if left is not None:
+                left -= written
+                if left < shards.length:
+                    break
     if not shards.rows[TRAIN]:
         raise LockstepError(f"{listing.read}: found no rows to train on, expected some")
     return Fetched(
@@ -114,27 +101,25 @@ def fetch(location: DataPreprocessed, folder: Path, wanted: Wanted) -> Fetched:
 
 
 def _fetch(
-    files: list[Listed], some: int, wanted: Wanted
-) -> Iterator[tuple[Listed, store.Stored]]:
-    """Files and where they are in the store, fetched some at a time as they are asked for."""
-    for start in range(0, len(files), max(1, some)):
-        lot = files[start : start + some]
-        wishes = [Transfer(label(file), file.origin, file.origin.size) for file in lot]
-        with wanted.progress(total=sum(wish.size for wish in wishes), unit="byte") as bar:
-            kept = store.fetch(wishes, wanted.store, wanted.network, bar)
-        yield from zip(lot, kept, strict=True)
+    files: list[LocationFile], batch: int, options: FetchOptions
+) -> Iterator[tuple[LocationFile, Stored]]:
+    """Yield files with their place in the store, fetched `batch` at a time as they are needed."""
+    for start in range(0, len(files), max(1, batch)):
+        some = files[start : start + batch]
+        yield from zip(some, fetch_files(some, options), strict=True)
 
 
-class _Shards:
+class _RowShards:
     """The shards, as they are made of one parquet file after another.
 
     Args:
-      folder: where they go.
-      vocab_size: of the tokenizer; None where there is none.
+      folder: the shards folder.
+      vocab_size: bound of the token ids; None without a tokenizer.
 
     Attributes:
-      files: the shards; rows: how many of each split; columns, length: of the first file that has
-        rows, and so of all.
+      files: the shards.
+      rows: number of rows of each split.
+      columns, length: columns and tokens of a row, of the first file that has rows and so of all.
     """
 
     def __init__(self, folder: Path, vocab_size: int | None):
@@ -146,11 +131,11 @@ class _Shards:
         self._first = ""
         self._counts = {TRAIN: 0, HELD_OUT: 0}
 
-    def add(self, file: Parquet, name: str, split: str, most: int | None) -> int:
-        """Makes shards of a file's first `most` tokens, or of all; how many tokens that were.
+    def add(self, file: Parquet, name: str, split: Split, most: int | None) -> int:
+        """Make shards of a file's first `most` tokens, or of all; return how many tokens.
 
         Raises:
-          LockstepError: it has other columns than the first, or a row is wrong.
+          LockstepError: it has other columns than the first, or a row is invalid.
         """
         if not self.columns:
             self.columns, self.length, self._first = file.columns, file.length, file.name
@@ -169,7 +154,7 @@ class _Shards:
         self.rows[split] += done
         return done * self.length
 
-    def _write(self, rows_NW: np.ndarray, split: str, name: str) -> None:
+    def _write(self, rows_NW: np.ndarray, split: Split, name: str) -> None:
         path = shard_path(Path(), split, self._counts[split])
         self._counts[split] += 1
         data = rows_NW.astype("<u4").tobytes()  # -100 as its 32 bits
@@ -185,38 +170,39 @@ class _Shards:
 # ---- Which files ----
 
 
-class _Chosen(NamedTuple):
+class _ChosenRows(NamedTuple):
     """The files of each split that a run reads, how many there are to train on, and warnings."""
 
-    files: dict[str, list[Listed]]
+    files: dict[Split, list[LocationFile]]
     train_files: int
     warnings: tuple[str, ...]
 
 
-def _choose(location: DataPreprocessed, wanted: Wanted) -> tuple[Listing, _Chosen]:
-    listing = _list(location, wanted)
+def _choose(location: DataPreprocessed, options: FetchOptions) -> tuple[Listing, _ChosenRows]:
+    listing = _list(location, options)
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in .parquet")
-    train, held_out, warnings = _splits(listing)
+    train, held_out, warnings = _split(listing)
     if not train:
         raise LockstepError(
             f"{listing.read}: found no files of the split train, expected some beside "
             f"{listing.files[0].name}"
         )
-    limit = wanted.limit
-    first = train if limit is None or limit.files is None else train[: limit.files]
-    return listing, _Chosen({TRAIN: first, HELD_OUT: held_out}, len(train), warnings)
+    first = train[: options.limit.files if options.limit else None]
+    return listing, _ChosenRows({TRAIN: first, HELD_OUT: held_out}, len(train), tuple(warnings))
 
 
-def _list(location: DataPreprocessed, wanted: Wanted) -> Listing:
-    """The parquet files of the folder or the dataset, and the tokenizer beside them, by name.
+def _list(location: DataPreprocessed, options: FetchOptions) -> Listing:
+    """Return the parquet files of the folder or the dataset, and the tokenizer beside them.
 
     Raises:
-      LockstepError: there is neither.
+      LockstepError: neither exists.
     """
     root = Path(location.source).expanduser()
     if root.is_dir():
-        return _listing(location.source, _local(root), {})
+        paths = {*root.rglob("*.parquet"), *root.glob("*"), *(root / TOKENIZER).glob("*")}
+        files = [local_file(path, root) for path in paths if path.is_file()]
+        return _listing(location.source, files, {})
     repo_id, where = location.source.strip(), variant_name(location)
     if not REPO_ID.fullmatch(repo_id):
         raise LockstepError(
@@ -225,72 +211,51 @@ def _list(location: DataPreprocessed, wanted: Wanted) -> Listing:
         )
 
     def ask() -> Listing:
-        commit, files = hub.list_dataset(repo_id, None, f"{where}: {repo_id}", wanted.network)
+        commit, files = list_dataset(repo_id, None, f"{where}: {repo_id}", options.network)
         return _listing(f"{repo_id} on the hub", files, {"repo_id": repo_id, "commit": commit})
 
-    return listed.remembered(wanted, location, ask)
+    return remembered(location, options, ask)
 
 
-def _listing(read: str, files: Iterable[Listed], says: dict[str, str]) -> Listing:
+def _listing(read: str, files: Iterable[LocationFile], says: dict[str, str]) -> Listing:
     files = sorted(files, key=lambda file: file.name)
-    parquet = (file for file in files if file.name.endswith(".parquet"))
     return Listing(
         read=read,
         token_size_in_bytes="FourBytes",
         shuffle=ShuffleDontShuffle(),
-        files=tuple(file for file in parquet if not _is_hidden(file.name)),
-        tokenizer=listed.tokenizer_files(files),
+        files=tuple(
+            file
+            for file in files
+            if file.name.endswith(".parquet") and not f"/{file.name}".count("/.")
+        ),
+        tokenizer=tokenizer_files(files),
         says=says,
     )
 
 
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in PurePosixPath(name).parts)
-
-
-def _local(root: Path) -> Iterator[Listed]:
-    """The parquet files of a folder and of those in it, and what may be a tokenizer's."""
-    found = {*root.rglob("*.parquet"), *root.glob("*"), *(root / TOKENIZER).glob("*")}
-    for path in found:
-        if path.is_file():
-            origin = Origin(url=str(path.absolute()), size=path.stat().st_size)
-            yield Listed(name=path.relative_to(root).as_posix(), origin=origin)
-
-
-def _splits(listing: Listing) -> tuple[list[Listed], list[Listed], tuple[str, ...]]:
-    """The files to train on, those that are held out, and warnings of what the names do not say."""
-    by_split: dict[str | None, list[Listed]] = {}
+def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], list[str]]:
+    """Return the train files, the held-out files, and warnings."""
+    by_split: dict[str | None, list[LocationFile]] = {}
     for file in listing.files:
         by_split.setdefault(_split_of(file.name), []).append(file)
     train = by_split.pop(TRAIN if TRAIN in by_split else None, [])
     held_out, warnings = [], []
     for split in HELD_OUT_SPLITS:
         held_out = held_out or by_split.pop(split, [])
-    where = f"{listing.read}: no files of {', '.join(HELD_OUT_SPLITS)}"
-    if not held_out and len(train) > 1:
-        *train, last = train
-        held_out = [last]
-        warnings.append(f"{where}, so the last file, {last.name}, is held out")
-    elif not held_out:
-        warnings.append(f"{where}, and one file, so nothing is held out")
+    if not held_out:
+        where = f"{listing.read}: no files of {', '.join(HELD_OUT_SPLITS)}"
+        train, held_out, warning = hold_out_last(train, where)
+        warnings.append(warning)
     for split, files in by_split.items():
-        said = f"of split {split}" if split else "that say no split"
-        warnings.append(f"{listing.read}: {len(files)} files {said} are not used")
-    return train, held_out, tuple(warnings)
+        kind = f"of split {split}" if split else "without a split in their names"
+        warnings.append(f"{listing.read}: {len(files)} files {kind} are not used")
+    return train, held_out, warnings
 
 
 def _split_of(name: str) -> str | None:
-    """The split that the name of a file's folder, or its own, begins with; None for no split."""
+    """Return the split with which the name of a file's folder, or its own, begins."""
     *folders, file = PurePosixPath(name.lower()).parts
-    for said in (*folders[-1:], file):
-        if (first := re.split("[-_.]", said)[0]) in (TRAIN, *HELD_OUT_SPLITS):
+    for part in (*folders[-1:], file):
+        if (first := re.split("[-_.]", part)[0]) in (TRAIN, *HELD_OUT_SPLITS):
             return first
     return None
-
-
-def _most_tokens(limit: Limit | None) -> dict[str, int | None]:
-    """How many tokens of each split a limit allows; None: all of its files."""
-    if limit is None or limit.files is not None:
-        return {TRAIN: None, HELD_OUT: None}
-    train = limit.tokens if limit.steps is None else limit.sequences * limit.max_seq_len
-    return {TRAIN: train, HELD_OUT: HELD_OUT_TOKENS}

@@ -1,13 +1,11 @@
 """`data_location.Url`: token files at an address of fsspec, such as s3://bucket/folder.
 
-Each kind of address has its library, which finds credentials in the environment by its own rules
-and has its own time limits; for s3:// that is s3fs, of the extra s3. There is no checksum that all
-of them give: a file's size and version are held to what was listed, and its SHA-256 is recorded.
-gs:// is read as the `Gcp` location of Http is, by generation and checksum.
+Each scheme has its library, with its own credentials and time limits; s3:// needs s3fs, of the
+extra s3. There is no checksum that all of them give: a file is held to its listed size and version,
+and its SHA-256 is recorded.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.net import fsspec_files
@@ -16,8 +14,13 @@ from pipeline.net.remote import Origin
 from pipeline.runfile.data import DataUrl
 from pipeline.runfile.network import Network
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.sources import Fetched, Survey, Wanted, listed
-from pipeline.sources.gcs import list_bucket
+from pipeline.sources.listing import (
+    Listing,
+    LocationFile,
+    check_name,
+    token_files,
+    tokenizer_files,
+)
 
 # Other addresses have locations of their own, which check more.
 INSTEAD = {
@@ -29,25 +32,11 @@ INSTEAD = {
 }
 
 
-def survey(location: DataUrl, wanted: Wanted) -> Survey:
-    """What a run would read of the location."""
-    return listed.survey(listing(location, wanted), wanted)
-
-
-def fetch(location: DataUrl, folder: Path, wanted: Wanted) -> Fetched:
-    """Fetches the token files, and their tokenizer where they have one.
+def listing(location: DataUrl, network: Network) -> Listing:
+    """Return the token files at and below the address, by name.
 
     Raises:
-      LockstepError: as `listing` and `listed.fetch_listed`.
-    """
-    return listed.fetch_listed(listing(location, wanted), folder, wanted)
-
-
-def listing(location: DataUrl, wanted: Wanted) -> listed.Listing:
-    """The token files at and below the address, by name.
-
-    Raises:
-      LockstepError: it is no address of fsspec, there is nothing, or it may not be read.
+      LockstepError: fsspec does not know the address, it is empty, or it may not be read.
     """
     scheme, separator, _ = location.url.partition("://")
     if not separator or scheme in INSTEAD:
@@ -55,30 +44,21 @@ def listing(location: DataUrl, wanted: Wanted) -> listed.Listing:
             f"{variant_name(location)}: found {hide(location.url)}, expected "
             f"{INSTEAD.get(scheme, 'Local')} for it; this one is for s3:// and the like"
         )
-    return listed.remembered(wanted, location, lambda: _ask(location, wanted.network))
-
-
-def _ask(location: DataUrl, network: Network) -> listed.Listing:
-    scheme, _, place = location.url.partition("://")
-    if scheme == "gs":
-        bucket, _, folder = place.partition("/")
-        files = list_bucket(bucket, folder, network)
-    else:
-        files = tuple(_by_fsspec(location.url, scheme))
-    return listed.Listing(
+    files = tuple(_list_files(location.url, scheme))
+    return Listing(
         read=hide(location.url),
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        files=listed.token_files(files),
-        tokenizer=listed.tokenizer_files(files),
+        files=token_files(files),
+        tokenizer=tokenizer_files(files),
     )
 
 
-def _by_fsspec(url: str, scheme: str) -> Iterator[listed.Listed]:
+def _list_files(url: str, scheme: str) -> Iterator[LocationFile]:
     _, root = fsspec_files.find_file_system(url)
-    for path, about in sorted(fsspec_files.list_files(url).items()):
-        size, tag = fsspec_files.version(about)
-        # of a folder the path in it; of a file its own name
+    for path, info in sorted(fsspec_files.list_files(url).items()):
+        size, tag = fsspec_files.version(info)
+        # its path in a folder; a file's own name
         name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
         origin = Origin(url=f"{scheme}://{path}", size=size, tag=tag)
-        yield listed.Listed(name=listed.check_name(name, hide(url)), origin=origin)
+        yield LocationFile(name=check_name(name, hide(url)), origin=origin)

@@ -19,7 +19,8 @@ from pipeline.protocol import driver, links
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.fused_peers import FusedPeers
 from pipeline.swarm.peers import SimulatedPeers, assigned
-from pipeline.tokens.sequences import Sequences, read_shards
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import read_shards
 from pipeline.tokens.shards import PLAIN, Column
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps

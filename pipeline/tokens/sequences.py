@@ -19,23 +19,9 @@ from pipeline.runfile.data import Shuffle, ShuffleSeeded
 from pipeline.runfile.network import Network
 from pipeline.tokens import mixture
 from pipeline.tokens.files import TokenFiles
-from pipeline.tokens.ids import Ids, check_file_ids, check_ids, limit_of  # noqa: F401 - as above
+from pipeline.tokens.ids import Ids, limit_of
 from pipeline.tokens.permutation import permute
-from pipeline.tokens.shards import (  # noqa: F401 - all that is known of tokens is found here
-    PLAIN,
-    SHARDS,
-    ZEROS,
-    Column,
-    Part,
-    ShardFile,
-    Shards,
-    Split,
-    count_tokens,
-    duplicates,
-    measure,
-    read_shards,
-    write_shards,
-)
+from pipeline.tokens.shards import PLAIN, SHARDS, Part, Shards, Split, read_shards
 
 BLOCK = 2048  # positions whose places are found at once
 NEAR = 64  # spans, of the length of one, between two that are asked for in the same round

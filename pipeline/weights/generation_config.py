@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
+from pipeline.tokens.tokenizer_files import load_tokenizer
 
 NAME = "generation_config.json"
 # They do nothing where nothing is sampled; transformers warns of them, and 4 does not save them.
@@ -70,10 +69,7 @@ def _special_tokens(folder: Path) -> dict[str, int]:
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         return {}
-    try:
-        vocabulary = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise LockstepError(f"{tokenizer}: expected a tokenizer: {error}") from error
+    vocabulary = load_tokenizer(tokenizer)
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the later one counts
         if (folder / name).is_file():

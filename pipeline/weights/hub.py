@@ -9,8 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.net import hub_files
-from pipeline.net import redact
+from pipeline.net import hub_files, redact
 from pipeline.weights import hf
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import download, runfile
-from pipeline import sources as providers
+from pipeline import download, runfile, sources
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataLocal
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
-from pipeline.tokens import sequences as tokens
+from pipeline.tokens.ids import check_ids
+from pipeline.tokens.sequences import open_shards
+from pipeline.tokens.shards import read_shards
 from tests import tiny
 from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
 
@@ -64,7 +65,7 @@ def run(location: dict | str, root: Path, **table: object) -> Path:
 
 
 def taken(folder: Path, split: str = "train", count: int | None = None) -> np.ndarray:
-    sequences = tokens.open_shards(folder, split, LENGTH)
+    sequences = open_shards(folder, split, LENGTH)
     return sequences.take(np.arange(len(sequences) if count is None else count))
 
 
@@ -99,9 +100,9 @@ def test_shards_json_tells_each_file_and_the_made_file_verifies(place, tmp_path)
 
 def test_every_sequence_comes_once_and_lies_in_the_vocabulary(place, tmp_path):
     folder = run(place.location, tmp_path / "run")
-    shards = tokens.read_shards(folder)
+    shards = read_shards(folder)
     if shards.vocab_size is not None:
-        tokens.check_ids(folder, shards.vocab_size)
+        check_ids(folder, shards.vocab_size)
         assert (folder / "tokenizer" / "tokenizer.json").is_file()
     if not place.sure:
         return
@@ -133,7 +134,7 @@ def test_a_dry_run_says_what_there_is_and_fetches_none_of_it(place, tmp_path):
     assert not list((tmp_path / "dry").rglob("*.ds"))
     assert place.sent() <= mix_bytes(place)  # which says where the files are
     folder = run(place.location, tmp_path / "run")
-    train = tokens.read_shards(folder).split("train")
+    train = read_shards(folder).split("train")
     said = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
     if place.listed:
         assert said["files"].startswith(f"{len(train)} to train on, ")
@@ -203,7 +204,7 @@ def test_what_is_made_here_cannot_be_read_while_training(source, tmp_path, monke
 def test_a_limit_takes_the_first_of_the_train_split(source, limit, count, tmp_path, monkeypatch):
     with opened(source, tmp_path / "source", monkeypatch) as place:
         folder = run(place.location, tmp_path / "run", limit=limit)
-        shards = tokens.read_shards(folder)
+        shards = read_shards(folder)
         train = b"".join((folder / file.path).read_bytes() for file in shards.split("train"))
         whole = b"".join(list(TRUTH.values())[:3])
         assert train == whole[: None if count is None else 2 * count]
@@ -216,7 +217,7 @@ def test_a_limit_by_weight_gives_each_location_its_share(tmp_path, monkeypatch):
     with opened("weighted", tmp_path / "source", monkeypatch) as place:
         folder = run(place.location, tmp_path / "run", limit={"tokens": 600})
         counts = [0, 0]
-        for file in tokens.read_shards(folder).split("train"):
+        for file in read_shards(folder).split("train"):
             counts[file.part] += file.tokens
     assert 420 <= counts[0] <= 422
     assert 180 <= counts[1] <= 182
@@ -240,17 +241,17 @@ def test_a_data_server_is_refused_before_any_work(tmp_path):
 
 
 def test_every_location_but_a_data_server_has_a_provider_of_its_name():
-    for location, name in providers.PROVIDERS.items():
+    for location, name in sources.PROVIDERS.items():
         assert location.tag().lower() == name.replace("_", "")
-        folder = Path(providers.__file__).parent
+        folder = Path(sources.__file__).parent
         assert (folder / f"{name}.py").is_file()
-    known = {location.tag() for location in providers.PROVIDERS} | {"Server"}
+    known = {location.tag() for location in sources.PROVIDERS} | {"Server"}
     assert known == {kind.__name__.removeprefix("Data") for kind in runfile.Data.__subclasses__()}
 
 
 def test_one_provider_does_not_import_another(monkeypatch):
-    for name in providers.PROVIDERS.values():
+    for name in sources.PROVIDERS.values():
         monkeypatch.delitem(sys.modules, f"pipeline.sources.{name}", raising=False)
-    found = providers.get(DataLocal(path="x"))
+    found = sources.provider_of(DataLocal(path="x"))
     assert isinstance(found, types.ModuleType)
     assert "pipeline.sources.corpus" not in sys.modules

@@ -17,9 +17,8 @@ from pipeline.programs.held_out import mean_loss
 from pipeline.programs.placement import DeviceGroup
 from pipeline.programs.train_step import Programs
 from pipeline.stage.artifacts import Paths, read_json, write_json
-from pipeline.tokens import sequences as tokens
 from pipeline.tokens.columns import UNCOUNTED
-from pipeline.tokens.shards import PLAIN
+from pipeline.tokens.shards import PLAIN, Shards, measure, write_shards
 from pipeline.weights import hf
 from tests.pipeline.finished_run import write_run_file
 
@@ -78,16 +77,16 @@ def made(tmp_path):
                 if len(content):
                     (folder / split).mkdir()
                     np.asarray(content).astype("<u4").tofile(folder / split / "00000.ds")
-            shards = tokens.Shards(
+            shards = Shards(
                 format=2,
                 token_size_in_bytes=4,
                 vocab_size=None,
                 shuffle="DontShuffle",
                 columns=columns,
-                files=tokens.measure(folder, 4),
+                files=measure(folder, 4),
                 source={},
             )
-            tokens.write_shards(folder, shards)
+            write_shards(folder, shards)
         with Paths("export", run_file, tmp_path).building() as folder:
             if refused:
                 write_json(folder / "refused.json", {"findings": []})

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from models.llama import llama
 from pipeline import export, runfile
 from pipeline.stage.artifacts import METRICS, Paths, write_json
-from pipeline.tokens import sequences as tokens
+from pipeline.tokens.shards import Shards, measure, write_shards
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.transcript import Writer
 from pipeline.weights.trees import save_tree
@@ -137,15 +137,15 @@ def _shards(folder: Path, read: str, count: int, held_out: bool) -> None:
         for number in range(files):
             np.full(100 + number, END, "<u2").tofile(folder / split / f"{number:05}.ds")
     source = {"read": read, "sha256": "cd" * 32}
-    shards = tokens.Shards(
+    shards = Shards(
         format=2,
         token_size_in_bytes=2,
         vocab_size=VOCABULARY,
         shuffle="DontShuffle",
-        files=tokens.measure(folder, 2),
+        files=measure(folder, 2),
         source=source,
     )
-    tokens.write_shards(folder, shards)
+    write_shards(folder, shards)
 
 
 def _train(folder: Path, header: Header, held_out: bool) -> None:

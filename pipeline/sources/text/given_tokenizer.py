@@ -1,4 +1,4 @@
-"""A tokenizer that is there already: in a folder, or on the Hugging Face hub."""
+"""A tokenizer that exists already: in a folder, or on the Hugging Face hub."""
 
 import shutil
 from pathlib import Path
@@ -10,32 +10,43 @@ from pipeline.errors import LockstepError
 from pipeline.net import hub_files
 from pipeline.runfile.data import DataCorpus
 from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
-from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
+from pipeline.tokens.tokenizer_files import TOKENIZER, TOKENIZER_FILES, load_tokenizer, vocab_size
 
 KEY = "model.LLM.data_location.Corpus.tokenizer"
-# What ends a document, where no file of a tokenizer says it: the first of these that it has.
+# Tokens that end a document, where no file of a tokenizer names one: the first that it has.
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 
 
-class Given(NamedTuple):
-    """A tokenizer, and where it is from.
+class CorpusTokenizer(NamedTuple):
+    """What turns text into tokens.
 
     Attributes:
-      folder: its files.
-      source: what was read, as JSON; with the `sha256` of its files.
+      tokenizer: the tokenizer, whose files are in the shards folder.
+      end: id of the token after each document.
+      vocab_size: bound of the ids.
+      source: what was read of it, as JSON; empty if it was trained here.
       warnings: one line each, for the user.
     """
 
-    folder: Path
+    tokenizer: Tokenizer
+    end: int
+    vocab_size: int
     source: dict
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
-def find(location: DataCorpus, cache: Path) -> Given:
-    """The folder where `tokenizer` is one and no revision is given, else what the hub has.
+def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTokenizer:
+    """Copy the tokenizer that a run file names, without any other file.
+
+    It is the folder `tokenizer`, if that exists and no revision is given, else the hub's.
+
+    Args:
+      location: names it.
+      cache: files from the hub.
+      target: folder to create.
 
     Raises:
-      LockstepError: it is not there, cannot be read, or has no tokenizer.json.
+      LockstepError: it does not exist, cannot be read, has no tokenizer.json, or no end token.
     """
     folder, commit, warnings = Path(location.tokenizer).expanduser(), None, ()
     name, revision = f"{KEY}: {location.tokenizer}", location.tokenizer_revision
@@ -50,51 +61,28 @@ def find(location: DataCorpus, cache: Path) -> Given:
         if revision != commit:
             warnings = (hub_files.pin_advice(name, commit, "tokenizer_revision"),)
     files = [file for file in TOKENIZER_FILES if (folder / file).is_file()]
-    if "tokenizer.json" not in files:
+    if TOKENIZER not in files:
         raise LockstepError(f"{name}: found no tokenizer.json, expected one")
+    tokenizer = load_tokenizer(folder / TOKENIZER)
     source = {
         "read": location.tokenizer,
         "revision": revision,
         "commit": commit,
         "sha256": listing_sha256((file, sha256_file(folder / file)) for file in files),
     }
-    return Given(folder, source, warnings)
+    end = _end_token(folder, tokenizer)
+    target.mkdir(parents=True)
+    for file in files:
+        shutil.copyfile(folder / file, target / file)
+    return CorpusTokenizer(tokenizer, end, vocab_size(tokenizer), {"tokenizer": source}, warnings)
 
 
-def copy(folder: Path, into: Path) -> None:
-    """Copies a tokenizer's files, and nothing else."""
-    into.mkdir(parents=True)
-    for name in TOKENIZER_FILES:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, into / name)
-
-
-def load(folder: Path) -> Tokenizer:
-    """Reads a folder's tokenizer.json.
+def _end_token(folder: Path, tokenizer: Tokenizer) -> int:
+    """Return the id of the token that ends a document: the `eos_token` of the tokenizer's files,
+    else the first of ENDS that it has.
 
     Raises:
-      LockstepError: it is no tokenizer.
-    """
-    path = folder / "tokenizer.json"
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise LockstepError(
-            f"{path}: expected a tokenizer of the `tokenizers` library: {error}"
-        ) from error
-
-
-def count_vocab(tokenizer: Tokenizer) -> int:
-    """One more than the largest token id, added tokens included."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-
-def end_token(folder: Path, tokenizer: Tokenizer) -> int:
-    """The id of the token that ends a document: `eos_token` of the tokenizer's own files, else the
-    first of ENDS that it has.
-
-    Raises:
-      LockstepError: it names one that it does not have, or has none.
+      LockstepError: the token named is unknown, or there is none.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = _eos_token(folder / name)
@@ -119,10 +107,10 @@ def end_token(folder: Path, tokenizer: Tokenizer) -> int:
 def _eos_token(path: Path) -> str | None:
     if not path.is_file():
         return None
-    said = read_json(path)
-    if not isinstance(said, dict):
-        raise LockstepError(f"{path}: found {type(said).__name__}, expected a table")
-    token = said.get("eos_token")
+    table = read_json(path)
+    if not isinstance(table, dict):
+        raise LockstepError(f"{path}: found {type(table).__name__}, expected a table")
+    token = table.get("eos_token")
     if isinstance(token, dict):  # as transformers 4 writes it
         token = token.get("content")
     if not isinstance(token, str | None):

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import shutil
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +99,9 @@ MATRIX = [
     Row("answers 204", once(m.status(204)), "answered 204 No Content"),
     Row("answers 416 to a resumption", cut_then(m.status(416)), CHANGED),
     Row("redirects in a loop", always(m.redirected()), "too many redirects"),
-    Row("redirects to a file", once(m.redirected("file:///etc/passwd")), "expected a valid address"),
+    Row(
+        "redirects to a file", once(m.redirected("file:///etc/passwd")), "expected a valid address"
+    ),
     Row("redirects to ftp://", once(m.redirected("ftp://h/a")), "Not supported URL scheme ftp"),
     Row("redirects to nonsense", once(m.redirected("http://[::")), "expected a valid address"),
     Row("sends a page to sign in", once(m.sign_in), "sends a web page"),

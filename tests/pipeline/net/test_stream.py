@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pipeline.errors import LockstepError
 from pipeline.net import remote, retry, stream
 from pipeline.net.remote import Origin
-from pipeline.net.stream import GAP_BYTES, REQUEST_BYTES, Streams
 from pipeline.net.retry import Broken
+from pipeline.net.stream import GAP_BYTES, REQUEST_BYTES, Streams
 from pipeline.runfile.network import Network
 from tests.servers import misbehaviour
 from tests.servers.files import Files

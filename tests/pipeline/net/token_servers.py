@@ -11,7 +11,7 @@ import pytest
 from pipeline import download, runfile
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
-from pipeline.tokens import sequences as tokens
+from pipeline.tokens.shards import read_shards
 from tests import tiny
 from tests.servers import hub as hub_server
 from tests.servers import web
@@ -131,7 +131,7 @@ def check(folder: Path, shards: Shards) -> None:
     """Sees that a result is these files, the last held out, and no other."""
     *train, held_out = shards.values()
     for split, expected in (("train", train), ("held_out", [held_out])):
-        files = tokens.read_shards(folder).split(split)
+        files = read_shards(folder).split(split)
         assert [(folder / file.path).read_bytes() for file in files] == expected
     assert len(list(folder.rglob("*.ds"))) == len(shards)
 

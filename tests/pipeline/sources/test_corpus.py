@@ -16,10 +16,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import AutoTokenizer
 
+from pipeline import sources
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataCorpus, Limit, ShuffleDontShuffle
 from pipeline.runfile.network import Network
-from pipeline.sources import Wanted, corpus
+from pipeline.sources import FetchOptions, choice, corpus
 from pipeline.sources.text import (
     documents,
     json_lines,
@@ -57,8 +58,8 @@ def location(vocab_size: int | None = 300, held_out_percent=30.0, **fields) -> D
     )
 
 
-def wanted(store: Path, limit: Limit | None = None, stream: bool = False) -> Wanted:
-    return Wanted(store, limit, stream, Network(), partial(Progress, "download"))
+def options(store: Path, limit: Limit | None = None, stream: bool = False) -> FetchOptions:
+    return FetchOptions(store, limit, stream, Network(), partial(Progress, "download"))
 
 
 @pytest.fixture
@@ -76,15 +77,15 @@ def root(tmp_path) -> Path:
 def fetch_sources(root: Path, folder: Path, where: DataCorpus):
     """`root` for the standard library."""
     folder.mkdir()
-    there = corpus.Found("a test", root, standard_library.find(root), whole=True)
-    return corpus.fetch_from(there, where, folder, wanted(folder / "store"))
+    there = corpus.Text("a test", root, standard_library.find(root), whole=True)
+    return corpus.fetch_from(there, where, folder, options(folder / "store"))
 
 
 def fetch(path: Path, folder: Path, limit: Limit | None = None, **fields):
     """A user's text."""
     folder.mkdir()
     where = location(**({"vocab_size": 260} | fields), path=path)
-    return corpus.fetch(where, folder, wanted(folder.parent / "store", limit))
+    return sources.fetch(where, folder, options(folder.parent / "store", limit))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -302,7 +303,7 @@ def test_without_a_path_it_is_the_standard_library_of_this_python(tmp_path, monk
     # A few of its files, tokenized as the whole would be.
     small = {name: names[name] for name in names if name.startswith(("json/", "logging/"))}
     monkeypatch.setattr(standard_library, "source_files", lambda root: small)
-    fetched = corpus.fetch(location(512, 20.0), tmp_path, wanted(tmp_path / "store"))
+    fetched = sources.fetch(location(512, 20.0), tmp_path, options(tmp_path / "store"))
     assert fetched.source["read"].startswith("the standard library of CPython 3.")
     assert fetched.source["files"] == len(small)
     assert read(tmp_path, "train").max() < 512
@@ -482,7 +483,7 @@ def test_a_limit_of_tokens_is_the_first_of_those_without_it(tmp_path, monkeypatc
         read(tmp_path / "few", "held_out"), read(tmp_path / "whole", "held_out")
     )
     assert few.source["sha256"] == whole.source["sha256"]
-    monkeypatch.setattr(corpus, "HELD_OUT_TOKENS", 200)
+    monkeypatch.setattr(choice, "HELD_OUT_TOKENS", 200)
     fetch(path, tmp_path / "fewer", Limit(tokens=1000))
     assert len(read(tmp_path / "fewer", "held_out")) == 200
 
@@ -538,17 +539,17 @@ def test_a_survey_tells_the_files_and_reads_none(tmp_path):
         (folder / f"{n}.txt").write_bytes(b"\xff" * 100)  # fetching would refuse it
     (folder / "empty").touch()
     where = location(path=folder)
-    whole = corpus.survey(where, wanted(tmp_path))
+    whole = sources.survey(where, options(tmp_path))
     assert (whole.read, whole.train_files) == (str(folder), 7)
     assert [file.split for file in whole.files] == ["train"] * 7 + ["held_out"] * 3
-    assert {(file.bytes, file.tokens) for file in whole.files} == {(100, None)}
+    assert {(file.size, file.tokens) for file in whole.files} == {(100, None)}
     assert whole.warnings == (f"{folder}: left out 1 empty files: empty",)
-    few = corpus.survey(where, wanted(tmp_path, Limit(files=2)))
+    few = sources.survey(where, options(tmp_path, Limit(files=2)))
     assert few.files == whole.files[:2] + whole.files[7:]
     assert few.train_files == 7
     (tmp_path / "one.txt").write_bytes(b"\xff" * 1000)
-    one = corpus.survey(location(path=tmp_path / "one.txt"), wanted(tmp_path))
-    assert [(file.split, file.bytes) for file in one.files] == [("train", 700), ("held_out", 300)]
+    one = sources.survey(location(path=tmp_path / "one.txt"), options(tmp_path))
+    assert [(file.split, file.size) for file in one.files] == [("train", 700), ("held_out", 300)]
 
 
 @pytest.mark.parametrize("path", [None, "a.txt"])
@@ -558,8 +559,8 @@ def test_text_is_not_streamed(tmp_path, path):
         "download.stream is true, expected false with model.LLM.data_location.Corpus: it is made "
         "into token files before training"
     )
-    assert refusal(corpus.fetch, where, tmp_path, wanted(tmp_path, stream=True)) == expected
-    assert refusal(corpus.survey, where, wanted(tmp_path, stream=True)) == expected
+    assert refusal(sources.fetch, where, tmp_path, options(tmp_path, stream=True)) == expected
+    assert refusal(sources.survey, where, options(tmp_path, stream=True)) == expected
 
 
 # ---- Bad text ----

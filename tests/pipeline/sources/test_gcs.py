@@ -1,12 +1,11 @@
 import pytest
 
-from pipeline import runfile
+from pipeline import runfile, sources
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
 from pipeline.runfile.network import Network
-from pipeline.sources import http
 from pipeline.sources.gcs import list_bucket
-from tests.pipeline.sources.wanted import wanted
+from tests.pipeline.sources.options import options
 from tests.servers import service_account
 from tests.servers.bucket import Bucket
 
@@ -92,7 +91,7 @@ def test_a_private_bucket_is_read_with_the_environments_credentials(bucket, tmp_
     where = {"Gcp": {"bucket_name": "ours", "filter_directory": "a"}}
     location = runfile.DataHttp.model_validate(how | {"location": where})
     (out := tmp_path / "out").mkdir()
-    http.fetch(location, out, wanted(tmp_path / "store"))
+    sources.fetch(location, out, options(tmp_path / "store"))
     assert (out / "train" / "00000.ds").read_bytes() == b"0.ds"
     asked = {said for method, _, said in bucket.seen if method == "GET"}
     assert asked == {f"Bearer {bucket.token}"}
@@ -111,7 +110,7 @@ def test_a_private_bucket_is_read_with_the_environments_credentials(bucket, tmp_
         {"crc32c": ""},
     ],
 )
-def test_a_listing_that_is_none_is_one_line(bucket, claim):
+def test_an_invalid_listing_is_one_line(bucket, claim):
     bucket.put("a/0.ds", b"12")
     bucket.claims["a/0.ds"] = claim
     assert "gs://ours/a: invalid listing: items[0]." in refusal("a")

@@ -2,10 +2,10 @@ import os
 
 import pytest
 
-from pipeline import runfile
+from pipeline import runfile, sources
 from pipeline.errors import LockstepError
-from pipeline.sources import http, weighted_http
-from tests.pipeline.sources.wanted import wanted
+from pipeline.sources.weighted_http import WeightedConfig
+from tests.pipeline.sources.options import options
 from tests.servers.files import Files
 
 HOW = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
@@ -44,21 +44,21 @@ def refusal(call, *arguments) -> str:
 def test_numbered_files_come_in_the_order_of_their_numbers(files, tmp_path):
     for number in range(8, 12):
         files.put(f"{number:02}.ds", bytes([number, 0]))
-    fetched = http.fetch(numbered(files, 8, 2, 4), tmp_path, wanted(tmp_path / "store"))
+    fetched = sources.fetch(numbered(files, 8, 2, 4), tmp_path, options(tmp_path / "store"))
     assert [file.name for file in fetched.files] == ["08.ds", "09.ds", "10.ds", "11.ds"]
     assert [(tmp_path / file.path).read_bytes()[0] for file in fetched.files] == [8, 9, 10, 11]
 
 
 def test_a_number_that_is_missing_is_named(files, tmp_path):
     files.put("0.ds", b"12")
-    said = refusal(http.fetch, numbered(files, 0, 1, 2), tmp_path, wanted(tmp_path / "store"))
-    assert said == f"{files.url('1.ds')}: answered 404 Not Found, expected a file that may be read"
+    said = refusal(sources.fetch, numbered(files, 0, 1, 2), tmp_path, options(tmp_path / "store"))
+    assert said == f"{files.url('1.ds')}: answered 404 Not Found, expected a readable file"
 
 
 def test_a_file_of_odd_length_is_refused_before_it_is_fetched(files, tmp_path):
     files.put("0.ds", b"123")
     where = at({"SingleUrl": files.url("0.ds")})
-    said = refusal(http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
     assert said.startswith(f"{files.url('0.ds')}: found 3 bytes, expected a multiple")
     assert not files.sent.get("0.ds")
 
@@ -67,7 +67,7 @@ def test_an_id_beyond_what_four_bytes_may_hold_is_named_with_file_and_offset(fil
     tokens = [1, 2, 2**31, 3]
     files.put("0.ds", b"".join(token.to_bytes(4, "little") for token in tokens))
     where = at({"SingleUrl": files.url("0.ds")}, token_size_in_bytes="FourBytes")
-    said = refusal(http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
     assert said.startswith(f"{files.url('0.ds')}: found token id {2**31} at token 2, ")
 
 
@@ -77,11 +77,13 @@ def test_user_and_password_open_the_door_and_are_written_nowhere(files, tmp_path
     address = bare.replace("://", "://me:open%25sesame@")
     files.user = "me:open%sesame"
     where = at({"SingleUrl": address})
-    http.fetch(where, tmp_path, wanted(tmp_path / "store"))
+    sources.fetch(where, tmp_path, options(tmp_path / "store"))
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"sesame" not in path.read_bytes()
     (tmp_path / "other").mkdir()
-    said = refusal(http.fetch, where, tmp_path / "other", wanted(tmp_path / "store", stream=True))
+    said = refusal(
+        sources.fetch, where, tmp_path / "other", options(tmp_path / "store", stream=True)
+    )
     assert said.startswith(f"{bare}: found a password in its address")
 
 
@@ -90,9 +92,11 @@ def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
     where = at({"SingleUrl": files.url("0.ds")})
-    assert "expected an answer" in refusal(http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    assert "expected an answer" in refusal(
+        sources.fetch, where, tmp_path, options(tmp_path / "store")
+    )
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    http.fetch(where, tmp_path, wanted(tmp_path / "store"))
+    sources.fetch(where, tmp_path, options(tmp_path / "store"))
     assert os.listdir(tmp_path / "train") == ["00000.ds"]
 
 
@@ -114,7 +118,7 @@ def test_locations_of_different_token_size_are_refused(files, tmp_path):
     files.put("0.ds", b"1234")
     both = [single(files, "0.ds"), single(files, "0.ds", token_size_in_bytes="FourBytes")]
     where = mixed(files, {"shuffle": "DontShuffle", "providers": both})
-    said = refusal(weighted_http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
     assert "found tokens of FourBytes and TwoBytes, expected one token size" in said
 
 
@@ -131,14 +135,14 @@ def test_locations_of_different_token_size_are_refused(files, tmp_path):
 )
 def test_a_document_of_another_form_is_one_line(files, tmp_path, document):
     where = mixed(files, document)
-    said = refusal(weighted_http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
     assert said.startswith(f"{files.url('mix.json')}: invalid weighted configuration: ")
 
 
 def test_what_is_no_json_is_one_line(files, tmp_path):
     files.put("mix.json", b"<html>")
     where = runfile.DataWeightedHttp(url=files.url("mix.json"))
-    said = refusal(weighted_http.fetch, where, tmp_path, wanted(tmp_path / "store"))
+    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
     assert said.startswith(f"{files.url('mix.json')}: expected JSON: ")
 
 
@@ -149,7 +153,7 @@ def test_both_shapes_of_the_document_say_the_parts(files, weights):
         locations if weights is None else [list(p) for p in zip(locations, weights, strict=True)]
     )
     document = {"shuffle": {"Seeded": [7] * 32}, "providers": providers}
-    found = weighted_http.parse(document, "mix.json")
+    found = WeightedConfig.model_validate(document)
     got = [one[1] if isinstance(one, tuple) else None for one in found.providers]
     assert got == (list(weights) if weights else [None, None])
     assert found.shuffle.seed == (7,) * 32

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from pipeline import sources
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataLocal
-from pipeline.sources import local
-from tests.pipeline.sources.wanted import wanted
+from tests.pipeline.sources.options import options
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def put_tokenizer(path: Path, vocab_size: int) -> None:
 def fetch(root: Path | str, folder: Path, token_size="TwoBytes"):
     folder.mkdir()
     where = DataLocal(path=str(root), token_size_in_bytes=token_size)
-    return local.fetch(where, folder, wanted(folder.parent / "store"))
+    return sources.fetch(where, folder, options(folder.parent / "store"))
 
 
 def read(folder: Path) -> dict[str, list[int]]:

@@ -9,13 +9,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from pipeline import sources
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataPreprocessed, Limit
 from pipeline.sources import Fetched, preprocessed
-from pipeline.tokens import sequences as tokens
 from pipeline.tokens.columns import split
+from pipeline.tokens.sequences import open_shards
+from pipeline.tokens.shards import Shards, write_shards
+from tests.pipeline.sources.options import options
 from tests.pipeline.sources.test_local import put_tokenizer, refusal
-from tests.pipeline.sources.wanted import wanted
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
 
@@ -48,13 +50,13 @@ def rows_of(*firsts: int) -> dict:
 def fetch(source: object, tmp_path: Path, limit: Limit | None = None, **how: object) -> Fetched:
     folder = tmp_path / "out"
     folder.mkdir(parents=True)
-    asked = wanted(tmp_path / "store", limit, **how)
-    return preprocessed.fetch(DataPreprocessed(source=str(source)), folder, asked)
+    asked = options(tmp_path / "store", limit, **how)
+    return sources.fetch(DataPreprocessed(source=str(source)), folder, asked)
 
 
 def sequences(fetched: Fetched, tmp_path: Path, of: str = "train") -> list[list[int]]:
     """What training reads of it."""
-    shards = tokens.Shards(
+    shards = Shards(
         format=2,
         token_size_in_bytes=fetched.token_size_in_bytes,
         vocab_size=fetched.vocab_size,
@@ -63,8 +65,8 @@ def sequences(fetched: Fetched, tmp_path: Path, of: str = "train") -> list[list[
         files=fetched.files,
         source=fetched.source,
     )
-    tokens.write_shards(tmp_path / "out", shards)
-    found = tokens.open_shards(tmp_path / "out", of, fetched.source["row_tokens"])
+    write_shards(tmp_path / "out", shards)
+    found = open_shards(tmp_path / "out", of, fetched.source["row_tokens"])
     return found.take(np.arange(len(found))).tolist()
 
 
@@ -155,7 +157,12 @@ def test_a_tokenizer_beside_the_files_comes_along_and_bounds_their_ids(root, tmp
         (["train-0", "train-1"], ["train-0"], ["train-1"], "no files of validation, val, dev, te"),
         (["a"], ["a"], [], "and one file, so nothing is held out"),
         (["a", "validation"], ["a"], ["validation"], None),
-        (["trained", "train-0", "val.0"], ["train-0"], ["val.0"], "1 files that say no split are"),
+        (
+            ["trained", "train-0", "val.0"],
+            ["train-0"],
+            ["val.0"],
+            "1 files without a split in their names",
+        ),
         ([".hidden/a", ".a", "b", "Test-1"], ["b"], ["Test-1"], None),
     ],
 )
@@ -198,8 +205,8 @@ def test_a_limit_takes_the_first_rows(root, tmp_path, limit, firsts, read):
     fetched = fetch(root, tmp_path, Limit(**limit))
     assert [row[0] for row in sequences(fetched, tmp_path)] == firsts
     assert len(fetched.source["files"]["train"]) == read
-    asked = wanted(tmp_path / "store", Limit(**limit))
-    survey = preprocessed.survey(DataPreprocessed(source=str(root)), asked)
+    asked = options(tmp_path / "store", Limit(**limit))
+    survey = sources.survey(DataPreprocessed(source=str(root)), asked)
     train = [file for file in survey.files if file.split == "train"]
     assert (len(train), survey.train_files) == (read, 3)
     whole = limit.get("tokens", 0) % ROW
@@ -209,11 +216,11 @@ def test_a_limit_takes_the_first_rows(root, tmp_path, limit, firsts, read):
 def test_a_survey_says_what_there_is_without_reading_rows(root, tmp_path):
     put(root / "train-0.parquet", {"inputs": [[1, 2, 3, 4], None, [5, 6]]})
     put(root / "test-0.parquet", ALL)
-    survey = preprocessed.survey(DataPreprocessed(source=str(root)), wanted(tmp_path / "store"))
+    survey = sources.survey(DataPreprocessed(source=str(root)), options(tmp_path / "store"))
     assert [(file.name, file.split, file.tokens) for file in survey.files][1:] == [
         ("test-0.parquet", "held_out", 8)
     ]
-    assert survey.files[0].bytes == (root / "train-0.parquet").stat().st_size
+    assert survey.files[0].size == (root / "train-0.parquet").stat().st_size
     assert not (tmp_path / "store").exists()
 
 
@@ -337,15 +344,15 @@ def test_a_folder_that_is_not_there_or_has_no_parquet_is_refused(root, tmp_path)
 def test_a_file_that_may_not_be_read_is_refused(root, tmp_path, monkeypatch):
     put(root / "a.parquet", rows_of(0))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may read anything
-    assert "a.parquet: no permission, expected a file to read" in refusal(fetch, root, tmp_path)
+    assert "a.parquet: no permission, expected a readable file" in refusal(fetch, root, tmp_path)
 
 
 def test_rows_cannot_be_streamed(root, tmp_path):
     put(root / "a.parquet", rows_of(0))
     folder = tmp_path / "out"
     folder.mkdir()
-    asked = wanted(tmp_path / "store", stream=True)
-    said = refusal(preprocessed.fetch, DataPreprocessed(source=str(root)), folder, asked)
+    asked = options(tmp_path / "store", stream=True)
+    said = refusal(sources.fetch, DataPreprocessed(source=str(root)), folder, asked)
     assert said.startswith("download.stream is true, expected false with model.LLM.data_location.P")
 
 
@@ -370,7 +377,7 @@ def test_a_dataset_of_the_hub_gives_what_the_folder_gives(root, tmp_path, monkey
         hub.datasets["ours/rows"] = Repo()
         commit = hub.datasets["ours/rows"].commit(files | {"README.md": b"rows"})
         location = DataPreprocessed(source=" ours/rows\n")
-        survey = preprocessed.survey(location, wanted(tmp_path / "store"))
+        survey = sources.survey(location, options(tmp_path / "store"))
         fetched = fetch(location.source, tmp_path / "b")
         assert sequences(fetched, tmp_path / "b") == expected
         assert (fetched.vocab_size, fetched.source["commit"]) == (64, commit)

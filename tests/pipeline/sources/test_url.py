@@ -1,10 +1,10 @@
 import pytest
 
-from pipeline import runfile
+from pipeline import runfile, sources
 from pipeline.errors import LockstepError
 from pipeline.net import fsspec_files
-from pipeline.sources import listed, url
-from tests.pipeline.sources.wanted import wanted
+from pipeline.sources import token_files, url
+from tests.pipeline.sources.options import options
 from tests.servers import s3 as s3_server
 
 
@@ -16,7 +16,7 @@ def bucket(monkeypatch):
 
 def refusal(address: str, folder) -> str:
     with pytest.raises(LockstepError) as caught:
-        url.fetch(runfile.DataUrl(url=address), folder, wanted(folder / "store"))
+        sources.fetch(runfile.DataUrl(url=address), folder, options(folder / "store"))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -24,7 +24,7 @@ def refusal(address: str, folder) -> str:
 def test_a_single_file_is_a_location(bucket, tmp_path):
     bucket.objects |= {"a/0.ds": b"1234", "a/1.ds": b"12"}
     where = runfile.DataUrl(url="s3://ours/a/0.ds")
-    fetched = url.fetch(where, tmp_path, wanted(tmp_path / "store"))
+    fetched = sources.fetch(where, tmp_path, options(tmp_path / "store"))
     assert [file.name for file in fetched.files] == ["0.ds"]
     assert (tmp_path / "train" / "00000.ds").read_bytes() == b"1234"
 
@@ -36,7 +36,7 @@ def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
     (tmp_path / "source" / "held_out" / "c.ds").write_bytes(b"56")
     where = runfile.DataUrl(url=f"file://{tmp_path}/source")
     (tmp_path / "out").mkdir()
-    fetched = url.fetch(where, tmp_path / "out", wanted(tmp_path / "store"))
+    fetched = sources.fetch(where, tmp_path / "out", options(tmp_path / "store"))
     assert [file.name for file in fetched.files] == ["a.ds", "b.ds", "held_out/c.ds"]
     assert fetched.warnings == ()
 
@@ -44,10 +44,10 @@ def test_files_of_this_machine_are_read_by_fsspec_too(tmp_path):
 def test_a_file_that_changed_since_it_was_listed_is_refused(bucket, tmp_path):
     bucket.objects |= {"a/0.ds": b"1234"}
     where = runfile.DataUrl(url="s3://ours/a")
-    listing = url.listing(where, wanted(tmp_path / "store"))
+    listing = url.listing(where, options(tmp_path).network)
     bucket.objects["a/0.ds"] = b"5678"
-    with pytest.raises(LockstepError, match="expected .* as it was listed; run again"):
-        listed.fetch_listed(listing, tmp_path, wanted(tmp_path / "store"))
+    with pytest.raises(LockstepError, match="expected .* as listed; run again"):
+        token_files.fetch(listing, tmp_path, options(tmp_path / "store"))
 
 
 def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypat
     fsspec_files.file_system.cache_clear()
     bucket.key = "AKIAOTHER"
     said = refusal("s3://ours/a", tmp_path)
-    assert said.startswith("s3://ours/a: ") and "expected a folder or a file to read" in said
+    assert said.startswith("s3://ours/a: ") and "expected a readable folder or file" in said
     assert bucket.secret not in said
 
 
@@ -79,5 +79,5 @@ def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkey
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
     assert refusal("s3://ours/a", tmp_path) == (
-        "s3://ours: not installed, expected it: pip install -c constraints.txt -e '.[s3]'"
+        "s3://ours: library not installed, expected it: pip install -c constraints.txt -e '.[s3]'"
     )

@@ -19,9 +19,20 @@ from pipeline.runfile.network import Network
 from pipeline.tokens import files as token_files
 from pipeline.tokens import ids as token_ids
 from pipeline.tokens import mixture
-from pipeline.tokens import sequences as tokens
+from pipeline.tokens.ids import check_file_ids, check_ids
 from pipeline.tokens.permutation import permute
-from pipeline.tokens.sequences import Part, ShardFile, Shards
+from pipeline.tokens.sequences import Sequences, open_shards
+from pipeline.tokens.shards import (
+    ZEROS,
+    Part,
+    ShardFile,
+    Shards,
+    count_tokens,
+    duplicates,
+    measure,
+    read_shards,
+    write_shards,
+)
 
 SEED, OTHER = tuple(range(1, 33)), tuple(range(32))
 IN_ORDER, SEEDED = ShuffleDontShuffle(), ShuffleSeeded(seed=SEED)
@@ -35,7 +46,7 @@ def shards_folder(
         (folder / split).mkdir(parents=True)
         for number, array in enumerate(arrays):
             np.asarray(array).astype(f"<u{size}").tofile(folder / split / f"{number:05}.ds")
-    files = list(tokens.measure(folder, size))
+    files = list(measure(folder, size))
     for number, which in enumerate(part):
         files[number] = files[number].model_copy(update={"part": which})
     write(folder, size=size, vocab=vocab, shuffle=shuffle, files=files, **more)
@@ -52,7 +63,7 @@ def write(folder: Path, files: Sequence[ShardFile], size=2, vocab=1000, shuffle=
         source={"read": "a test"},
         **more,
     )
-    tokens.write_shards(folder, shards)
+    write_shards(folder, shards)
 
 
 def elsewhere(file: ShardFile, url: str, size: int, **of_origin) -> ShardFile:
@@ -80,7 +91,7 @@ def refusal(call, *arguments) -> str:
 def test_sequences_are_the_whole_ones_of_each_file_in_turn(tmp_path, size):
     # 10, 8 and 3 tokens, in sequences of 4: two, two and none.
     train = [np.arange(10), 100 + np.arange(8), 200 + np.arange(3), 300 + np.arange(4)]
-    sequences = tokens.open_shards(shards_folder(tmp_path, train, size=size), "train", 4)
+    sequences = open_shards(shards_folder(tmp_path, train, size=size), "train", 4)
     assert len(sequences) == 5
     batch = sequences.take(np.arange(5))
     assert batch.dtype == np.int32
@@ -96,12 +107,12 @@ def test_sequences_are_the_whole_ones_of_each_file_in_turn(tmp_path, size):
 def test_a_file_that_divides_evenly_keeps_its_last_sequence(tmp_path):
     """Psyche's fixture has 3 x 2048 tokens, of which it makes two samples."""
     folder = shards_folder(tmp_path, [np.arange(6144) % 1000])
-    assert len(tokens.open_shards(folder, "train", 2048)) == 3
+    assert len(open_shards(folder, "train", 2048)) == 3
 
 
 def test_indices_may_come_in_any_order_and_repeat(tmp_path):
     train = [np.arange(0, 40), np.arange(40, 60), np.arange(60, 100)]
-    sequences = tokens.open_shards(shards_folder(tmp_path, train), "train", 4)
+    sequences = open_shards(shards_folder(tmp_path, train), "train", 4)
     indices = np.array([24, 0, 11, 11, 3, 24, 10, 0])
     expected = indices[:, None] * 4 + np.arange(4)
     np.testing.assert_array_equal(sequences.take(indices), expected)
@@ -111,7 +122,7 @@ def test_indices_may_come_in_any_order_and_repeat(tmp_path):
 def test_many_files_agree_with_plain_slices(tmp_path):
     rng = np.random.default_rng(0)
     train = [rng.integers(0, 1000, rng.integers(1, 50)) for _ in range(40)]
-    sequences = tokens.open_shards(shards_folder(tmp_path, train), "train", 7)
+    sequences = open_shards(shards_folder(tmp_path, train), "train", 7)
     expected = [a[i : i + 7] for a in train for i in range(0, len(a) - 6, 7)]
     order = rng.permutation(len(expected))
     np.testing.assert_array_equal(sequences.take(order), np.array(expected)[order])
@@ -119,7 +130,7 @@ def test_many_files_agree_with_plain_slices(tmp_path):
 
 def test_files_are_opened_only_when_touched(tmp_path):
     folder = shards_folder(tmp_path, [np.arange(8), np.arange(8)])
-    sequences = tokens.open_shards(folder, "train", 4)
+    sequences = open_shards(folder, "train", 4)
     (folder / "train" / "00001.ds").unlink()
     assert sequences.take(np.array([0, 1])).shape == (2, 4)
     with pytest.raises(FileNotFoundError):
@@ -129,7 +140,7 @@ def test_files_are_opened_only_when_touched(tmp_path):
 def test_more_files_than_may_stay_open_can_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "OPEN_FILES", 3)
     train = [np.full(4, number) for number in range(20)]
-    sequences = tokens.open_shards(shards_folder(tmp_path, train), "train", 4)
+    sequences = open_shards(shards_folder(tmp_path, train), "train", 4)
     open_before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
     for _ in range(2):
         assert sequences.take(np.arange(20))[:, 0].tolist() == list(range(20))
@@ -141,24 +152,24 @@ def test_seeded_train_split_is_permuted_and_held_out_is_not(tmp_path):
     data = np.arange(400)
     folder = shards_folder(tmp_path, [data[:240], data[240:]], [data], shuffle=SEEDED)
     positions = np.arange(100)
-    train = tokens.open_shards(folder, "train", 4).take(positions)[:, 0] // 4
+    train = open_shards(folder, "train", 4).take(positions)[:, 0] // 4
     np.testing.assert_array_equal(train, permute(bytes(SEED), positions, 100))
     assert train.tolist() != positions.tolist()
-    held_out = tokens.open_shards(folder, "held_out", 4).take(positions)[:, 0] // 4
+    held_out = open_shards(folder, "held_out", 4).take(positions)[:, 0] // 4
     np.testing.assert_array_equal(held_out, positions)
 
 
 def test_a_batch_does_not_depend_on_what_was_taken_before(tmp_path):
     folder = shards_folder(tmp_path, [np.arange(900)], shuffle=SEEDED)
-    used = tokens.open_shards(folder, "train", 9)
+    used = open_shards(folder, "train", 9)
     for position in range(0, 100, 10):
         used.take(np.arange(position, position + 10))
-    fresh = tokens.open_shards(folder, "train", 9)
+    fresh = open_shards(folder, "train", 9)
     np.testing.assert_array_equal(used.take(np.array([7, 50])), fresh.take(np.array([7, 50])))
 
 
 def test_a_split_without_files_has_no_sequences(tmp_path):
-    sequences = tokens.open_shards(shards_folder(tmp_path, [np.arange(8)]), "held_out", 4)
+    sequences = open_shards(shards_folder(tmp_path, [np.arange(8)]), "held_out", 4)
     assert len(sequences) == 0
     assert "expected one of the 0 held_out sequences" in refusal(sequences.take, np.array([0]))
 
@@ -176,14 +187,14 @@ def test_shards_json_lists_files_by_name_with_length_and_hash(tmp_path):
         "245bbd9d484dcf27c714e2690cd6544973de5d54aa9cd82eab23d6046a65faa8"
     )
     assert said["shuffle"] == "DontShuffle"
-    assert tokens.read_shards(tmp_path).split("held_out")[0].tokens == 4
+    assert read_shards(tmp_path).split("held_out")[0].tokens == 4
 
 
 def test_truncated_shard_is_refused_with_its_name(tmp_path):
     folder = shards_folder(tmp_path, [np.arange(8), np.arange(8)])
     with open(folder / "train" / "00001.ds", "r+b") as file:
         file.truncate(14)
-    message = refusal(tokens.open_shards, folder, "train", 4)
+    message = refusal(open_shards, folder, "train", 4)
     assert str(folder / "train" / "00001.ds") in message
     assert "found 14 bytes, expected 16" in message
 
@@ -191,26 +202,24 @@ def test_truncated_shard_is_refused_with_its_name(tmp_path):
 def test_missing_shard_is_refused_with_its_name(tmp_path):
     folder = shards_folder(tmp_path, [np.arange(8)])
     (folder / "train" / "00000.ds").unlink()
-    message = refusal(tokens.open_shards, folder, "train", 4)
+    message = refusal(open_shards, folder, "train", 4)
     assert str(folder / "train" / "00000.ds") in message
 
 
 def test_odd_length_is_refused_with_the_file_and_the_token_size(tmp_path):
     path = tmp_path / "a.ds"
     path.write_bytes(b"12345")
-    message = refusal(tokens.count_tokens, path, 2)
+    message = refusal(count_tokens, path, 2)
     assert str(path) in message
     assert "found 5 bytes, expected a multiple of the token size, 2 bytes" in message
     path.write_bytes(b"123456")
-    assert tokens.count_tokens(path, 2) == 3
-    assert "found 6 bytes" in refusal(tokens.count_tokens, path, 4)
+    assert count_tokens(path, 2) == 3
+    assert "found 6 bytes" in refusal(count_tokens, path, 4)
 
 
 def test_empty_file_is_refused_with_its_name(tmp_path):
     (tmp_path / "a.ds").touch()
-    assert f"{tmp_path / 'a.ds'}: found 0 bytes" in refusal(
-        tokens.count_tokens, tmp_path / "a.ds", 2
-    )
+    assert f"{tmp_path / 'a.ds'}: found 0 bytes" in refusal(count_tokens, tmp_path / "a.ds", 2)
 
 
 @pytest.mark.parametrize("at", [0, 9, 10, 15])
@@ -218,7 +227,7 @@ def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset_where_read(tmp
     data = np.arange(16)
     data[at] = 5000
     folder = shards_folder(tmp_path, [np.arange(16), data], vocab=5000)
-    sequences = tokens.open_shards(folder, "train", 4)
+    sequences = open_shards(folder, "train", 4)
     sequences.take(np.arange(4))
     message = refusal(sequences.take, np.array([7, 6, 5, 4, 0]))
     assert str(folder / "train" / "00001.ds") in message
@@ -228,8 +237,8 @@ def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset_where_read(tmp
 def test_full_pass_finds_the_first_id_beyond_a_vocabulary_in_any_split(tmp_path, monkeypatch):
     monkeypatch.setattr(token_ids, "SCAN_TOKENS", 3)
     folder = shards_folder(tmp_path, [np.arange(8)], [np.array([1, 2, 3, 4, 777, 6, 888])])
-    tokens.check_ids(folder, 889)
-    message = refusal(tokens.check_ids, folder, 777)
+    check_ids(folder, 889)
+    message = refusal(check_ids, folder, 777)
     assert str(folder / "held_out" / "00000.ds") in message
     assert "found token id 777 at token 4, expected ids below 777" in message
 
@@ -237,31 +246,31 @@ def test_full_pass_finds_the_first_id_beyond_a_vocabulary_in_any_split(tmp_path,
 def test_four_byte_id_that_int32_cannot_hold_is_refused_without_a_vocabulary(tmp_path):
     data = np.array([1, 2**31 - 1, 2**31, 4])
     folder = shards_folder(tmp_path, [data], size=4, vocab=None)
-    sequences = tokens.open_shards(folder, "train", 2)
+    sequences = open_shards(folder, "train", 2)
     assert sequences.take(np.array([0])).tolist() == [[1, 2**31 - 1]]
     assert "found token id 2147483648 at token 2" in refusal(sequences.take, np.array([1]))
 
 
 def test_sequences_longer_than_every_file_are_refused_naming_both_lengths(tmp_path):
     folder = shards_folder(tmp_path, [np.arange(8), np.arange(11)])
-    message = refusal(tokens.open_shards, folder, "train", 12)
+    message = refusal(open_shards, folder, "train", 12)
     assert "max_seq_len = 12" in message
     assert "11 tokens" in message
     assert str(folder / "train" / "00001.ds") in message
-    assert len(tokens.open_shards(folder, "train", 11)) == 1
+    assert len(open_shards(folder, "train", 11)) == 1
 
 
 @pytest.mark.parametrize("index", [-1, 4, 10**12])
 def test_index_beyond_the_end_is_refused_naming_it_and_the_number(tmp_path, index):
     folder = shards_folder(tmp_path, [np.arange(16)], shuffle=SEEDED)
-    sequences = tokens.open_shards(folder, "train", 4)
+    sequences = open_shards(folder, "train", 4)
     message = refusal(sequences.take, np.array([0, index]))
     assert f"sequence {index} asked for" in message
     assert "the 4 train sequences" in message
 
 
 def test_missing_shards_json_is_refused(tmp_path):
-    assert str(tmp_path / "shards.json") in refusal(tokens.open_shards, tmp_path, "train", 4)
+    assert str(tmp_path / "shards.json") in refusal(open_shards, tmp_path, "train", 4)
 
 
 def part_said(weight: float | None) -> dict:
@@ -279,7 +288,7 @@ def part_said(weight: float | None) -> dict:
 def test_shards_json_of_another_release_says_so_and_what_to_do(tmp_path, change, found):
     folder = shards_folder(tmp_path, [np.arange(8)])
     edit(folder, change)
-    message = refusal(tokens.open_shards, folder, "train", 4)
+    message = refusal(open_shards, folder, "train", 4)
     assert f"{folder / 'shards.json'}: format{found}" in message
     assert ("run the stage download again" in message) == ("another" in found)
 
@@ -305,13 +314,13 @@ def test_shards_json_of_another_release_says_so_and_what_to_do(tmp_path, change,
 def test_malformed_shards_json_is_refused_naming_the_key(tmp_path, key, change):
     folder = shards_folder(tmp_path, [np.arange(8)])
     edit(folder, change)
-    message = refusal(tokens.open_shards, folder, "train", 4)
+    message = refusal(open_shards, folder, "train", 4)
     assert f"{folder / 'shards.json'}: {key}" in message
 
 
 def test_shards_json_that_is_no_json_is_refused(tmp_path):
     (tmp_path / "shards.json").write_text("{")
-    assert str(tmp_path / "shards.json") in refusal(tokens.open_shards, tmp_path, "train", 4)
+    assert str(tmp_path / "shards.json") in refusal(open_shards, tmp_path, "train", 4)
 
 
 # ---- The same array, whichever way the files are read ----
@@ -412,7 +421,7 @@ def test_rows_are_those_of_the_reference_wherever_the_files_are(
     of = {"shuffle": shuffle, "part": part, "parts": tuple(parts), "columns": names}
     folder = shards_folder(tmp_path / "shards", files, files[:1], size=size, **of)
     send_away(folder, tmp_path / "store", away)
-    sequences = tokens.open_shards(folder, "train", 3)
+    sequences = open_shards(folder, "train", 3)
     assert len(sequences) == len(expected) == 30
     order = np.random.default_rng(1).integers(0, 30, 50)
     taken = sequences.take(order)
@@ -420,7 +429,7 @@ def test_rows_are_those_of_the_reference_wherever_the_files_are(
     assert taken.tolist() == [expected[index] for index in order]
     spans = [sequences.take(np.arange(i, min(i + 4, 30))).tolist() for i in range(0, 30, 4)]
     assert sum(spans, []) == expected
-    held_out = tokens.open_shards(folder, "held_out", 3)
+    held_out = open_shards(folder, "held_out", 3)
     assert held_out.take(np.arange(5)).ravel().tolist() == files[0][: 15 * columns].tolist()
 
 
@@ -434,9 +443,9 @@ def test_a_position_does_not_depend_on_the_others_asked_with_it(tmp_path_factory
     of = {"part": [0, 2, 1, 2, 0][: len(counts)], "parts": tuple(parts)} if parts else {}
     folder = shards_folder(tmp_path_factory.mktemp("data"), files, shuffle=shuffle, **of)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "BLOCK", block)
-        sequences = tokens.open_shards(folder, "train", 2)
-        whole = tokens.open_shards(folder, "train", 2).take(np.arange(len(sequences)))
+        patch.setattr("pipeline.tokens.sequences.BLOCK", block)
+        sequences = open_shards(folder, "train", 2)
+        whole = open_shards(folder, "train", 2).take(np.arange(len(sequences)))
         for _ in range(5):
             asked = data.draw(st.lists(st.integers(0, len(sequences) - 1), max_size=8))
             np.testing.assert_array_equal(sequences.take(np.array(asked, np.int64)), whole[asked])
@@ -446,7 +455,7 @@ def test_a_part_drawn_beyond_its_end_begins_again(tmp_path):
     parts = (Part(shuffle=IN_ORDER, weight=1.0), Part(shuffle=IN_ORDER, weight=1.0))
     train = [np.arange(36), 100 + np.arange(4)]
     folder = shards_folder(tmp_path, train, part=[0, 1], parts=parts)
-    taken = tokens.open_shards(folder, "train", 4).take(np.arange(10))[:, 0]
+    taken = open_shards(folder, "train", 4).take(np.arange(10))[:, 0]
     assert taken.tolist() == [0, 100, 4, 100, 8, 100, 12, 100, 16, 100]
 
 
@@ -455,32 +464,32 @@ def test_a_part_with_a_weight_and_no_sequence_is_refused_and_one_without_is_not(
     for name, weight in (("weighted", 0.5), ("by-length", None)):
         parts = (Part(shuffle=IN_ORDER, weight=weight),) * 2
         shards_folder(tmp_path / name, train, part=[0, 1], parts=parts)
-    message = refusal(tokens.open_shards, tmp_path / "weighted", "train", 4)
+    message = refusal(open_shards, tmp_path / "weighted", "train", 4)
     assert "parts.1: found no sequence of 4 tokens, expected some for its weight, 0.5" in message
-    assert len(tokens.open_shards(tmp_path / "by-length", "train", 4)) == 9
+    assert len(open_shards(tmp_path / "by-length", "train", 4)) == 9
 
 
 def zeros(count: int, part: int = 0) -> ShardFile:
     file = ShardFile(
         path="train/90000.ds", split="train", tokens=count, sha256=None, name="zeros", part=part
     )
-    return elsewhere(file, tokens.ZEROS, 2 * count)
+    return elsewhere(file, ZEROS, 2 * count)
 
 
 def test_more_sequences_than_can_be_mixed_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.tokens.mixture.LARGEST", 100)
     parts = (Part(shuffle=IN_ORDER, weight=None),) * 2
     write(tmp_path, [zeros(4 * 100), zeros(4, part=1)], parts=parts)
-    message = refusal(tokens.open_shards, tmp_path, "train", 4)
+    message = refusal(open_shards, tmp_path, "train", 4)
     assert "found 101 sequences in 2 parts, expected at most 100" in message
     write(tmp_path, [zeros(4 * 99), zeros(4, part=1)], parts=parts)
-    assert len(tokens.open_shards(tmp_path, "train", 4)) == 100
+    assert len(open_shards(tmp_path, "train", 4)) == 100
 
 
 def test_ten_billion_sequences_are_mixed_as_few_are(tmp_path):
     parts = (Part(shuffle=IN_ORDER, weight=0.7), Part(shuffle=IN_ORDER, weight=0.3))
     write(tmp_path, [zeros(4 * 7 * 10**9), zeros(4 * 3 * 10**9, part=1)], parts=parts)
-    sequences = tokens.open_shards(tmp_path, "train", 4)
+    sequences = open_shards(tmp_path, "train", 4)
     assert len(sequences) == 10**10
     assert not sequences.take(np.array([0, 10**10 - 1])).any()
 
@@ -488,8 +497,8 @@ def test_ten_billion_sequences_are_mixed_as_few_are(tmp_path):
 def test_zeros_without_end_are_read_from_nowhere(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pipeline.net.stream", None)  # an import of it would fail
     write(tmp_path, [zeros(2**48)], shuffle=SEEDED)
-    tokens.check_ids(tmp_path, 10)
-    sequences = tokens.open_shards(tmp_path, "train", 2048)
+    check_ids(tmp_path, 10)
+    sequences = open_shards(tmp_path, "train", 2048)
     assert len(sequences) == 2**37
     taken = sequences.take(np.array([0, 5, 2**37 - 1]))
     assert (taken.shape, taken.dtype) == ((3, 2048), np.int32)
@@ -502,9 +511,9 @@ def test_zeros_without_end_are_read_from_nowhere(tmp_path, monkeypatch):
 def test_rows_of_files_elsewhere_are_the_same_through_the_streams_that_training_has(tmp_path):
     files = files_of([40, 60, 30], 4)
     folder = shards_folder(tmp_path / "shards", files, shuffle=SEEDED)
-    here = tokens.open_shards(folder, "train", 4).take(np.arange(130))
+    here = open_shards(folder, "train", 4).take(np.arange(130))
     send_away(folder, tmp_path / "store", range(3))
-    sequences = tokens.open_shards(folder, "train", 4, Network(cache_bytes=400))
+    sequences = open_shards(folder, "train", 4, Network(cache_bytes=400))
     spans = [sequences.take(np.arange(start, start + 13)) for start in range(0, 130, 13)]
     np.testing.assert_array_equal(np.concatenate(spans), here)
 
@@ -513,7 +522,7 @@ def test_a_file_elsewhere_is_read_only_as_far_as_its_tokens_go(tmp_path, streams
     folder = shards_folder(tmp_path / "shards", [np.arange(40)])
     send_away(folder, tmp_path / "store", {0})
     edit(folder, lambda said: said["files"][0].update(tokens=19))
-    sequences = tokens.open_shards(folder, "train", 4)
+    sequences = open_shards(folder, "train", 4)
     assert len(sequences) == 4
     assert sequences.take(np.arange(4)).tolist() == np.arange(16).reshape(4, 4).tolist()
 
@@ -522,19 +531,19 @@ def test_how_the_network_is_used_is_passed_on(tmp_path, streams):
     folder = shards_folder(tmp_path / "shards", [np.arange(40)])
     send_away(folder, tmp_path / "store", {0})
     network = Network(connections=3)
-    tokens.open_shards(folder, "train", 4, network)
+    open_shards(folder, "train", 4, network)
     assert FakeStreams.last.network is network
 
 
-def far_sequences(tmp_path: Path, shuffle=IN_ORDER, cache_bytes=10**6) -> tokens.Sequences:
+def far_sequences(tmp_path: Path, shuffle=IN_ORDER, cache_bytes=10**6) -> Sequences:
     """2,000 sequences of 4 tokens elsewhere."""
     data = [np.arange(8000)]
     folder = shards_folder(tmp_path / "shards", data, data, vocab=None, shuffle=shuffle)
     send_away(folder, tmp_path / "store", {0, 1})
-    return tokens.open_shards(folder, "train", 4, Network(cache_bytes=cache_bytes))
+    return open_shards(folder, "train", 4, Network(cache_bytes=cache_bytes))
 
 
-def expected_after(sequences: tokens.Sequences, start: int, stop: int) -> list[int]:
+def expected_after(sequences: Sequences, start: int, stop: int) -> list[int]:
     """Takes a span; which sequences of the file are then expected."""
     FakeStreams.last.expected = []
     sequences.take(np.arange(start, stop))
@@ -584,7 +593,7 @@ def test_what_is_expected_of_shuffled_data_is_what_is_read_next(tmp_path, stream
 
 def test_nothing_is_expected_of_the_held_out_split_which_is_read_at_once(tmp_path, streams):
     far_sequences(tmp_path)
-    sequences = tokens.open_shards(tmp_path / "shards", "held_out", 4)
+    sequences = open_shards(tmp_path / "shards", "held_out", 4)
     assert expected_after(sequences, 0, 4) == []
 
 
@@ -593,8 +602,8 @@ def test_files_elsewhere_need_not_be_in_the_folder_and_are_checked_when_read(tmp
     data[6] = 700
     folder = shards_folder(tmp_path / "shards", [data, np.arange(8)])
     send_away(folder, tmp_path / "store", {0})
-    tokens.check_ids(folder, 500)
-    sequences = tokens.open_shards(folder, "train", 4, vocab_size=500)
+    check_ids(folder, 500)
+    sequences = open_shards(folder, "train", 4, vocab_size=500)
     message = refusal(sequences.take, np.array([1]))
     assert message == "far/0.ds: found token id 700 at token 6, expected ids below 500"
 
@@ -602,7 +611,7 @@ def test_files_elsewhere_need_not_be_in_the_folder_and_are_checked_when_read(tmp
 def test_the_smaller_of_two_vocabularies_counts(tmp_path):
     folder = shards_folder(tmp_path, [np.arange(8)], vocab=6)
     for vocab_size, limit in ((5, 5), (7, 6), (None, 6)):
-        sequences = tokens.open_shards(folder, "train", 4, vocab_size=vocab_size)
+        sequences = open_shards(folder, "train", 4, vocab_size=vocab_size)
         message = refusal(sequences.take, np.array([1]))
         assert f"found token id {limit} at token {limit}, expected ids below {limit}" in message
 
@@ -625,15 +634,15 @@ def columns_folder(folder: Path, *rows: np.ndarray) -> Path:
 
 def test_columns_of_a_row_come_one_after_the_other_and_labels_keep_what_no_loss_counts(tmp_path):
     folder = columns_folder(tmp_path, row_of_columns(), row_of_columns(position_ids=(1, 99)))
-    tokens.check_ids(folder, 10, max_seq_len=4)
-    sequences = tokens.open_shards(folder, "train", 4)
+    check_ids(folder, 10, max_seq_len=4)
+    sequences = open_shards(folder, "train", 4)
     assert len(sequences) == 2
     assert sequences.take(np.array([1, 0])).tolist() == [
         [1, 2, 3, 4, -100, 2, 3, 4, 0, 99, 0, 0],
         [1, 2, 3, 4, -100, 2, 3, 4, 0, 0, 0, 0],
     ]
     assert "expected a train shard at least as long, in 3 columns" in refusal(
-        tokens.open_shards, folder, "train", 9
+        open_shards, folder, "train", 9
     )
 
 
@@ -653,15 +662,15 @@ def test_columns_of_a_row_come_one_after_the_other_and_labels_keep_what_no_loss_
 )
 def test_what_no_column_may_hold_is_refused_naming_the_column(tmp_path, changed, found):
     folder = columns_folder(tmp_path, row_of_columns(), row_of_columns(**changed))
-    sequences = tokens.open_shards(folder, "train", 4)
+    sequences = open_shards(folder, "train", 4)
     sequences.take(np.array([0]))
     assert f"found {found}" in refusal(sequences.take, np.array([0, 1]))
-    assert f"found {found}" in refusal(tokens.check_ids, folder, 10, 4)
+    assert f"found {found}" in refusal(check_ids, folder, 10, 4)
 
 
 def test_columns_are_not_checked_without_their_length(tmp_path):
     with pytest.raises(ValueError):
-        tokens.check_ids(columns_folder(tmp_path, row_of_columns()), 10)
+        check_ids(columns_folder(tmp_path, row_of_columns()), 10)
 
 
 # ---- Names, hashes and lengths ----
@@ -670,22 +679,22 @@ def test_columns_are_not_checked_without_their_length(tmp_path):
 def test_errors_also_say_what_a_file_was_called(tmp_path):
     folder = shards_folder(tmp_path, [np.array([1, 2, 99, 4])], vocab=50)
     names = {"train/00000.ds": "wiki/part-7.ds"}
-    write(folder, tokens.measure(folder, 2, names), vocab=50)
-    message = refusal(tokens.open_shards(folder, "train", 4).take, np.array([0]))
+    write(folder, measure(folder, 2, names), vocab=50)
+    message = refusal(open_shards(folder, "train", 4).take, np.array([0]))
     assert f"{folder / 'train' / '00000.ds'} (wiki/part-7.ds): found token id 99" in message
-    assert message == refusal(tokens.check_ids, folder, 50)
-    message = refusal(tokens.check_file_ids, folder / "train" / "00000.ds", 2, 50, "the file")
+    assert message == refusal(check_ids, folder, 50)
+    message = refusal(check_file_ids, folder / "train" / "00000.ds", 2, 50, "the file")
     assert message == "the file: found token id 99 at token 2, expected ids below 50"
 
 
 def test_files_of_equal_content_are_named_each_with_the_first(tmp_path):
     folder = shards_folder(tmp_path, [[1], [2], [1]], [[2]])
-    files = list(tokens.measure(folder, 2))
+    files = list(measure(folder, 2))
     names = ["train/00000.ds", "train/00001.ds", "held_out/00000.ds"]
 
     def pairs(files: list[ShardFile]) -> list[tuple[str, str]]:
         write(folder, files)
-        return tokens.duplicates(tokens.read_shards(folder))
+        return duplicates(read_shards(folder))
 
     assert pairs(files) == [(names[0], "train/00002.ds"), (names[1], names[2])]
     assert pairs(files[:2]) == []
@@ -698,7 +707,7 @@ def test_files_of_equal_content_are_named_each_with_the_first(tmp_path):
 def test_a_file_cut_short_while_it_is_open_is_refused_with_its_name(tmp_path):
     for shuffle in (IN_ORDER, SEEDED):
         folder = shards_folder(tmp_path / shuffle.tag(), [np.arange(40)], shuffle=shuffle)
-        sequences = tokens.open_shards(folder, "train", 4)
+        sequences = open_shards(folder, "train", 4)
         sequences.take(np.arange(10))
         with open(folder / "train" / "00000.ds", "r+b") as file:
             file.truncate(45)
@@ -716,5 +725,5 @@ def test_a_read_that_comes_in_pieces_is_whole_in_the_end(tmp_path, monkeypatch):
         return preadv(descriptor, [memoryview(buffers[0]).cast("B")[:3]], start)
 
     monkeypatch.setattr(os, "preadv", at_most_three)
-    taken = tokens.open_shards(folder, "train", 4).take(np.arange(100))
+    taken = open_shards(folder, "train", 4).take(np.arange(100))
     assert taken.ravel().tolist() == list(range(400))

@@ -1,0 +1,150 @@
+"""Which files of a listing a run reads.
+
+Files in a folder `held_out/` are the held-out split; without one, the last file is. A single file
+is not held out. A warning says so in both cases. A limit is on the train split; where it cuts by
+tokens or steps, at most HELD_OUT_TOKENS of the held-out split are fetched.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+from pipeline.runfile.data import Limit
+from pipeline.sources import HELD_OUT, HELD_OUT_TOKENS, TRAIN, FetchOptions, Survey, SurveyedFile
+from pipeline.sources.listing import EXTENSIONS, Listing, LocationFile
+from pipeline.tokens.shards import Split
+
+
+class ChosenFile(NamedTuple):
+    """A file that a run reads, or the first tokens of one."""
+
+    file: LocationFile
+    split: Split
+    tokens: int
+
+
+def survey(listing: Listing, options: FetchOptions) -> Survey:
+    """Describe what a run would read of a listing.
+
+    Raises:
+      LockstepError: as `choose`.
+    """
+    chosen, warnings = choose(listing, options.limit)
+    files = tuple(
+        SurveyedFile(one.file.name, one.split, one.tokens * listing.size, one.tokens)
+        for one in chosen
+    )
+    whole, _ = choose(listing, None)
+    return Survey(listing.read, files, sum(one.split == TRAIN for one in whole), warnings)
+
+
+def choose(listing: Listing, limit: Limit | None) -> tuple[list[ChosenFile], tuple[str, ...]]:
+    """Return the files of both splits that a run reads, and warnings.
+
+    Raises:
+      LockstepError: there are no token files, or one is empty or of odd length.
+    """
+    if not listing.files:
+        raise LockstepError(f"{listing.read}: found no file that ends in {', '.join(EXTENSIONS)}")
+    train, held_out, warnings = _split(listing)
+    if not train:
+        raise LockstepError(f"{listing.read}: found only held-out files, expected train files too")
+    whole = [ChosenFile(file, TRAIN, _count_tokens(file, listing.size)) for file in train]
+    chosen: list[ChosenFile] = []
+    for part, share in enumerate(_shares(listing, whole)):
+        chosen += _first([one for one in whole if one.file.part == part], limit, share)
+    room = max_tokens(limit)[HELD_OUT]
+    for file in held_out:
+        tokens = _count_tokens(file, listing.size)
+        if room is not None:
+            tokens = min(tokens, room)
+            room -= tokens
+        if tokens:
+            chosen.append(ChosenFile(file, HELD_OUT, tokens))
+    return chosen, warnings
+
+
+def hold_out_last(
+    files: Iterable[LocationFile], where: str
+) -> tuple[list[LocationFile], list[LocationFile], str]:
+    """Hold out the last file of each part that has several, where no name says what to hold out.
+
+    Args:
+      files: all of them, in order.
+      where: the location and why, for the warning.
+
+    Returns:
+      The train files, the held-out files, and the warning.
+    """
+    parts: dict[int, list[LocationFile]] = {}
+    for file in files:
+        parts.setdefault(file.part, []).append(file)
+    held_out = [of_part.pop() for of_part in parts.values() if len(of_part) > 1]
+    train = [file for of_part in parts.values() for file in of_part]
+    if not held_out:
+        return train, held_out, f"{where} and one file, so nothing is held out"
+    names = ", ".join(PurePosixPath(file.name).name for file in held_out)
+    return train, held_out, f"{where}, so the last file, {names}, is held out"
+
+
+def max_tokens(limit: Limit | None) -> dict[Split, int | None]:
+    """Return how many tokens of each split a limit allows; None is all of its files."""
+    if limit is None or limit.files is not None:
+        return {TRAIN: None, HELD_OUT: None}
+    train = limit.tokens if limit.steps is None else limit.sequences * limit.max_seq_len
+    return {TRAIN: train, HELD_OUT: HELD_OUT_TOKENS}
+
+
+def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], tuple[str, ...]]:
+    """Return the train files, the held-out files, and warnings."""
+    train: list[LocationFile] = []
+    held_out: list[LocationFile] = []
+    for file in listing.files:
+        in_folder = HELD_OUT in PurePosixPath(file.name).parts[:-1]
+        (held_out if in_folder else train).append(file)
+    if held_out or listing.says_held_out:
+        return train, held_out, ()
+    train, held_out, warning = hold_out_last(train, f"{listing.read}: no folder {HELD_OUT}/")
+    return train, held_out, (warning,)
+
+
+def _count_tokens(file: LocationFile, size: int) -> int:
+    if not file.origin.size:
+        raise LockstepError(f"{file.label}: found 0 bytes, expected tokens of {size} bytes")
+    if file.origin.size % size:
+        raise LockstepError(
+            f"{file.label}: found {file.origin.size} bytes, expected a multiple of the token size, "
+            f"{size} bytes"
+        )
+    return file.origin.size // size
+
+
+def _shares(listing: Listing, whole: list[ChosenFile]) -> list[float]:
+    """Return each part's share of a limit."""
+    if not listing.parts:
+        return [1.0]
+    weights = [part.weight or 0.0 for part in listing.parts]
+    if not any(weights):  # by length
+        for one in whole:
+            weights[one.file.part] += one.tokens
+    return [weight / sum(weights) for weight in weights]
+
+
+def _first(whole: list[ChosenFile], limit: Limit | None, share: float) -> list[ChosenFile]:
+    """Return the first of these files; a limit on tokens or sequences cuts the last."""
+    if limit is None or limit.files:
+        return whole[: None if limit is None else limit.files]
+    # what counts of each file: its tokens, or its whole sequences
+    unit, most = limit.max_seq_len or 1, limit.sequences or limit.tokens
+    left = most if share == 1 else math.ceil(most * share) + 1  # rounded up: no less in all
+    chosen = []
+    for one in whole:
+        units = min(one.tokens // unit, left)
+        left -= units
+        if units == one.tokens // unit and units:
+            chosen.append(one)
+        elif units:
+            chosen.append(one._replace(tokens=units * unit))
+    return chosen

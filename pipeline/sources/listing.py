@@ -1,0 +1,154 @@
+"""Listings: which files of tokens a data location has, and what servers say of each.
+
+Files that end in .ds, .bin or .npy are raw tokens, as Psyche reads them, without a header. A
+tokenizer comes from a folder `tokenizer/`, or from a `tokenizer.json` beside the files.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Annotated
+
+from pydantic import Field
+
+from pipeline.errors import LockstepError
+from pipeline.net import addresses, web
+from pipeline.net.redact import hide
+from pipeline.net.remote import Origin
+from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
+from pipeline.runfile.serde_enum import variant_name
+from pipeline.runfile.table import Table
+from pipeline.sources import TOKENIZER, FetchOptions
+from pipeline.stage import artifacts
+from pipeline.tokens.shards import Part
+from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
+
+EXTENSIONS = (".ds", ".bin", ".npy")
+
+
+class LocationFile(Table):
+    """A file of a location."""
+
+    name: str
+    """Path in the location."""
+    origin: Origin
+    """Where its bytes are."""
+    part: Annotated[int, Field(ge=0)] = 0
+    """Number of its location, where several are mixed."""
+
+    @property
+    def label(self) -> str:
+        """Its address in errors, without credentials."""
+        return self.origin.url if self.origin.is_local else hide(self.origin.url.partition("#")[0])
+
+
+class Listing(Table):
+    """The files of a location, in the order in which they are read."""
+
+    read: str
+    """Description of the location."""
+    token_size_in_bytes: TokenSize
+    """Size of a token in every file."""
+    shuffle: AnyShuffle
+    """Order of the train split."""
+    files: tuple[LocationFile, ...]
+    """Its token files, in order."""
+    tokenizer: tuple[LocationFile, ...] = ()
+    """The files of its tokenizer; each name is one of TOKENIZER_FILES."""
+    parts: tuple[Part, ...] = ()
+    """The locations that are mixed, where there are several."""
+    says_held_out: bool = False
+    """Whether it names the held-out files, even if there are none."""
+    says: dict[str, str] = {}
+    """What else is recorded: the hub's commit."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of a token."""
+        return TOKEN_BYTES[self.token_size_in_bytes]
+
+
+def look_up(provider: ModuleType, location: Data, options: FetchOptions) -> Listing:
+    """Return a provider's listing of a location; offline, that of the last time.
+
+    Raises:
+      LockstepError: as the provider; or offline, if the location was never listed.
+    """
+    if isinstance(location, DataLocal):
+        return provider.listing(location, options.network)
+    return remembered(location, options, lambda: provider.listing(location, options.network))
+
+
+def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]) -> Listing:
+    """Return what `ask` lists and keep it in the store; offline, return what is kept.
+
+    Raises:
+      LockstepError: as `ask`; or offline, if the location was never listed.
+    """
+    name = hashlib.sha256(repr(location).encode()).hexdigest()[:40]
+    path = options.store / "listings" / f"{name}.json"
+    if not web.offline():
+        listing = ask()
+        artifacts.write_text(path, _without_users(listing).model_dump_json(indent=1) + "\n")
+        return listing
+    if not path.is_file():
+        raise LockstepError(
+            f"{variant_name(location)}: {web.OFFLINE} is set, expected a location that was listed "
+            f"before; {path.parent} has no listing of it"
+        )
+    return Listing.model_validate_json(path.read_bytes())
+
+
+def _without_users(listing: Listing) -> Listing:
+    """Return a listing without the passwords of its addresses, fit to be written down."""
+
+    def bare(file: LocationFile) -> LocationFile:
+        url = addresses.without_user(file.origin.url)
+        return file.model_copy(update={"origin": file.origin.model_copy(update={"url": url})})
+
+    files, tokenizer = (tuple(map(bare, some)) for some in (listing.files, listing.tokenizer))
+    return listing.model_copy(update={"files": files, "tokenizer": tokenizer})
+
+
+def token_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
+    """Return the files that hold tokens, by their names; not hidden ones, nor a tokenizer's."""
+
+    def holds_tokens(name: str) -> bool:
+        *folders, base = PurePosixPath(name).parts
+        return base.endswith(EXTENSIONS) and base[0] != "." and TOKENIZER not in folders
+
+    return tuple(file for file in files if holds_tokens(file.name))
+
+
+def tokenizer_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
+    """Return the files of the tokenizer in `tokenizer/`, or beside the others, by their names."""
+    by_name = {file.name: file for file in files}
+    for folder in (f"{TOKENIZER}/", ""):
+        if f"{folder}tokenizer.json" in by_name:
+            return tuple(
+                by_name[f"{folder}{name}"].model_copy(update={"name": name})
+                for name in TOKENIZER_FILES
+                if f"{folder}{name}" in by_name
+            )
+    return ()
+
+
+def local_file(path: Path, root: Path) -> LocationFile:
+    """Describe a file of this machine."""
+    origin = Origin(url=str(path.absolute()), size=path.stat().st_size)
+    return LocationFile(name=path.relative_to(root).as_posix(), origin=origin)
+
+
+def check_name(name: str, where: str) -> str:
+    """Return a name from a server if it can be a path in a folder.
+
+    Nothing is ever written under such a name, but a server that gives another is not to be trusted.
+
+    Raises:
+      LockstepError: it is absolute, leads out of the folder, or is not printable.
+    """
+    parts = name.split("/")
+    if "\\" in name or {"", ".", ".."} & set(parts) or not name.isprintable():
+        raise LockstepError(f"{where}: lists a file named {name!r:.80}, expected a path inside it")
+    return name

@@ -1,0 +1,189 @@
+"""Token files of a listing: fetched, checked and put in place.
+
+They hold tokens alone: no header is parsed, not even of a .npy (one that has a header is rejected;
+Psyche would train on it).
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pipeline.errors import LockstepError
+from pipeline.net import addresses, store
+from pipeline.net.remote import Origin
+from pipeline.net.store import Stored, Transfer
+from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
+from pipeline.sources.choice import ChosenFile, choose
+from pipeline.sources.listing import Listing, LocationFile
+from pipeline.stage import artifacts
+from pipeline.stage.artifacts import listing_sha256
+from pipeline.tokens.ids import check_file_ids
+from pipeline.tokens.shards import ShardFile, shard_path
+from pipeline.tokens.tokenizer_files import load_tokenizer, vocab_size
+
+NUMPY_MAGIC = b"\x93NUMPY"
+PIECE_BYTES = 2**20
+TOKENIZER_BYTES = 2**27  # at most, of one of its files
+
+
+def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
+    """Fetch what a run reads of a listing, check it, and put it in place.
+
+    Raises:
+      LockstepError: as `choose` and `store.fetch`; a file does not hold tokens, or has an id beyond
+        the tokenizer's vocabulary.
+    """
+    chosen, warnings = choose(listing, options.limit)
+    vocab = fetch_tokenizer(listing, folder, options)
+    if options.stream:
+        _check_addresses(listing)
+        files = [_shard(one, path, None) for one, path in _shard_paths(chosen)]
+        versions = [(file.name, _version(file.origin)) for file in files]
+    else:
+        files = _fetch_files(listing, chosen, vocab, folder, options)
+        versions = [(file.name, file.sha256) for file in files]
+    names = {
+        split: [one.file.name for one in chosen if one.split == split]
+        for split in (TRAIN, HELD_OUT)
+    }
+    return Fetched(
+        files=tuple(files),
+        token_size_in_bytes=listing.size,
+        vocab_size=vocab,
+        shuffle=listing.shuffle,
+        source={
+            "read": listing.read,
+            **listing.says,
+            "files": names,
+            "sha256": listing_sha256(versions),
+        },
+        parts=listing.parts,
+        unproven=tuple(
+            file.sha256
+            for file, one in zip(files, chosen, strict=True)
+            if file.is_here and _is_unproven(one, listing.size)
+        ),
+        warnings=warnings,
+    )
+
+
+def fetch_files(
+    files: Sequence[LocationFile], options: FetchOptions, sizes: Sequence[int] | None = None
+) -> list[Stored]:
+    """Fetch files, or their first bytes, into the store, behind a bar.
+
+    Raises:
+      LockstepError: as `store.fetch`.
+    """
+    sizes = [file.origin.size for file in files] if sizes is None else sizes
+    transfers = [
+        Transfer(file.label, file.origin, size) for file, size in zip(files, sizes, strict=True)
+    ]
+    with options.progress(total=sum(sizes), unit="byte") as bar:
+        return store.fetch(transfers, options.store, options.network, bar)
+
+
+def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> int | None:
+    """Put the tokenizer's files in place; return the size of its vocabulary, None without one.
+
+    Raises:
+      LockstepError: as `store.fetch`; a file is too large, or is not a tokenizer.
+    """
+    if not listing.tokenizer:
+        return None
+    for file in listing.tokenizer:
+        if file.origin.size > TOKENIZER_BYTES:
+            raise LockstepError(
+                f"{file.label}: {file.origin.size} bytes, expected at most {TOKENIZER_BYTES} of a "
+                "tokenizer"
+            )
+    (folder / TOKENIZER).mkdir()
+    fetched = fetch_files(listing.tokenizer, options)
+    for file, stored in zip(listing.tokenizer, fetched, strict=True):
+        _place(stored.path, folder / TOKENIZER / file.name, file.origin, file.origin.size)
+        if file.name == "tokenizer.json":
+            vocab = vocab_size(load_tokenizer(stored.path, file.label))
+    return vocab
+
+
+def _is_unproven(one: ChosenFile, size: int) -> bool:
+    """Return whether no checksum covers the bytes: the server gave none, or a part was read."""
+    origin = one.file.origin
+    return origin.checksum is None or one.tokens * size < origin.size
+
+
+def _check_addresses(listing: Listing) -> None:
+    """Check that no password would be written into data/shards for training to find."""
+    for file in listing.files:
+        if addresses.without_user(file.origin.url) != file.origin.url:
+            raise LockstepError(
+                f"{file.label}: found a password in its address, expected none with [download] "
+                "stream: it would be written into data/shards"
+            )
+
+
+def _shard_paths(chosen: list[ChosenFile]) -> Iterator[tuple[ChosenFile, str]]:
+    """Yield each file with its path in the shards folder: its number in its split."""
+    counts = dict.fromkeys((TRAIN, HELD_OUT), 0)
+    for one in chosen:
+        yield one, shard_path(Path(), one.split, counts[one.split]).as_posix()
+        counts[one.split] += 1
+
+
+def _shard(one: ChosenFile, path: str, sha256: str | None) -> ShardFile:
+    return ShardFile(
+        path=path,
+        split=one.split,
+        tokens=one.tokens,
+        sha256=sha256,
+        name=one.file.name,
+        part=one.file.part,
+        origin=one.file.origin if sha256 is None else None,
+    )
+
+
+def _version(origin: Origin) -> str:
+    """Return a hash of size and version, in place of the SHA-256 of a file not read yet."""
+    return hashlib.sha256(f"{origin.size} {origin.tag} {origin.checksum}".encode()).hexdigest()
+
+
+def _fetch_files(
+    listing: Listing,
+    chosen: list[ChosenFile],
+    vocab: int | None,
+    folder: Path,
+    options: FetchOptions,
+) -> list[ShardFile]:
+    for split in (TRAIN, HELD_OUT):
+        (folder / split).mkdir()
+    sizes = [one.tokens * listing.size for one in chosen]
+    fetched = fetch_files([one.file for one in chosen], options, sizes)
+    files = []
+    with options.progress(total=len(chosen), unit="file") as bar:
+        for (one, path), size, stored in zip(_shard_paths(chosen), sizes, fetched, strict=True):
+            _place(stored.path, folder / path, one.file.origin, size)
+            _check_tokens(folder / path, listing.size, vocab, one.file.label)
+            files.append(_shard(one, path, stored.sha256))
+            bar.advance()
+    return files
+
+
+def _place(source: Path, target: Path, origin: Origin, size: int) -> None:
+    """Link to the store; copy a file that may change, or that is longer than needed."""
+    if not origin.is_local and source.stat().st_size == size:
+        artifacts.link(source, target)
+        return
+    with open(source, "rb") as file, artifacts.written(target) as copy:
+        while size and (piece := file.read(min(PIECE_BYTES, size))):
+            copy.write(piece)
+            size -= len(piece)
+
+
+def _check_tokens(path: Path, size: int, vocab: int | None, name: str) -> None:
+    """Check that a file holds tokens of the vocabulary."""
+    with open(path, "rb") as file:
+        if file.read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
+            raise LockstepError(
+                f"{name}: found a NumPy header, expected tokens alone, as `tofile` writes them"
+            )
+    check_file_ids(path, size, vocab, name)
