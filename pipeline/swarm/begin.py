@@ -20,8 +20,7 @@ from pipeline.stage.artifacts import read_json
 from pipeline.swarm.fused_peers import FusedPeers
 from pipeline.swarm.peers import SimulatedPeers, assigned
 from pipeline.tokens.sequences import Sequences
-from pipeline.tokens.shards import read_shards
-from pipeline.tokens.shards import PLAIN, Column
+from pipeline.tokens.shards import PLAIN, Column, read_shards
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 from pipeline.weights.trees import load_nested, load_tree
