@@ -1,0 +1,1 @@
+"""Jitted programs, and the devices they run on."""

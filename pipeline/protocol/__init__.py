@@ -1,0 +1,1 @@
+"""A round without arrays, files or networks: elections, states, consensus, simulated time."""

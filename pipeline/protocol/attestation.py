@@ -1,9 +1,8 @@
-"""What a witness says of a round, and which of it counts.
+"""A witness's attestation: which messages of a round it holds, and which of its claims count.
 
-A witness holds messages. It says so twice, as in Psyche: by a Bloom filter over their commitments,
-which is small and may err, and by the Merkle root over them, which is exact. Its word on a message
-counts where the filter has the commitment and a proof leads from it to the root: a filter's false
-positive has no proof, and a proof without the filter is not asked for.
+As in Psyche it attests twice: by a Bloom filter over the commitments it holds, which is small and
+has false positives, and by the Merkle root over them, which is exact. A claim counts if the root
+is that of the claimed commitments, and the filter has the commitment too.
 """
 
 import base64
@@ -22,14 +21,14 @@ BLOOM = r"^[A-Za-z0-9+/]{427}=$"  # a filter's 320 bytes
 
 @dataclass(frozen=True)
 class Attestation:
-    """One witness's word on a round.
+    """One witness's attestation to a round.
 
     Attributes:
       witness: The witness.
-      received: The peers whose messages it holds, ascending.
-      others: Those of them of whom it holds the other message: an equivocator sent two.
-      refused: Peers whose bytes are no message, or not what was committed to.
-      participants: Bloom filter of all peers that it heard from, base64.
+      received: Peers whose messages it holds, ascending.
+      others: Those of them whose other message it holds: an equivocator sent two.
+      refused: Peers whose bytes do not decode, or not to what they committed to.
+      participants: Bloom filter of all peers it heard from, base64.
       broadcasts: Bloom filter of the commitments of `received`, base64.
       root: Merkle root over those commitments in the order of `received`, hex.
     """
@@ -59,14 +58,14 @@ def attest(
     others: Iterable[int] = (),
     refused: Iterable[int] = (),
 ) -> Attestation:
-    """Return a witness's word.
+    """Return a witness's attestation.
 
     Args:
       witness: The witness.
-      seed: The round's seed, which the filters' keys come from.
-      heard: The peers it heard from, itself among them.
-      holds: The commitment of each message that it holds, by peer, hex.
-      others: Those peers of whom it holds the other message.
+      seed: The round's seed, from which the filters' keys derive.
+      heard: Peers it heard from, itself included.
+      holds: Commitment of each message it holds, by peer, hex.
+      others: Peers whose other message it holds.
       refused: Peers whose bytes it refused.
     """
     received = tuple(sorted(holds))
@@ -90,28 +89,28 @@ def proven(
     commitments: Mapping[int, str],
     others: Mapping[int, str],
 ) -> dict[int, str]:
-    """Return, by peer, the commitment of each message whose holding the witness can prove.
+    """Return, by peer, the commitment of each message that the witness proves to hold.
 
     Args:
-      attestation: The witness's word.
+      attestation: The witness's attestation.
       seed: The round's seed.
       commitments: Each sender's commitment, hex.
       others: An equivocator's other commitment.
     """
-    claimed = {
-        peer: (others if peer in attestation.others else commitments).get(peer)
-        for peer in attestation.received
-    }
-    if None in claimed.values():  # nobody committed to such a message: no tree can hold it
-        return {}
+    claimed = {}
+    for peer in attestation.received:
+        held = (others if peer in attestation.others else commitments).get(peer)
+        if held is None:  # nobody committed to such a message
+            return {}
+        claimed[peer] = held
     if merkle.root(list(map(bytes.fromhex, claimed.values()))).hex() != attestation.root:
         return {}
     broadcasts = attestation.held(seed)
     return {peer: held for peer, held in claimed.items() if bytes.fromhex(held) in broadcasts}
 
 
-def _seed(seed: int, witness: int, what: str) -> bytes:
-    return f"lockstep/bloom:{seed}:{witness}:{what}".encode()
+def _seed(seed: int, witness: int, name: str) -> bytes:
+    return f"lockstep/bloom:{seed}:{witness}:{name}".encode()
 
 
 def _write(bloom: Bloom) -> str:

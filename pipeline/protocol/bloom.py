@@ -1,7 +1,7 @@
-"""Psyche's Bloom filter, sized for its promise: who was heard from, in 320 bytes.
+"""Psyche's Bloom filter, sized to keep its promise: a set of up to 256 items in 320 bytes.
 
-Never a false "no"; a false "yes" for fewer than 1 stranger in 100, also with all 256 peers in it.
-Psyche states the same 1 % and gives every filter 1,024 bits: 31 % at 256 items.
+No false negatives; fewer than 1 % false positives, even with all 256 peers in it. Psyche promises
+the same 1 % but gives every filter 1,024 bits: 31 % at 256 items.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ U64 = (1 << 64) - 1
 
 
 def fnv1a(data: bytes, key: int) -> int:
-    """Return the 64-bit FNV-1a hash of `data`, begun at `key` in place of FNV's offset basis."""
+    """Return the 64-bit FNV-1a hash of `data`, with `key` in place of FNV's offset basis."""
     state = key
     for byte in data:
         state = (state ^ byte) * 0x100000001B3 & U64
@@ -30,11 +30,11 @@ def positions(item: bytes, keys: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Bloom:
-    """A set of byte strings that may answer yes wrongly.
+    """A set of byte strings with false positives.
 
     Attributes:
       keys: `KEYS` unsigned 64-bit integers.
-      bits: `BITS` // 8 bytes; bit i is bit i % 8 of byte i // 8. Psyche's size works as well.
+      bits: `BITS` // 8 bytes; bit i is bit i % 8 of byte i // 8. Psyche's size works too.
     """
 
     keys: tuple[int, ...]
@@ -44,8 +44,8 @@ class Bloom:
     def of(cls, items: Iterable[bytes], seed: bytes) -> "Bloom":
         """Return the filter that holds `items`.
 
-        Key i is the first 8 bytes, little-endian, of SHA-256(seed + the byte i), so that whoever
-        knows the seed computes the same filter; Psyche draws the keys at random.
+        Key i is the first 8 bytes, little-endian, of SHA-256(seed + the byte i), so the seed
+        determines the filter; Psyche draws the keys at random.
         """
         digests = (hashlib.sha256(seed + bytes([i])).digest() for i in range(KEYS))
         keys = tuple(int.from_bytes(digest[:8], "little") for digest in digests)
@@ -56,8 +56,8 @@ class Bloom:
         return cls(keys, bytes(bits))
 
     def __contains__(self, item: bytes) -> bool:
-        places = positions(item, self.keys, 8 * len(self.bits))
-        return all(self.bits[place // 8] >> place % 8 & 1 for place in places)
+        found = positions(item, self.keys, 8 * len(self.bits))
+        return all(self.bits[position // 8] >> position % 8 & 1 for position in found)
 
     def hex(self) -> str:
         """Return the keys, little-endian, and then the bits."""

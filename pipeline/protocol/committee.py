@@ -1,7 +1,7 @@
-"""Who does what in a round, drawn from the round's seed: assignment, committee, witnesses, quorum.
+"""Elections and assignments of a round, drawn from its seed: committee, witnesses, sequences.
 
-Everything here is a pure function of small integers and agrees with Psyche bit for bit, as far as
-Psyche goes: it has no verifiers, calls no tie-breakers, and never gives out a sequence twice.
+Everything here is a pure function of small integers. It agrees with Psyche bit for bit, where
+Psyche has it: there are no verifiers in Psyche, no tie-breakers, and no sequence is reassigned.
 """
 
 import enum
@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-MAX_WITNESSES = 32  # also how many are elected when witness_nodes = 0, "everyone"
+MAX_WITNESSES = 32  # the number that witness_nodes = 0, "everyone", elects
 SHUFFLE_ROUNDS = 90
 U64 = (1 << 64) - 1
 
 
 class Committee(enum.Enum):
-    """What a peer does in a round, as Psyche names it."""
+    """A peer's role in a round, as Psyche names it."""
 
     TieBreaker = 0
     Verifier = 1
@@ -55,17 +55,17 @@ def deterministic_shuffle(items: Sequence[int], seed: int) -> list[int]:
 def swap_or_not(count: int, seed: bytes) -> tuple[int, ...]:
     """Return the position of each index 0..count-1 under the swap-or-not shuffle.
 
-    In each of 90 rounds an index may swap with its mirror image around a pivot, as one bit of a
-    hash says; a pair shares its bit, so that the result is a permutation.
+    In each of 90 rounds an index swaps with its mirror image around a pivot if one bit of a hash
+    is set; a pair shares its bit, so the result is a permutation.
 
     Args:
-      count: How many indices there are.
+      count: Number of indices.
       seed: 32 bytes.
 
     References:
       Hoang, Morris, Rogaway, "An Enciphering Scheme Based on a Card Shuffle", 2012.
     """
-    places = list(range(count))
+    positions = list(range(count))
     for r in range(SHUFFLE_ROUNDS if count > 1 else 0):
         prefix = seed + bytes([r])
         pivot = int.from_bytes(hashlib.sha256(prefix).digest()[:8], "little") % count
@@ -73,18 +73,18 @@ def swap_or_not(count: int, seed: bytes) -> tuple[int, ...]:
             hashlib.sha256(prefix + block.to_bytes(4, "little")).digest()
             for block in range((count + 255) // 256)
         ]
-        for index, place in enumerate(places):
-            flip = (pivot + count - place) % count
-            high = max(place, flip)
+        for index, position in enumerate(positions):
+            flip = (pivot + count - position) % count
+            high = max(position, flip)
             if blocks[high // 256][high % 256 // 8] >> (high % 8) & 1:
-                places[index] = flip
-    return tuple(places)
+                positions[index] = flip
+    return tuple(positions)
 
 
 def positions(random_seed: int, count: int, salt: str) -> tuple[int, ...]:
     """Return each index's position in the shuffle that `salt` names.
 
-    Indices are places in a list of peers; salts are "committee", "witness" and "verify".
+    Indices are positions in a list of peers; salts are "committee", "witness" and "verify".
     """
     seed = hashlib.sha256(random_seed.to_bytes(8, "little")).digest()
     return swap_or_not(count, hashlib.sha256(seed + salt.encode()).digest())
@@ -93,7 +93,7 @@ def positions(random_seed: int, count: int, salt: str) -> tuple[int, ...]:
 def committees(
     random_seed: int, count: int, *, verification_percent: int, tie_breakers: int
 ) -> tuple[Committee, ...]:
-    """Return what each index does: the first positions break ties, the next verify, the rest train.
+    """Return each index's role: the first positions break ties, the next verify, the rest train.
 
     Verifiers are floor((count - tie_breakers) verification_percent / 100).
 
@@ -120,13 +120,13 @@ def witnesses(random_seed: int, count: int, witness_nodes: int) -> tuple[int, ..
     """Return the indices of the elected witnesses, ascending; `witness_nodes` = 0 elects up to 32.
 
     Raises:
-      ValueError: More witnesses asked for than there are peers.
+      ValueError: More witnesses than peers.
     """
     if not 0 <= witness_nodes <= count:
         raise ValueError(f"witness_nodes = {witness_nodes}, expected 0 to {count} peers")
     elected = witness_nodes or MAX_WITNESSES
-    places = positions(random_seed, count, "witness")
-    return tuple(index for index, position in enumerate(places) if position < elected)
+    shuffled = positions(random_seed, count, "witness")
+    return tuple(index for index, position in enumerate(shuffled) if position < elected)
 
 
 def witness_quorum(elected: int) -> int:
@@ -141,10 +141,10 @@ def witness_quorum(elected: int) -> int:
 
 
 def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]) -> dict[int, int]:
-    """Return which trainer's work each verifier does again.
+    """Return the trainer whose step each verifier recomputes.
 
-    Verifiers in ascending order take trainers in the order of the shuffle "verify", and from its
-    beginning once more where there are fewer trainers. Without either, nobody verifies anybody.
+    Verifiers in ascending order get trainers in the order of the shuffle "verify", which starts
+    over where there are fewer trainers. Without verifiers or trainers, the result is empty.
     """
     if not trainers or not verifiers:
         return {}
@@ -155,20 +155,20 @@ def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]
 def tie_breakers(
     random_seed: int, peers: Sequence[int], parties: Collection[int]
 ) -> tuple[int, ...]:
-    """Return who settles a dispute: 3 peers, or 1 where fewer are left; no vote is ever tied.
+    """Return the peers that settle a dispute: 3, or 1 where fewer are left, so no vote is tied.
 
     Args:
       random_seed: The round's seed.
       peers: The epoch's peers, in its order.
-      parties: Those who dispute; they settle nothing.
+      parties: The two peers in dispute, who have no vote.
     """
     others = [p for p in _by_position(random_seed, peers, "committee") if p not in parties]
     return tuple(others[:3] if len(others) >= 3 else others[:1])
 
 
 def _by_position(random_seed: int, peers: Sequence[int], salt: str) -> list[int]:
-    places = positions(random_seed, len(peers), salt)
-    return [peer for _, peer in sorted(zip(places, peers, strict=True))]
+    shuffled = positions(random_seed, len(peers), salt)
+    return [peer for _, peer in sorted(zip(shuffled, peers, strict=True))]
 
 
 # ---- assignment ----
@@ -179,9 +179,9 @@ Span = tuple[int, int]  # sequences first..last, both included
 class Assignment(NamedTuple):
     """What a round trains.
 
-    spans: Each trainer's sequences, by peer; a trainer that gets none is absent.
-    fresh: How many of them nobody was given before: the next round's begin so much later.
-    waiting: Earlier rounds' untrained sequences for which this round has no place.
+    spans: Each trainer's sequences, by peer; a trainer without sequences is absent.
+    fresh: Number of new sequences, by which the data index advances.
+    waiting: Untrained sequences of earlier rounds that do not fit into this round.
     """
 
     spans: dict[int, Span]
@@ -196,18 +196,18 @@ def plan(
     batch_size: int,
     untrained: Sequence[Span] = (),
 ) -> Assignment:
-    """Return what each trainer is given: one interval of at most ceil(B / T) sequences.
+    """Return the assignment: to each trainer, one interval of at most ceil(B / T) sequences.
 
-    What earlier rounds left untrained comes first, in pieces of that size, one for each trainer in
-    shuffled order, as long as the batch holds the whole piece. The R trainers after them share the
-    rest of the batch, as far as R ceil(B / T) sequences go, in contiguous ranges from `data_index`
-    on: floor(fresh / R) each, and one more for the first fresh mod R. With nothing untrained this
-    is Psyche's assignment, bit for bit.
+    Untrained sequences of earlier rounds come first, in pieces of that size, one for each trainer
+    in shuffled order, as long as the whole piece fits into the batch. The R remaining trainers
+    share the rest of the batch, at most R ceil(B / T) sequences, in contiguous ranges from
+    `data_index` on: floor(fresh / R) each, and one more for the first fresh mod R. If nothing is
+    untrained, this is Psyche's assignment, bit for bit.
 
     Args:
       trainers: Peers that train this round, in the epoch's order (T of them).
       random_seed: The round's seed.
-      data_index: First sequence that was never given out.
+      data_index: First sequence that was never assigned.
       batch_size: Sequences in the batch (B).
       untrained: Sequences of earlier rounds whose messages nobody applied.
 
@@ -229,11 +229,9 @@ def plan(
 def _pieces(
     spans: Sequence[Span], share: int, count: int, batch_size: int
 ) -> tuple[list[Span], tuple[Span, ...]]:
-    """Return the first pieces of at most `share` sequences, and the spans that remain.
-
-    There are at most `count` pieces, and at most `batch_size` sequences in them.
-    """
-    pieces, rest = [], deque(spans)
+    """At most `count` pieces of at most `share`, in all `batch_size`; and the spans that remain."""
+    pieces: list[Span] = []
+    rest = deque(spans)
     while rest and len(pieces) < count:
         first, last = rest[0]
         end = min(last, first + share - 1)
@@ -249,7 +247,7 @@ def _pieces(
 
 
 def _split(first: int, size: int, parts: int) -> list[Span]:
-    """Cut `size` sequences from `first` on into ranges whose sizes differ by at most one."""
+    """`size` sequences from `first` on, in ranges whose sizes differ by at most one."""
     base, extra = divmod(size, parts)
     sizes = [base + (part < extra) for part in range(parts)]
     starts = [first + part * base + min(part, extra) for part in range(parts)]

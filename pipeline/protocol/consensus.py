@@ -1,4 +1,4 @@
-"""What peers agree on in a round: whose messages are applied, and who was proven to lie."""
+"""What peers agree on in a round: the messages that are applied, and the proven liars."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,23 +10,23 @@ from pipeline.protocol.round import Evidence, Round
 def judge(
     round_: Round, evidence: Evidence, limit: float, quorum: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Return whose messages everybody applies, and who was proven to lie, and how.
+    """Return the peers whose messages everybody applies, and by peer how it was proven to lie.
 
-    Who lied is out of the run, by what anyone can see:
+    These liars are out of the run, by what everybody can see:
 
-    - a witness that says it holds a message which never arrived anywhere, or is none: asked for it,
-      it has nothing to give;
+    - a witness that claims to hold a message that never arrived anywhere, or does not decode: it
+      could not produce it;
     - a sender whose bytes a quorum of witnesses refused;
-    - a sender of whom two witnesses prove to hold different messages of the same round;
-    - a trainer or a verifier against whom a dispute was settled.
+    - a sender of which two witnesses prove to hold different messages of the same round;
+    - the trainer or the verifier that lost a dispute.
 
-    A message that a verifier disputes and nobody can settle is not applied.
+    A disputed message is not applied if the dispute is not settled.
 
     Args:
       round_: The round.
       evidence: What was sent and said in it.
       limit: max_round_train_time, seconds.
-      quorum: Witnesses needed.
+      quorum: Number of witnesses needed.
     """
     supported, lied = _witnessing(round_, evidence, in_time(evidence.arrivals, limit), quorum)
     disputed = set()
@@ -41,33 +41,29 @@ def judge(
 
 
 def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, Claim]]:
-    """Return the checks that found something else than the peer claimed, and what it claimed."""
-    found = []
-    for check in checks:
-        if check.peer in evidence.messages:  # else it sent nothing, and claims nothing
-            claimed = evidence.messages[check.peer].claim
-            if claimed != check.found:
-                found.append((check, claimed))
-    return found
+    """Return the checks that differ from what the peer claimed, each with its claim."""
+    claims = {peer: message.claim for peer, message in evidence.messages.items()}
+    pairs = [(check, claims[check.peer]) for check in checks if check.peer in claims]
+    return [(check, claimed) for check, claimed in pairs if claimed != check.found]
 
 
 def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
-    """Return the peers, ascending, whose message arrived by `limit` seconds."""
+    """Return the peers, ascending, whose messages arrived within `limit` seconds."""
     return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
 
 
 def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
-    """Return what the round's witnesses say where all of them are honest.
+    """Return the attestations of the round's witnesses if all of them are honest.
 
     Args:
       round_: The round.
-      evidence: Of it; its attestations are not looked at.
+      evidence: What was sent in it; its attestations are ignored.
       limit: max_round_train_time, seconds.
     """
     arrived = in_time(evidence.arrivals, limit)
     refused = tuple(peer for peer in evidence.broken if peer in arrived)
     heard = [peer for peer in round_.peers if peer not in evidence.silent]
-    words = []
+    attestations = []
     for witness in round_.witnesses:
         if witness in evidence.silent:
             continue
@@ -77,27 +73,27 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
             for peer in arrived
             if peer not in refused
         }
-        words.append(attest(witness, round_.seed, heard, holds, others, refused))
-    return tuple(words)
+        attestations.append(attest(witness, round_.seed, heard, holds, others, refused))
+    return tuple(attestations)
 
 
 def _witnessing(
     round_: Round, evidence: Evidence, arrived: Sequence[int], quorum: int
 ) -> tuple[set[int], dict[int, str]]:
-    """The peers whose message a quorum holds, and those that were seen to lie."""
+    """The peers whose message a quorum holds, and the liars that attestations prove."""
     lied: dict[int, str] = {}
     commitments = {peer: message.commitment for peer, message in evidence.messages.items()}
     others = {peer: message.commitment for peer, message in evidence.others.items()}
     votes: dict[int, list[str]] = {}
     refusals: dict[int, int] = {}
-    for word in evidence.attestations:
-        if not set(word.received) <= set(arrived) - set(evidence.broken):
-            lied[word.witness] = "false witness"
+    for attestation in evidence.attestations:
+        if not set(attestation.received) <= set(arrived) - set(evidence.broken):
+            lied[attestation.witness] = "false witness"
             continue
-        found = proven(word, round_.seed, commitments, others)
-        for peer, commitment in found.items():
+        held_by_it = proven(attestation, round_.seed, commitments, others)
+        for peer, commitment in held_by_it.items():
             votes.setdefault(peer, []).append(commitment)
-        for peer in word.refused:
+        for peer in attestation.refused:
             refusals[peer] = refusals.get(peer, 0) + 1
     supported = set()
     for peer, held in votes.items():

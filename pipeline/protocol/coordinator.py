@@ -9,30 +9,31 @@ Psyche's, except where Psyche loses work:
     | a timed-out epoch ends two rounds late, and  | an epoch ends at the first round boundary   |
     |   those two train nothing: two batches lost  |   after its time; every round trains        |
     | a round's results are applied two rounds     | applied at the end of the same round: no    |
-    |   later, so other ends of an epoch lose two  |   end of an epoch loses any                 |
+    |   later, so an epoch's end loses two         |   epoch's end loses any                     |
     | with witness_nodes = 0 the quorum is a share | the quorum is a share of the witnesses that |
     |   of those who spoke, which always suffices  |   were elected                              |
     | an epoch lasts epoch_time                    | epoch_time, or rounds_per_epoch as in older |
     |                                              |   Psyche: exactly one of them               |
-    | too few peers are noticed after a round has  | noticed first: Warmup goes straight back    |
-    |   been started on them                       |   to WaitingForMembers                      |
+    | a shortage of peers is noticed only after a  | noticed first: Warmup goes straight back    |
+    |   round has started                          |   to WaitingForMembers                      |
     | a timeout needs a later whole second, so a   | a duration of 0 takes no time               |
     |   duration of 0 still takes one              |                                             |
     | members ask to join again for each epoch     | healthy members stay until they leave       |
     | Warmup elects its witnesses with seed 0      | with the seed of the tick that began it     |
-    | a health check is about the round before,    | about the warm-up or round in progress; an  |
+    | a health check concerns the previous round;  | the warm-up or round in progress; an        |
     |   anybody may send it                        |   elected witness sends it                  |
-    | Ejected is never set                         | set by `Eject`; such a peer stays out       |
-    | a batch whose message nobody applied is lost | given out again, ahead of new sequences     |
-    | of several checkpoints the last counts       | the first counts, another one is refused    |
-    | a pause makes all Withdrawn                  | those that were Healthy                     |
+    | Ejected is never set                         | set by `Eject`; the peer stays out for good |
+    | a batch whose message nobody applied is lost | reassigned, ahead of new sequences          |
+    | the last of several checkpoints counts       | the first counts; another one is refused    |
+    | a pause makes all members Withdrawn          | the Healthy ones                            |
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
-from pipeline.protocol.committee import Span
 from pipeline.protocol.events import (
     ACTIVE,
     HALTED,
@@ -59,7 +60,7 @@ from pipeline.protocol.events import (
 
 
 def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -> State:
-    """Return a run without members at time 0, about to train round `step` from `data_index` on."""
+    """Return a run at time 0, without members, that trains round `step` from `data_index` next."""
     return State(
         settings=settings,
         max_seq_len=max_seq_len,
@@ -87,14 +88,14 @@ def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -
 
 @lru_cache(maxsize=MAX_PEERS)
 def participant(peer: int) -> bytes:
-    """Return what stands for a peer in a witness's filter: SHA-256 of its number, u32 LE."""
+    """Return a peer's item in a witness's filter: SHA-256 of its number, u32 little-endian."""
     return hashlib.sha256(peer.to_bytes(4, "little")).digest()
 
 
 def healthy(state: State, peer: int) -> bool:
     """Return whether a quorum of the elected witnesses heard from `peer` in this warm-up or round.
 
-    A filter may hold a peer wrongly, so one that is gone may pass for healthy; never the reverse.
+    Filters have false positives, so a peer that is gone may pass for healthy, never the reverse.
     """
     heard = sum(participant(peer) in bloom for bloom in state.participants)
     return heard >= state.quorum
@@ -108,66 +109,40 @@ def tick(state: State, event: Event) -> State:
     """
     if not isinstance(event, Join) and event.now < state.since:
         raise CoordinatorError(state, event, f"this state began at {state.since}")
-    match event:
-        case Tick():
-            return _tick(state, event)
-        case Join(peer):
-            return _join(state, event, peer)
-        case Leave(peer):
-            return _leave(state, event, peer)
-        case WarmupWitness():
-            state = _speak(state, event, (RunState.Warmup,))
-            all_spoke = len(state.spoken) == len(state.witnesses)
-            return _finish_warmup(state, event.now, event.random_seed) if all_spoke else state
-        case Witness():
-            state = _speak(state, event, (RunState.RoundTrain, RunState.RoundWitness))
-            all_spoke = len(state.spoken) == len(state.witnesses)
-            if all_spoke and state.run_state == RunState.RoundTrain:
-                return _enter(state, RunState.RoundWitness, event.now)
-            return state
-        case HealthCheck():
-            return _check_health(state, event)
-        case Eject(peer):
-            return _eject(state, event, peer)
-        case Untrained(spans):
-            return _give_back(state, event, spans)
-        case Checkpointed():
-            return _checkpoint(state, event)
-        case Pause(now):
-            if state.run_state in HALTED:
-                raise CoordinatorError(state, event, "the run is halted already")
-            if state.run_state in ACTIVE:
-                return replace(state, pending_pause=True)
-            return _pause(state, now)
-        case Resume(now):
-            if state.run_state != RunState.Paused:
-                raise CoordinatorError(state, event, "the run is not paused")
-            return _wait_or_finish(state, now)
+    return _ON[type(event)](state, event)
 
 
-def _tick(state: State, event: Tick) -> State:
-    if state.run_state in HALTED:
+# ---- time ----
+
+
+def _on_tick(state: State, event: Tick) -> State:
+    if state.deadline is None:
         raise CoordinatorError(state, event, "the run is halted")
     now, timed_out = event.now, event.now >= state.deadline
+    if state.run_state == RunState.Warmup:  # it also ends as soon as too few members are left
+        timed_out |= len(_let_go(state).peers) < state.settings.min_clients
+    if state.run_state == RunState.WaitingForMembers:
+        timed_out &= len(state.pending) >= state.settings.init_min_clients
+    if not timed_out:
+        return state
     match state.run_state:
         case RunState.WaitingForMembers:
-            enough = len(state.pending) >= state.settings.init_min_clients
-            return _start_epoch(state, now, event.random_seed) if enough and timed_out else state
+            return _start_epoch(state, now, event.random_seed)
         case RunState.Warmup:
-            too_few = len(_let_go(state).peers) < state.settings.min_clients
-            return _finish_warmup(state, now, event.random_seed) if timed_out or too_few else state
+            return _finish_warmup(state, now, event.random_seed)
         case RunState.RoundTrain:
-            return _enter(state, RunState.RoundWitness, now) if timed_out else state
+            return _enter(state, RunState.RoundWitness, now)
         case RunState.RoundWitness:
-            return _finish_round(state, now, event.random_seed) if timed_out else state
-        case RunState.Cooldown:
-            return _finish_epoch(state, now) if timed_out else state
+            return _finish_round(state, now, event.random_seed)
+        case _:
+            return _finish_epoch(state, now)
 
 
-# ---- what peers say ----
+# ---- messages of peers ----
 
 
-def _join(state: State, event: Join, peer: int) -> State:
+def _on_join(state: State, event: Join) -> State:
+    peer = event.peer
     if state.run_state in (RunState.Uninitialized, RunState.Finished):
         raise CoordinatorError(state, event, "the run takes no members")
     if peer in state.ejected:
@@ -177,12 +152,29 @@ def _join(state: State, event: Join, peer: int) -> State:
     return replace(state, pending=(*state.pending, peer))
 
 
-def _leave(state: State, event: Leave, peer: int) -> State:
+def _on_leave(state: State, event: Leave) -> State:
+    peer = event.peer
     if peer in state.pending:
         return replace(state, pending=tuple(other for other in state.pending if other != peer))
     if not _is_member(state, peer):
-        raise CoordinatorError(state, event, "the peer is no member")
+        raise CoordinatorError(state, event, "the peer is not a member")
     return _mark(state, (peer,), ClientState.Withdrawn)
+
+
+def _on_warmup_witness(state: State, event: WarmupWitness) -> State:
+    state = _speak(state, event, (RunState.Warmup,))
+    return _finish_warmup(state, event.now, event.random_seed) if _all_spoke(state) else state
+
+
+def _on_witness(state: State, event: Witness) -> State:
+    state = _speak(state, event, (RunState.RoundTrain, RunState.RoundWitness))
+    if _all_spoke(state) and state.run_state == RunState.RoundTrain:
+        return _enter(state, RunState.RoundWitness, event.now)
+    return state
+
+
+def _all_spoke(state: State) -> bool:
+    return len(state.spoken) == len(state.witnesses)
 
 
 def _speak(state: State, event: WarmupWitness | Witness, allowed: tuple[RunState, ...]) -> State:
@@ -197,7 +189,7 @@ def _speak(state: State, event: WarmupWitness | Witness, allowed: tuple[RunState
     )
 
 
-def _check_health(state: State, event: HealthCheck) -> State:
+def _on_health_check(state: State, event: HealthCheck) -> State:
     _expect(state, event, RunState.Warmup, RunState.RoundWitness)
     _expect_witness(state, event, event.by)
     if len(state.spoken) < state.quorum:
@@ -205,44 +197,75 @@ def _check_health(state: State, event: HealthCheck) -> State:
         raise CoordinatorError(state, event, reason)
     for peer in event.peers:
         if not _is_member(state, peer):
-            raise CoordinatorError(state, event, f"peer {peer} is no member")
+            raise CoordinatorError(state, event, f"peer {peer} is not a member")
         if healthy(state, peer):
             raise CoordinatorError(state, event, f"peer {peer} is healthy")
     return _mark(state, event.peers, ClientState.Dropped)
 
 
-def _eject(state: State, event: Eject, peer: int) -> State:
+def _on_eject(state: State, event: Eject) -> State:
     _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
+    peer = event.peer
     members = {record.peer for record in state.peers}
     if peer not in members or peer in state.ejected:
-        raise CoordinatorError(state, event, "the peer is no member")
+        raise CoordinatorError(state, event, "the peer is not a member")
     state = _mark(state, (peer,), ClientState.Ejected)  # also who leaves, or went silent, meanwhile
     pending = tuple(other for other in state.pending if other != peer)
     return replace(state, ejected=(*state.ejected, peer), pending=pending)
 
 
-def _give_back(state: State, event: Untrained, spans: tuple[Span, ...]) -> State:
+def _on_untrained(state: State, event: Untrained) -> State:
     _expect(state, event, RunState.RoundWitness)
     if state.missed is not None:
         raise CoordinatorError(state, event, "the round's untrained spans are known already")
     given = list(state.plan.spans.values())
-    for span in spans:
+    for span in event.spans:
         if span not in given:
-            raise CoordinatorError(state, event, f"{span} is none of the round's spans, or twice")
+            reason = f"{span} is not one of the round's spans, or is there twice"
+            raise CoordinatorError(state, event, reason)
         given.remove(span)
-    return replace(state, missed=spans)
+    return replace(state, missed=event.spans)
 
 
-def _checkpoint(state: State, event: Checkpointed) -> State:
+def _on_checkpointed(state: State, event: Checkpointed) -> State:
     _expect(state, event, RunState.Cooldown)
     if not _is_member(state, event.peer):
-        raise CoordinatorError(state, event, "the peer is no member")
+        raise CoordinatorError(state, event, "the peer is not a member")
     if state.checkpoint is None:
         return replace(state, checkpoint=event.params, checkpointer=event.peer)
     if state.checkpoint != event.params:
         reason = f"peer {state.checkpointer} stored {state.checkpoint}"
         raise CoordinatorError(state, event, reason)
     return state
+
+
+def _on_pause(state: State, event: Pause) -> State:
+    if state.run_state in HALTED:
+        raise CoordinatorError(state, event, "the run is halted already")
+    if state.run_state in ACTIVE:
+        return replace(state, pending_pause=True)
+    return _pause(state, event.now)
+
+
+def _on_resume(state: State, event: Resume) -> State:
+    if state.run_state != RunState.Paused:
+        raise CoordinatorError(state, event, "the run is not paused")
+    return _wait_or_finish(state, event.now)
+
+
+_ON: dict[type, Callable[[State, Any], State]] = {
+    Tick: _on_tick,
+    Join: _on_join,
+    Leave: _on_leave,
+    WarmupWitness: _on_warmup_witness,
+    Witness: _on_witness,
+    HealthCheck: _on_health_check,
+    Eject: _on_eject,
+    Untrained: _on_untrained,
+    Checkpointed: _on_checkpointed,
+    Pause: _on_pause,
+    Resume: _on_resume,
+}
 
 
 def _expect(state: State, event: Event, *allowed: RunState) -> None:
@@ -261,7 +284,7 @@ def _is_member(state: State, peer: int) -> bool:
 
 
 def _mark(state: State, peers: tuple[int, ...], became: ClientState) -> State:
-    """Say what became of `peers`; their places stay until the round is over."""
+    """Record what became of `peers`; their positions stay until the round is over."""
     records = (
         PeerRecord(record.peer, became) if record.peer in peers else record
         for record in state.peers
@@ -290,7 +313,7 @@ def _start_epoch(state: State, now: float, seed: int) -> State:
 
 
 def _finish_warmup(state: State, now: float, seed: int) -> State:
-    state = _let_go(state)  # only now, so that the places of its witnesses stay while it lasts
+    state = _let_go(state)  # only now, so that its witnesses' positions stay while it lasts
     if len(state.peers) < state.settings.min_clients:
         return _wait_or_finish(state, now)
     return _start_round(state, now, seed)
@@ -302,9 +325,9 @@ def _start_round(state: State, now: float, seed: int) -> State:
 
 
 def _finish_round(state: State, now: float, seed: int) -> State:
-    # Read before members go: seats, and so the plan, hang on how many there were.
+    # Read before members go: seats, and so the plan, depend on how many there were.
     spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
-    # Without a quorum nobody applied any message, whether or not somebody is left to say so.
+    # Without a quorum nobody applied any message, even if nobody is left to report it.
     missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(plan.spans.values()))
     state = replace(
         _let_go(state),
@@ -313,7 +336,7 @@ def _finish_round(state: State, now: float, seed: int) -> State:
         data_index=state.data_index + plan.fresh,
         untrained=plan.waiting + missed,
     )
-    if spoken == 0:  # nobody is there any more
+    if spoken == 0:  # nobody is left
         return _enter(_withdraw_all(state), RunState.Cooldown, now)
     if (
         _epoch_is_over(state, now)
@@ -327,9 +350,10 @@ def _finish_round(state: State, now: float, seed: int) -> State:
 
 
 def _epoch_is_over(state: State, now: float) -> bool:
-    if state.settings.rounds_per_epoch is not None:
-        return state.height >= state.settings.rounds_per_epoch
-    return now >= state.epoch_start + state.settings.epoch_time
+    settings = state.settings
+    if settings.rounds_per_epoch is not None:
+        return state.height >= settings.rounds_per_epoch
+    return settings.epoch_time is not None and now >= state.epoch_start + settings.epoch_time
 
 
 def _finish_epoch(state: State, now: float) -> State:

@@ -1,8 +1,8 @@
-"""Disputes: a verifier took a trainer's step again and got something else; others say who is right.
+"""Disputes: a verifier recomputed a trainer's step with another result; tie-breakers settle it.
 
-A verifier is handed the trainer's own state as it was before the round, to which the trainer
-committed a round ago, and takes the step on the batch that was assigned, by the trainer's program.
-What it gets is right or wrong bit for bit, so that an honest majority of tie-breakers settles it.
+The verifier is handed the trainer's own state before the round, to which the trainer committed a
+round ago, and recomputes the step on the assigned batch with the trainer's program. The result is
+right or wrong bit for bit, so an honest majority of tie-breakers settles the dispute.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Claim(NamedTuple):
-    """What a step gave: the commitment to the message, and the hash of the state after it, hex."""
+    """A step's result: the commitment to the message, and the hash of the state after it, hex."""
 
     message: Hash
     state: Hash
@@ -23,14 +23,14 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """A verifier's word on a trainer's step.
+    """A verifier's report on a trainer's step.
 
     Attributes:
-      verifier: Who took it again.
-      peer: Whose step.
-      found: What it gave.
-      seconds: From the round's start until it knew, the fetching of the peer's state included.
-      bytes: Of that state.
+      verifier: The verifier.
+      peer: The trainer.
+      found: Result that the verifier reports.
+      seconds: Seconds from the round's start, fetching the trainer's state included.
+      bytes: Size of that state.
     """
 
     verifier: int
@@ -42,11 +42,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What the tie-breakers of a dispute found.
+    """The tie-breakers' reports on a disputed step.
 
     Attributes:
-      verifier, peer: The parties.
-      found: What the same step gave each tie-breaker.
+      verifier: The verifier.
+      peer: The trainer.
+      found: Result that each tie-breaker reports.
     """
 
     verifier: int
@@ -55,9 +56,9 @@ class Ruling:
 
 
 def settle(check: Check, claimed: Claim, rulings: Iterable[Ruling]) -> int | None:
-    """Return who lost a dispute, the peer or the verifier; None where nobody can say.
+    """Return the loser of a dispute, the peer or the verifier; None if it stays open.
 
-    More than half of the tie-breakers must have found what one of the parties said.
+    More than half of the tie-breakers must report what one of the parties reports.
     """
     for ruling in rulings:
         if (ruling.verifier, ruling.peer) == (check.verifier, check.peer):

@@ -1,18 +1,20 @@
-"""Rounds on the simulated clock: what `train` follows and the auditor follows again.
+"""Rounds on the simulated clock: training follows them, and an auditor follows them again.
 
-A `Round` is a pure function of the run's settings, its seed and what happened before; a `Decision`
-is one of the round and of what was said in it (`Evidence`). So whoever has those computes the
-same, and compares.
+A `Round` is a pure function of the run's settings, its seed and the rounds before it; a `Decision`
+is a pure function of the round and its `Evidence`. An auditor recomputes both and compares.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pipeline.errors import LockstepError
 from pipeline.protocol import committee, coordinator
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.consensus import in_time, judge
-from pipeline.protocol.coordinator import (
+from pipeline.protocol.coordinator import participant
+from pipeline.protocol.events import (
+    MAX_PEERS,
     ClientState,
     CoordinatorError,
     Eject,
@@ -25,7 +27,6 @@ from pipeline.protocol.coordinator import (
     Untrained,
     WarmupWitness,
     Witness,
-    participant,
 )
 from pipeline.protocol.round import Decision, Evidence, Round
 
@@ -36,10 +37,10 @@ class RunProgress:
 
     Attributes:
       state: The coordinator's state.
-      seed: What all rounds' seeds come from.
-      load_seconds: What it costs each peer to fetch the params when it joins.
-      begun: Whether a round has been given out.
-      fresh: Peers that joined since, and have taken part in no round yet.
+      seed: The run's seed, from which the seeds of its rounds derive.
+      load_seconds: Seconds that each peer needs to fetch the params when it joins.
+      begun: Whether a round has begun.
+      fresh: Peers that joined since then and have not taken part in a round yet.
     """
 
     state: State
@@ -50,7 +51,7 @@ class RunProgress:
 
     @property
     def now(self) -> float:
-        """The simulated clock, seconds; it only moves from one transition to the next."""
+        """The simulated clock in seconds; it only moves from one transition to the next."""
         return self.state.since
 
     @property
@@ -65,13 +66,13 @@ class RunProgress:
         members = {record.peer for record in self.state.peers}
         return tuple(peer for peer in self.fresh if peer in members)
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Return the progress without the run's settings, as `json.dumps` takes it."""
         lists = {"load_seconds": list(self.load_seconds), "fresh": list(self.fresh)}
         return {"seed": self.seed, "begun": self.begun, "state": self.state.to_json()} | lists
 
     @classmethod
-    def from_json(cls, data: dict, settings: Settings) -> "RunProgress":
+    def from_json(cls, data: dict[str, Any], settings: Settings) -> "RunProgress":
         """Return the progress that `to_json` wrote."""
         return cls(
             state=State.from_json(data["state"], settings),
@@ -91,24 +92,24 @@ def start(
     start_data_index: int = 0,
     load_seconds: Sequence[float] | None = None,
 ) -> RunProgress:
-    """Return a run at time 0 that nobody has joined.
+    """Return a run at time 0, without members.
 
     Args:
       settings: The run's `[config]`.
-      count: How many peers may take part.
+      count: Number of peers that may take part.
       seed: The run's seed.
       max_seq_len: Tokens in a sequence, for the batch ramp.
-      start_step: Rounds trained already, where the run extends an earlier one.
-      start_data_index: Sequences that those took.
-      load_seconds: What fetching the params costs each peer; absent is nothing.
+      start_step: Rounds trained by the run that this one extends, 0 for a new run.
+      start_data_index: Sequences that those rounds took.
+      load_seconds: Seconds that each peer needs to fetch the params; 0 by default.
 
     Raises:
-      LockstepError: Such a run could not train a round.
+      LockstepError: The run could not train a single round.
     """
-    if not settings.init_min_clients <= count <= coordinator.MAX_PEERS:
+    if not settings.init_min_clients <= count <= MAX_PEERS:
         raise LockstepError(
             f"[peers] count = {count}, expected {settings.init_min_clients} "
-            f"([config] init_min_clients) to {coordinator.MAX_PEERS}"
+            f"([config] init_min_clients) to {MAX_PEERS}"
         )
     if start_step >= settings.total_steps:
         raise LockstepError(
@@ -124,32 +125,31 @@ def start(
 def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     """Return the run after `peers` asked to take part.
 
-    Who asks before the first round begins with it, and has the run's params and a state already.
-    Who asks later takes part from the next epoch on.
+    A peer that asks before the first round takes part in it, with the run's params and a state. A
+    peer that asks later takes part from the next epoch on.
 
     Raises:
-      CoordinatorError: The run does not have such a peer, or does not take it.
+      CoordinatorError: There is no such peer, or the run does not accept it.
     """
     peers, state, count = tuple(peers), progress.state, len(progress.load_seconds)
     for peer in peers:
         if not 0 <= peer < count:
-            raise CoordinatorError(state, Join(peer), f"expected one of its {count} peers")
+            raise CoordinatorError(state, Join(peer), f"expected one of the run's {count} peers")
         state = coordinator.tick(state, Join(peer))
     fresh = progress.fresh if not progress.begun else (*progress.fresh, *peers)
     return replace(progress, state=state, fresh=fresh)
 
 
 def may_ask(progress: RunProgress, peer: int) -> bool:
-    """Return whether a peer has not asked yet, is out of the epoch, and has not been ejected."""
+    """Return whether a peer is not in the epoch, has not asked yet and has not been ejected."""
     state = progress.state
-    here = {record.peer for record in state.peers if record.state == ClientState.Healthy}
-    return peer not in {*here, *state.pending, *state.ejected}
+    return peer not in {*_healthy(state), *state.pending, *state.ejected}
 
 
 def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
     """Return the run at its next round, and that round, or None when the run has finished.
 
-    Asked again before the round is finished, it gives the same round: a run may stop and go on.
+    Calling it again before the round is finished returns the same round, so a run can be resumed.
 
     Raises:
       CoordinatorError: The run is paused, or too few of its peers are left.
@@ -164,24 +164,25 @@ def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
 def finish_round(
     progress: RunProgress, round_: Round, evidence: Evidence
 ) -> tuple[RunProgress, Decision]:
-    """Return the run after `round`, and what was decided.
+    """Return the run after a round, and the round's decision.
 
-    A witness speaks as soon as it holds every message, so that the round ends early; if one is
-    missing at max_round_train_time it attests to the others. Then round_witness_time passes, or
-    longer while a dispute is settled.
+    A witness attests as soon as it holds every message, so the round may end early; if a message
+    is missing at max_round_train_time, it attests to the others. Then round_witness_time passes,
+    or longer while a dispute is settled.
 
-    Who is proven to lie is out of the run (`consensus.judge`). The sequences of every
-    message that is not applied are given out again.
+    Proven liars are out of the run (`consensus.judge`). The sequences of every message that is not
+    applied are given out again.
+
+    Args:
+      progress: The run, in the round.
+      round_: The round.
+      evidence: What was sent and said in it.
 
     Raises:
-      ValueError: The round is not the one in progress, or the messages are not its trainers'.
+      ValueError: The round is not the one in progress, or messages are not from its trainers.
     """
     state = progress.state
-    if state.run_state != RunState.RoundTrain or round_ != _round(progress):
-        raise ValueError(
-            f"round {round_.step} is not in progress: {state.run_state.name} at step {state.step}"
-        )
-    _check(round_, evidence)
+    _check(progress, round_, evidence)
     limit = state.settings.max_round_train_time
     arrived = in_time(evidence.arrivals, limit)
     late = tuple(peer for peer in sorted(round_.assignment) if peer not in arrived)
@@ -189,11 +190,12 @@ def finish_round(
     waited = bool(late or evidence.silent or max(times) > limit)
     train_seconds = float(limit if waited else max(times))
 
+    spoke = state.since + train_seconds
     if waited:
-        state = coordinator.tick(state, Tick(state.deadline, round_.seed))
-    spoke = state.since if waited else state.since + train_seconds
-    for word in evidence.attestations:
-        state = coordinator.tick(state, Witness(word.witness, spoke, word.heard(round_.seed)))
+        state = coordinator.tick(state, Tick(spoke, round_.seed))
+    for attestation in evidence.attestations:
+        heard = attestation.heard(round_.seed)
+        state = coordinator.tick(state, Witness(attestation.witness, spoke, heard))
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     applied, ejected = judge(round_, evidence, limit, quorum)
@@ -221,7 +223,12 @@ def finish_round(
     )
 
 
-def _check(round_: Round, evidence: Evidence) -> None:
+def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
+    state = progress.state
+    if state.run_state != RunState.RoundTrain or round_ != _round(progress):
+        raise ValueError(
+            f"round {round_.step} is not in progress: {state.run_state.name} at step {state.step}"
+        )
     senders = evidence.messages.keys()
     if not evidence.arrivals.keys() <= senders or not senders <= round_.assignment.keys():
         raise ValueError(
@@ -230,16 +237,20 @@ def _check(round_: Round, evidence: Evidence) -> None:
         )
 
 
+def _healthy(state: State) -> set[int]:
+    return {record.peer for record in state.peers if record.state == ClientState.Healthy}
+
+
 def _unheard(state: State, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
-    """The members that so few witnesses heard from that they are gone."""
+    """Silent members that no quorum of witnesses heard from; without a quorum, nobody can tell."""
     if len(state.spoken) < quorum:
         return ()
-    members = {r.peer for r in state.peers if r.state == ClientState.Healthy}
+    members = _healthy(state)
     return tuple(p for p in silent if p in members and not coordinator.healthy(state, p))
 
 
 def _round(progress: RunProgress) -> Round:
-    """Return the round that a run in RoundTrain is in."""
+    """The round that a run in RoundTrain is in."""
     state = progress.state
     plan = state.plan
     return Round(
@@ -259,21 +270,21 @@ def _round(progress: RunProgress) -> Round:
 
 
 def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
-    """Move on to the next transition, at the time at which it is due."""
+    """Move the run to its next transition, at the time it is due."""
     state = progress.state
     begins = state.step + (state.run_state == RunState.RoundWitness)  # the round that may begin
     seed = committee.round_seed(progress.seed, begins)
     now = max(state.since if state.deadline is None else state.deadline, not_before)
     if state.run_state == RunState.Warmup and not progress.unready:
-        # Whoever was here already holds the params, so it ends when the last has fetched them.
+        # Members that stayed hold the params, so it ends when the last newcomer has fetched them.
         loaded = max([0.0, *(progress.load_seconds[peer] for peer in progress.joining)])
         after, heard = state, [participant(record.peer) for record in state.peers]
         for witness in state.witnesses:
-            filter = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
-            said = WarmupWitness(witness, state.since + loaded, seed, filter)
-            after = coordinator.tick(after, said)
+            bloom = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
+            event = WarmupWitness(witness, state.since + loaded, seed, bloom)
+            after = coordinator.tick(after, event)
     else:
         after = coordinator.tick(state, Tick(now, seed))
     if after == state:
-        raise CoordinatorError(state, "the clock", "waits for members who never come")
+        raise CoordinatorError(state, "the clock", "waits for members that never come")
     return replace(progress, state=after)

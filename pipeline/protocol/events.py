@@ -1,12 +1,12 @@
-"""What the coordinator is told and what it knows: the events of a run, and its state between two.
+"""The coordinator's data: the events that it is told, and the state of a run between two of them.
 
-Neither does anything: what follows from an event is `coordinator.tick`.
+What follows from an event is `coordinator.tick`.
 """
 
 import enum
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline.protocol import committee
 from pipeline.protocol.bloom import Bloom
@@ -73,7 +73,7 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed; `random_seed` is used if a warm-up or a round begins."""
+    """Time passed; `random_seed` seeds the warm-up or round that may begin."""
 
     now: float
     random_seed: int
@@ -88,7 +88,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Leave:
-    """A peer takes part no longer."""
+    """A peer leaves the epoch."""
 
     peer: int
     now: float
@@ -96,7 +96,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class WarmupWitness:
-    """An elected witness says that every peer has the params; `random_seed` as in `Tick`.
+    """An elected witness reports that every peer has the params; `random_seed` as in `Tick`.
 
     Its filter `participants` holds `coordinator.participant` of every peer it heard from.
     """
@@ -109,7 +109,7 @@ class WarmupWitness:
 
 @dataclass(frozen=True)
 class Witness:
-    """An elected witness says whom it heard from in this round; `participants` as in a warm-up."""
+    """An elected witness reports whom it heard from in this round, as in `WarmupWitness`."""
 
     peer: int
     now: float
@@ -118,7 +118,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """The witness `by` says that `peers` are not there any more."""
+    """The witness `by` reports that `peers` are gone."""
 
     by: int
     peers: tuple[int, ...]
@@ -135,7 +135,7 @@ class Eject:
 
 @dataclass(frozen=True)
 class Untrained:
-    """Nobody applied the messages about these of the round's spans, once a round."""
+    """Spans of the round whose messages nobody applied; reported once a round."""
 
     spans: tuple[Span, ...]
     now: float
@@ -152,14 +152,14 @@ class Checkpointed:
 
 @dataclass(frozen=True)
 class Pause:
-    """The owner stops the run: at the end of the epoch's cooldown, or at once before training."""
+    """The owner pauses the run: after the epoch's cooldown, or at once before training."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class Resume:
-    """The owner lets a paused run go on."""
+    """The owner resumes a paused run."""
 
     now: float
 
@@ -198,24 +198,24 @@ class State:
       settings: The run's `[config]`; not part of the JSON form.
       max_seq_len: Tokens in a sequence.
       run_state: Where the run is.
-      since: When it got there, seconds.
+      since: Time at which it got there, seconds.
       step: The round being trained, or the next one; the first is 1.
       epoch: The epoch, from 0.
-      data_index: First sequence that no round before this, or before the next one, was given.
+      data_index: First sequence that was not given to any earlier round.
       height: Rounds finished in this epoch.
       epoch_start: When this epoch's warm-up began, seconds.
       pending_pause: Pause when this epoch has cooled down.
       seed: Seed of this warm-up or round.
       spoken: Witnesses of this warm-up or round that have spoken, in order.
       participants: The filter that each of them sent.
-      peers: The epoch's members, whose places are the indices that elections are about.
+      peers: The epoch's members; elections are over positions in this tuple.
       exited: Members that left in this epoch.
       pending: Peers that take part from the next epoch on, in the order they came.
-      ejected: Peers that lied, in the order they were found out; they take part no more.
-      untrained: Sequences of rounds before this one, or the next, that are to be given out again.
-      missed: What `Untrained` said about this round; None as long as nobody did.
+      ejected: Proven liars, in the order they were found out; they stay out of the run.
+      untrained: Sequences of earlier rounds that are to be given out again.
+      missed: Spans that `Untrained` reported for this round; None before the report.
       checkpoint: SHA-256 of the params that ended the epoch, once a member has stored them.
-      checkpointer: The first member that has.
+      checkpointer: The first member that did.
     """
 
     settings: Settings
@@ -282,7 +282,7 @@ class State:
 
     @property
     def deadline(self) -> float | None:
-        """When `run_state` times out, seconds; None where no time ends it."""
+        """Time at which `run_state` times out, seconds; None where the run is halted."""
         durations = {
             RunState.WaitingForMembers: self.settings.waiting_for_members_extra_time,
             RunState.Warmup: self.settings.warmup_time,
@@ -292,7 +292,7 @@ class State:
         }
         return self.since + durations[self.run_state] if self.run_state in durations else None
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Return the state without its settings, as `json.dumps` takes it."""
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
         written = {
@@ -308,7 +308,7 @@ class State:
         return data | written
 
     @classmethod
-    def from_json(cls, data: dict, settings: Settings) -> "State":
+    def from_json(cls, data: dict[str, Any], settings: Settings) -> "State":
         """Return the state that `to_json` wrote."""
         missed = data["missed"]
         read = {

@@ -1,4 +1,4 @@
-"""Simulated time: what a peer's speed and links, from `[links]`, make of its tokens and bytes."""
+"""Simulated time: seconds that a peer's tokens and bytes take at the speeds of `[links]`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -12,13 +12,20 @@ class Links(Protocol):
     """The `[links]` table; each value is one number, or a list with one number per peer."""
 
     @property
-    def tokens_per_second(self) -> PerPeer: ...
+    def tokens_per_second(self) -> PerPeer:
+        """Training speed."""
+
     @property
-    def latency_seconds(self) -> PerPeer: ...
+    def latency_seconds(self) -> PerPeer:
+        """Latency of each transfer."""
+
     @property
-    def upload_mbps(self) -> PerPeer: ...
+    def upload_mbps(self) -> PerPeer:
+        """Upload bandwidth, megabits per second."""
+
     @property
-    def download_mbps(self) -> PerPeer: ...
+    def download_mbps(self) -> PerPeer:
+        """Download bandwidth, megabits per second."""
 
 
 def arrivals(
@@ -26,8 +33,9 @@ def arrivals(
 ) -> dict[int, float]:
     """Return the seconds from the round's start until each peer's message is at every receiver.
 
-    A peer trains, then uploads once; each receiver downloads the others' messages one after the
-    other as they become available, so that a slow downlink delays everything behind it.
+    A peer trains, then uploads once: tokens / tokens_per_second + latency + 8 bytes / (10^6 mbps).
+    Each receiver downloads the others' messages one after the other as they become available, so
+    that a slow downlink delays everything behind it.
 
     Args:
       links: The `[links]` table.
@@ -51,26 +59,27 @@ def arrivals(
 
 
 def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
-    """Return the seconds until a verifier has fetched a peer's state and taken its step.
+    """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 
     Args:
       links: The `[links]` table.
-      verifier: Who takes the step again.
-      peer: Whose state it fetches.
+      verifier: The peer that recomputes the step.
+      peer: The peer whose state it fetches.
       tokens: Tokens of the step.
-      size: Bytes of the state.
+      size: Size of the state, bytes.
     """
     return _fetch(links, verifier, peer, size) + tokens / _of(links, "tokens_per_second", verifier)
 
 
 def load_seconds(links: Links, peer: int, *, size: int) -> float:
-    """Return the seconds in which a peer that joins fetches the params, from many others at once:
-    its own downlink is what limits it.
+    """Return the seconds that a joining peer takes to fetch the params.
+
+    It fetches from many others at once, so its own downlink is the limit.
 
     Args:
       links: The `[links]` table.
-      peer: Who joins.
-      size: Bytes of the params and of what the optimizer shares.
+      peer: The joining peer.
+      size: Size of the params and of what the optimizer shares, bytes.
     """
     mbps = _of(links, "download_mbps", peer)
     return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
@@ -86,11 +95,11 @@ def _transfer(size: int, mbps: float) -> float:
 
 
 def _of(links: Links, name: str, peer: int) -> float:
-    value = getattr(links, name)
+    value: PerPeer = getattr(links, name)
     if isinstance(value, int | float):
         return value
     if peer >= len(value):
         raise LockstepError(
-            f"[links] {name}: {len(value)} numbers and a peer {peer}, expected one for each peer"
+            f"[links] {name}: {len(value)} numbers, expected one for each peer, {peer} included"
         )
     return value[peer]

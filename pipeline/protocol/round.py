@@ -1,4 +1,4 @@
-"""A round: what it is before anybody has trained, what is sent and said in it, what it came to."""
+"""The record of a round: `Round` before training, `Evidence` of what is sent, and `Decision`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,14 +19,15 @@ class Round:
       step: The round, counted from 1.
       epoch: Its epoch, from 0.
       seed: The round's seed, u64.
-      data_index: First sequence of the batch that is new.
-      batch_size: Sequences in the batch, those of earlier rounds that are taken again included.
+      data_index: First new sequence of the batch.
+      batch_size: Sequences in the batch, reassigned ones of earlier rounds included.
       peers: The epoch's members.
-      assignment: Each trainer's first and last sequence, both included; a peer without is absent.
-      verifiers: Whose work each verifier recomputes; it trains on nothing itself.
+      assignment: Each trainer's first and last sequence, both inclusive; peers without work are
+        absent.
+      verifiers: The trainer whose step each verifier recomputes; a verifier does not train.
       witnesses: The elected witnesses.
-      joined: Peers for which this is the first round since they joined a run that was going on:
-        they have the others' params, and begin with a state of their own that is new.
+      joined: Peers whose first round this is since they joined the running training: they take over
+        the others' params, and begin with a new state of their own.
     """
 
     step: int
@@ -42,7 +43,7 @@ class Round:
 
     @property
     def trainers(self) -> int:
-        """How many of the peers train."""
+        """Number of peers that train."""
         return len(self.peers) - len(self.verifiers)
 
 
@@ -107,13 +108,13 @@ class Decision:
 
     Attributes:
       applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, and
-        nobody has shown it to be false.
-      late: Peers whose message came after max_round_train_time, or never.
-      dropped: Peers that nobody heard from: they are out of the epoch.
-      ejected: Peers that were proven to lie, and how: they are out of the run.
-      quorum: Witnesses needed.
-      train_seconds: Simulated seconds from the round's start until all witnesses could speak.
-      now: The simulated clock when the round was over, seconds from the start of the run.
+        nobody proved it false.
+      late: Peers whose message arrived after max_round_train_time, or never.
+      dropped: Peers that nobody heard from; they are out of the epoch.
+      ejected: Proven liars, and how they were caught; they are out of the run.
+      quorum: Number of witnesses needed.
+      train_seconds: Simulated seconds from the round's start until all witnesses could attest.
+      now: Simulated clock at the end of the round, seconds since the start of the run.
     """
 
     applied: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""The swarm: who takes part in a round, what they commit to, and who attests to it."""
+"""Simulated peers: their rounds, their faults, and what a training begins with."""

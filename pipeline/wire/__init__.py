@@ -1,0 +1,1 @@
+"""Messages as bytes, and hashes of messages and states."""

@@ -88,8 +88,8 @@ REFUSED = {
         "was ejected",
     ),
     "join: ejected long ago": (waiting(ejected=(5,)), Join(5), "was ejected"),
-    "leave: a stranger": (at(RunState.RoundTrain), Leave(7, 101), "no member"),
-    "leave: twice": (at(RunState.RoundTrain, peers=GONE), Leave(2, 101), "no member"),
+    "leave: a stranger": (at(RunState.RoundTrain), Leave(7, 101), "not a member"),
+    "leave: twice": (at(RunState.RoundTrain, peers=GONE), Leave(2, 101), "not a member"),
     "leave: earlier than the state": (at(RunState.RoundTrain), Leave(1, 99), "began at 100"),
     "health check: in training": (
         at(RunState.RoundTrain, **ONE_HEARD),
@@ -114,12 +114,12 @@ REFUSED = {
     "health check: a stranger": (
         at(RunState.RoundWitness, **ONE_HEARD),
         HealthCheck(FIRST, (OTHER, 7), 101),
-        "peer 7 is no member",
+        "peer 7 is not a member",
     ),
     "health check: a peer that is dropped already": (
         at(RunState.RoundWitness, peers=GONE, **ONE_HEARD),
         HealthCheck(FIRST, (2,), 101),
-        "peer 2 is no member",
+        "peer 2 is not a member",
     ),
     "health check: a healthy peer": (
         at(RunState.RoundWitness, spoken=BOTH, participants=(ALL, ALL)),
@@ -147,11 +147,11 @@ REFUSED = {
         "expected RoundTrain or RoundWitness",
     ),
     "eject: in cooldown": (at(RunState.Cooldown), Eject(1, 101), "expected RoundTrain or"),
-    "eject: a stranger": (at(RunState.RoundTrain), Eject(7, 101), "no member"),
+    "eject: a stranger": (at(RunState.RoundTrain), Eject(7, 101), "not a member"),
     "eject: twice": (
         at(RunState.RoundWitness, peers=LIED, ejected=(2,)),
         Eject(2, 101),
-        "no member",
+        "not a member",
     ),
     "untrained: while training": (
         at(RunState.RoundTrain),
@@ -176,12 +176,12 @@ REFUSED = {
     "untrained: a part of a span": (
         at(RunState.RoundWitness),
         Untrained((SPANS[0], (SPANS[1][0], SPANS[1][0])), 101),
-        "none of the round's spans",
+        "not one of the round's spans",
     ),
     "untrained: a span twice": (
         at(RunState.RoundWitness),
         Untrained((SPANS[0], SPANS[0]), 101),
-        "or twice",
+        "or is there twice",
     ),
     "checkpointed: in a round": (
         at(RunState.RoundWitness),
@@ -196,12 +196,12 @@ REFUSED = {
     "checkpointed: a stranger": (
         at(RunState.Cooldown),
         Checkpointed(7, 101, "a" * 64),
-        "no member",
+        "not a member",
     ),
     "checkpointed: a peer that is gone": (
         at(RunState.Cooldown, peers=GONE),
         Checkpointed(2, 101, "a" * 64),
-        "no member",
+        "not a member",
     ),
     "checkpointed: other params than the first": (
         at(RunState.Cooldown, checkpoint="a" * 64, checkpointer=1),

@@ -27,7 +27,7 @@ def test_each_peer_has_its_own_number_where_a_list_is_given():
 
 
 def test_list_too_short_for_a_peer_is_refused_with_its_key():
-    with pytest.raises(LockstepError, match=r"\[links\] upload_mbps: 2 numbers and a peer 2"):
+    with pytest.raises(LockstepError, match=r"\[links\] upload_mbps: 2 numbers, expected one for"):
         links.arrivals(Table(upload_mbps=[8.0, 8.0]), [2], {2: 1}, {2: 1})
 
 

@@ -438,7 +438,7 @@ def test_peer_that_cannot_load_within_the_warmup_is_silent_and_dropped():
 
 @pytest.mark.parametrize("peer", [5, -1])
 def test_peer_that_the_run_does_not_have_cannot_ask(peer):
-    with pytest.raises(CoordinatorError, match=r"expected one of its 5"):
+    with pytest.raises(CoordinatorError, match=r"expected one of the run's 5"):
         rounds.ask(rounds.start(LONG, 5, 1, 10), [peer])
 
 
