@@ -1,8 +1,8 @@
-"""The model card of an export, README.md: what was trained, on what, how, and how to do it again.
+"""The model card of an export, README.md: what was trained, on what, how, and how to reproduce it.
 
-It holds what the stages left and nothing else, so equal exports have equal cards: no date, no
-folder of the machine. Paths and addresses of the run file are the user's own words, and stay;
-what may be a credential in one does not.
+It contains what the stages left and nothing else, neither a date nor a folder of this machine, so
+equal exports have equal cards. Paths and addresses of the run file stay as the user wrote them,
+without anything that may be a credential.
 """
 
 import json
@@ -24,7 +24,7 @@ from pipeline.transcript.transcript import Transcript
 
 NAME = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
-SHAPE = (  # of config.json, what most models have; one that is not there is not shown
+SHAPE = (  # keys of config.json that most models have; absent ones are left out
     "num_hidden_layers",
     "hidden_size",
     "intermediate_size",
@@ -38,16 +38,23 @@ SHAPE = (  # of config.json, what most models have; one that is not there is not
     "tie_word_embeddings",
 )
 HUB_NAME = r"(?a:[\w.-]+(/[\w.-]+)?)"
-LISTED = 40  # token files, of which a large data set has thousands; shards.json has them all
+LISTED = 40  # token files that the card lists; a large data set has thousands
 
 
 class Facts(NamedTuple):
     """What a card is made of.
 
-    keys: of the run file; results: header, numbers and verdict; first_loss: of the first round;
-    shards: shards.json; start: source.json of the checkpoint; environment: of the stage train;
-    rounds_sha256: of the transcript's rounds; hf_config: of the export; has_tokenizer: whether it
-    has one; sha256: of its weights, and of shards.json, by file name.
+    Attributes:
+      keys: The run file's keys.
+      results: Header, numbers and verdict.
+      first_loss: Training loss of the first round.
+      shards: shards.json.
+      start: source.json of the checkpoint.
+      environment: Environment of the stage train.
+      rounds_sha256: SHA-256 of the transcript's rounds.
+      hf_config: config.json of the export.
+      has_tokenizer: Whether the export has a tokenizer.
+      sha256: SHA-256 of its weights, and of shards.json, by file name.
     """
 
     keys: Keys
@@ -63,13 +70,13 @@ class Facts(NamedTuple):
 
 
 def read(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: Path) -> Facts:
-    """Gathers the facts.
+    """Gather the facts.
 
     Args:
-      paths: of the stage export; what it reads was checked against its hashes.
-      transcript: of the training.
+      paths: Paths of the stage export; what it needs was checked against its hashes.
+      transcript: Transcript of the training.
       verdict: verdict.json.
-      folder: the export, but for its card.
+      folder: The export, without its card.
     """
     shards, trained = paths.out("download") / "shards.json", paths.out("train")
     header = read_json(transcript.folder / "header.json")
@@ -93,7 +100,7 @@ def read(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: 
 
 
 def render(facts: Facts) -> str:
-    """The card: front matter in YAML as the hub reads it, and Markdown."""
+    """Return the card: front matter in YAML as the hub reads it, and Markdown."""
     written = run_file(facts.keys)
     public = _without_secrets(written)
     llm = facts.results.header["run"]["model"]["LLM"]
@@ -116,7 +123,7 @@ def render(facts: Facts) -> str:
             optimizer=_variant(llm["optimizer"]),
             schedule=_variant(llm["lr_schedule"]),
             faults=written["faults"].get("schedule", []),
-            keys={stage: facts.keys.key(stage) for stage in STAGES if stage in _behind("export")},
+            keys={stage: facts.keys.key(stage) for stage in STAGES if stage in _upstream("export")},
             toml=_toml(public),
             left_out=public != written,
         )
@@ -124,28 +131,28 @@ def render(facts: Facts) -> str:
 
 
 def run_file(keys: Keys) -> dict[str, Any]:
-    """The tables of the run file that the export's key stands for, as they were written.
+    """Return the tables of the run file that the export's key depends on, as they were written.
 
-    With defaults filled in they would mean the same, and have another key.
+    With defaults filled in they would mean the same but have another key.
     """
     document: dict[str, Any] = {}
-    for stage in sorted(_behind("export")):
+    for stage in sorted(_upstream("export")):
         for name in tracked(stage):
             *tables, last = name.split(".")
-            place = document
+            inner = document
             for table in tables:
-                place = place.setdefault(table, {})
-            place[last] = keys.table(name)
+                inner = inner.setdefault(table, {})
+            inner[last] = keys.table(name)
     return {table: document[table] for table in runfile.Run.model_fields if table in document}
 
 
-def _behind(stage: str) -> set[str]:
-    """A stage, and all that it needs."""
-    return {stage}.union(*(_behind(need) for need in needs(stage)))
+def _upstream(stage: str) -> set[str]:
+    """A stage and all that it needs."""
+    return {stage}.union(*(_upstream(need) for need in needs(stage)))
 
 
 def _front(facts: Facts) -> dict[str, Any]:
-    """The front matter. No license: the run does not know under which one its data stand."""
+    """The front matter, without a license: the run does not know the license of its data."""
     optimizer, _ = _variant(facts.results.header["run"]["model"]["LLM"]["optimizer"])
     front = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     repo_id = facts.start.get("repo_id", "")
@@ -155,18 +162,18 @@ def _front(facts: Facts) -> dict[str, Any]:
 
 
 def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
-    """An enum as serde writes it: the variant's name, and those of its settings that are set."""
+    """An enum as serde writes it: the variant's name, and its settings that are not None."""
     if isinstance(value, str):
         return value, {}
     ((name, settings),) = value.items()
     return name, {key: setting for key, setting in settings.items() if setting is not None}
 
 
-# ---- What may be said ----
+# ---- Secrets ----
 
 
 def _without_secrets(value: Any) -> Any:
-    """A copy in which addresses have neither user and password nor a query: it may be signed."""
+    """A copy whose addresses have neither user and password nor a query, which may be signed."""
     match value:
         case dict():
             return {key: _without_secrets(inner) for key, inner in value.items()}
@@ -179,11 +186,11 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _without_folders(text: str) -> str:
-    """What the machine said of itself, without its absolute paths, as in --xla_dump_to=/home/me."""
+    """Text of the environment without absolute paths, as in --xla_dump_to=/home/me."""
     return re.sub(r"(?<![^\s='\":,])/[^\s'\",]+", "...", text)
 
 
-# ---- How it is said ----
+# ---- Markdown ----
 
 
 def _environment() -> Environment:
@@ -213,7 +220,7 @@ def _environment() -> Environment:
 
 
 def _code(text: object) -> str:
-    """A code span for a cell of a table, whatever the text: nothing in it is markup."""
+    """A code span for a table cell, in which no text is markup."""
     shown = re.sub(r"[\n\t]", " ", verdict_text.printable(str(text)))
     longest = max(map(len, re.findall("`+", shown)), default=0)
     ticks = "`" * (longest + 1)
@@ -222,7 +229,7 @@ def _code(text: object) -> str:
 
 
 def _toml(document: dict[str, Any]) -> str:
-    """A document as TOML, in which every character can be seen."""
+    """A document as TOML in which every character is visible."""
     text = tomlkit.dumps(document)
     # outside of strings, where an escape means the same, TOML has no such characters
     return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)

@@ -1,6 +1,6 @@
-"""The report's plots, as PNG, drawn without a display: equal data give equal bytes.
+"""The report's plots, as PNG, drawn without a display; equal data give equal bytes.
 
-Each is drawn twice, for a light page and for a dark one.
+Each plot is drawn twice, for a light page and for a dark one.
 """
 
 import base64
@@ -17,11 +17,11 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 from pipeline.pages.summary import Results, size
 
 SIZE, DPI = (5.6, 3.3), 160  # inches; pixels per inch
-MARKED = 60  # more measures than this, and markers would hide the line
+MARKED = 60  # markers on more points than this would hide the line
 
 
 class Theme(NamedTuple):
-    """Colours of one page; told apart by people who see no red or green too."""
+    """Colours of one page, distinct for colour-blind readers too."""
 
     name: str
     paper: str
@@ -38,7 +38,7 @@ THEMES = (LIGHT, DARK)
 
 
 class Axis(NamedTuple):
-    """What loss is plotted against: a column of loss.tsv, times `scale`."""
+    """A horizontal axis of the loss: a column of loss.tsv, times `scale`."""
 
     column: str
     title: str
@@ -59,7 +59,7 @@ BY_BYTES = Axis("bytes_up", "By bytes sent", "sent by each peer", 1, lambda: Eng
 
 
 def _by_time(seconds: float) -> Axis:
-    """Simulated time, in the unit that suits a run of this length."""
+    """Simulated time, in a unit that suits the length of the run."""
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 3 * length:
             return Axis("seconds", "By simulated time", unit, 1 / length, _whole)
@@ -67,7 +67,7 @@ def _by_time(seconds: float) -> Axis:
 
 
 class Picture(NamedTuple):
-    """A plot: its file's name, what it shows in words, and its PNG for both pages."""
+    """A plot: its file name, title, alternative text, and its PNG for both pages."""
 
     name: str
     title: str
@@ -77,15 +77,23 @@ class Picture(NamedTuple):
 
     @property
     def light_uri(self) -> str:
+        """The data URI of the plot for a light page."""
         return _data_uri(self.light)
 
     @property
     def dark_uri(self) -> str:
+        """The data URI of the plot for a dark page."""
         return _data_uri(self.dark)
 
 
 def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> list[Picture]:
-    """Loss by step, tokens, bytes and simulated time."""
+    """Plot the loss by step, tokens, bytes and simulated time.
+
+    Args:
+      results: What the stages left.
+      rows: Rows of loss.tsv.
+      measured: Rows of held_out.tsv.
+    """
     before = results.trained["held_out_loss_before"]
     if before is not None:
         start = {column: 0.0 for column in rows[0]} | {"step": rows[0]["step"] - 1}
@@ -93,7 +101,7 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
     findings = results.verdict["findings"]
     caught = min((finding["round"] for finding in findings), default=None)
     parallel = results.trained["bytes_up_of_data_parallel"]
-    # where plain data parallelism would be after one round, if that is near enough to be drawn
+    # the bytes of plain data parallelism after one round, if they are near enough to be drawn
     near = rows[-1]["bytes_up"] / 20 < parallel < 2 * rows[-1]["bytes_up"]
     choices = [
         ("loss_by_step", BY_STEP, (caught, "first finding") if findings else None),
@@ -120,18 +128,18 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
 
 
 def traffic_picture(results: Results) -> Picture:
-    """Bytes per peer and round, beside those of plain data parallelism."""
+    """Plot the bytes per peer and round, beside those of plain data parallelism."""
     trained = results.trained
     sizes = {
         "sent": trained["bytes_up"],
         "received": trained["bytes_down"],
         "sent by plain data parallelism": trained["bytes_up_of_data_parallel"],
     }
-    # a lone peer receives nothing, and a logarithm knows no zero
+    # a lone peer receives nothing, and zero has no logarithm
     bars = [(name, count, size(count)) for name, count in sizes.items() if count]
     drawn = [_traffic(bars, theme) for theme in THEMES]
     alt = "Bar plot, bytes per peer and round: "
-    alt += "; ".join(f"{name} {said}" for name, _, said in bars) + "."
+    alt += "; ".join(f"{name} {label}" for name, _, label in bars) + "."
     return Picture("traffic", "Bytes per peer and round", alt, *drawn)
 
 
@@ -145,11 +153,11 @@ def _loss(
     """Training loss and held-out loss against one column, as PNG.
 
     Args:
-      rows: of loss.tsv.
-      measured: of held_out.tsv, and the measure before the first round; may be empty.
-      axis: what it is plotted against.
-      mark: a value on that axis to draw a line at, and what it says; or None.
-      theme: the colours.
+      rows: Rows of loss.tsv.
+      measured: Rows of held_out.tsv after the measurement before the first round; may be empty.
+      axis: The horizontal axis.
+      mark: Position and label of a vertical line, or None.
+      theme: The colours.
     """
 
     def draw(axes: Axes) -> None:
@@ -178,21 +186,21 @@ def _traffic(bars: Sequence[tuple[str, float, str]], theme: Theme) -> bytes:
     """Bytes per peer and round as bars on a logarithmic scale, as PNG.
 
     Args:
-      bars: name, bytes and the bytes in words; the last one is what the others are compared with.
-      theme: the colours.
+      bars: Name, bytes and label of each bar; the last one is what the others compare to.
+      theme: The colours.
     """
 
     def draw(axes: Axes) -> None:
-        names, sizes, words = zip(*bars, strict=True)
+        names, sizes, labels = zip(*bars, strict=True)
         colours = [theme.held_out] * (len(bars) - 1) + [theme.train]
         axes.barh(names, sizes, color=colours, height=0.62)
         axes.set_xscale("log")
         low, high = min(sizes), max(sizes)
-        axes.set_xlim(low / 5, high * (high / low * 5) ** 0.3)  # room for the words
+        axes.set_xlim(low / 5, high * (high / low * 5) ** 0.3)  # room for the labels
         axes.invert_yaxis()
-        for place, (end, said) in enumerate(zip(sizes, words, strict=True)):
+        for row, (end, label) in enumerate(zip(sizes, labels, strict=True)):
             style = {"textcoords": "offset points", "va": "center", "color": theme.ink}
-            axes.annotate(said, (end, place), (5, 0), **style)
+            axes.annotate(label, (end, row), (5, 0), **style)
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.set_xlabel("bytes per peer and round (logarithmic)")
         axes.tick_params(axis="y", length=0)
@@ -202,7 +210,7 @@ def _traffic(bars: Sequence[tuple[str, float, str]], theme: Theme) -> bytes:
 
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:
-    """One pair of axes as PNG; nothing of the user's matplotlibrc, of the time or of versions."""
+    """One pair of axes as PNG, independent of matplotlibrc, time and versions."""
     settings = {
         "font.family": "DejaVu Sans",  # comes with matplotlib
         "font.size": 9,

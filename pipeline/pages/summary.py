@@ -1,8 +1,4 @@
-"""What a run came to: the results of all stages in one place, and a short table of them.
-
-The report's page and the table that `make repro` ends with say the same, because both say it in the
-words of this file.
-"""
+"""The results of a run: read from all stages for the report, and printed as a short table."""
 
 import math
 import sys
@@ -10,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.audit import verdict_text
-from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import METRICS, Paths, read_json
 
 PAGE = "report.html"
@@ -21,8 +16,11 @@ LINES_OF_TEXT = 6
 class Results(NamedTuple):
     """What the stages left, as they wrote it.
 
-    header: the transcript's; trained, evaluated: the numbers of metrics/train.json and of
-    evaluate.json; verdict: of verdict.json.
+    Attributes:
+      header: The transcript's header.json.
+      trained: metrics/train.json.
+      verdict: verdict.json.
+      evaluated: evaluate.json.
     """
 
     header: dict
@@ -32,23 +30,23 @@ class Results(NamedTuple):
 
     @property
     def held_out_loss(self) -> float | None:
-        """Nats per token of the exported weights; where there are none, at the end of training."""
+        """Nats per token of the exported weights or, without an export, at the end of training."""
         measured = self.evaluated["held_out_loss"]
         return self.trained["held_out_loss"] if measured is None else measured
 
     @property
     def chance(self) -> float:
-        """The loss of a model that knows nothing: ln(vocabulary)."""
+        """Loss of a uniform guess in nats per token: ln(vocabulary size)."""
         return math.log(self.header["model"]["vocab_size"])
 
     @property
     def times_less(self) -> float:
-        """How many times as much plain data parallelism sends, per peer and round."""
+        """Bytes of plain data parallelism over bytes sent, per peer and round."""
         return self.trained["bytes_up_of_data_parallel"] / self.trained["bytes_up"]
 
 
 def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
-    """Reads the folders of the stages train, witness and evaluate."""
+    """Read the folders of the stages train, witness and evaluate."""
     return Results(
         read_json(trained / "transcript" / "header.json"),
         read_json(trained / METRICS / "train.json"),
@@ -58,17 +56,13 @@ def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
 
 
 def show(paths: Paths) -> int:
-    """Prints the table, and returns the exit status: 1 where the export was refused.
+    """Print the table, and return the exit status: 1 if the export was refused.
 
     Raises:
-      LockstepError: a stage has not run with today's parameters.
+      LockstepError: A stage has no result of the current run file.
     """
     for stage in READ:
-        if not paths.is_made(stage):
-            raise LockstepError(
-                f"{paths.root / paths.keys.made(stage)}: not there, expected from stage {stage} "
-                f"with today's {paths.run}; run `lockstep {stage}`, or an engine"
-            )
+        paths.made(stage)
     results = read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
     accepted = results.verdict["accepted"]
     text = verdict_text.printable(results.evaluated["text"] or "")
@@ -84,7 +78,7 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     """Names and values, top to bottom."""
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
-    loss = "not measured: the data has no held-out split"
+    loss = "not measured, since the data has no held-out split"
     if before is not None and after is not None:
         loss = f"{before:.3f} -> {after:.3f} nats per token (chance: {results.chance:.3f})"
     bits = evaluated["bits_per_byte"]
@@ -95,7 +89,7 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
         ("tokens", f"{trained['tokens']:,} in {trained['rounds']:,} rounds"),
         (
             "sent",
-            f"{size(up)} per peer and round; plain data parallelism {size(data_parallel)}, "
+            f"{size(up)} per peer and round; plain data parallelism sends {size(data_parallel)}, "
             f"{times(results.times_less)} as much",
         ),
         *_verified(trained["bytes_to_verify"]),
@@ -106,9 +100,9 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
 
 
 def _verified(fetched: float) -> list[tuple[str, str]]:
-    """What verifying cost, where anyone did."""
-    text = f"{size(fetched)} of others' states fetched per peer and round, to take steps again"
-    return [("verified", text)] if fetched else []
+    """The cost of verification, if there was any."""
+    text = f"{size(fetched)} of state fetched per peer and round, to recompute others' steps"
+    return [("verification", text)] if fetched else []
 
 
 def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None:
@@ -117,8 +111,8 @@ def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None
         width = max(len(name) for name, _ in rows)
         plain = [f"{name:<{width}}  {value}" for name, value in rows]
         plain += ["generated text:", *(f"    {line}" for line in lines)] if lines else []
-        said = "\n".join(plain).replace(verdict_text.UNPRINTABLE, "?")
-        print(said.encode("ascii", "backslashreplace").decode())
+        output = "\n".join(plain).replace(verdict_text.UNPRINTABLE, "?")
+        print(output.encode("ascii", "backslashreplace").decode())
         return
 
     from rich.console import Console
@@ -135,11 +129,11 @@ def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None
     console.print(table)
 
 
-# ---- How numbers are written ----
+# ---- Numbers as text ----
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them, in powers of 1000: 34.1 kB."""
+    """Return a number of bytes as text, in powers of 1000: 34.1 kB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -148,5 +142,5 @@ def size(count: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio: 249 times, or 1.5 times where it is small."""
+    """Return a ratio as text: 249 times, or 1.5 times if it is small."""
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"

@@ -153,20 +153,28 @@ class Paths:
         """Whether `stage` has left a result of today's key."""
         return (self.root / self.keys.made(stage)).is_file()
 
+    def made(self, stage: str) -> Path:
+        """Return the made file of `stage`, whose presence means that it has a current result.
+
+        Raises:
+          LockstepError: The stage has not run with the current run file and code.
+        """
+        made = self.root / self.keys.made(stage)
+        if not made.is_file():
+            raise LockstepError(
+                f"{made}: missing, expected from stage {stage} with the current {self.run}; "
+                f"run `lockstep {stage}`, or an engine"
+            )
+        return made
+
     def need(self, stage: str) -> Path:
         """The folder of an earlier stage, with each of its files checked against its hash.
 
         Raises:
-          LockstepError: the stage has not run with today's parameters, or a file is not as made.
+          LockstepError: The stage has no current result, or a file differs from its hash.
         """
         assert stage in needs(self.stage), f"dvc.yaml: {self.stage} does not list {OUT[stage]}"
-        made = self.root / self.keys.made(stage)
-        if not made.is_file():
-            raise LockstepError(
-                f"{made}: not there, expected from stage {stage} with today's {self.run}; "
-                f"run `lockstep {stage}`, or an engine"
-            )
-        verify(made)
+        verify(self.made(stage))
         return self.out(stage)
 
     def publish(self) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from pipeline import report, runfile
 from pipeline.errors import LockstepError
+from pipeline.pages.report import chances
 from pipeline.stage.artifacts import Paths
 from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
 
@@ -119,7 +120,7 @@ def test_every_image_says_in_words_what_it_shows(accepted):
 
 def test_page_gives_the_verdict_and_the_numbers(accepted):
     text = page_of(accepted).text
-    assert "Accepted The witness found nothing wrong in 40 rounds" in text
+    assert "Accepted The audit found nothing wrong in 40 rounds" in text
     for said in ("8.317 → 5.617", "2.312", "275.1", "34.0 kB", "0.136", "163,840"):
         assert said in text
     assert "plain data parallelism sends 8.0 MB, 235 times as much" in text
@@ -144,15 +145,15 @@ def test_refused_page_names_peer_round_and_kind(refused):
     assert "no weights were exported : peer 2 in round 12 (message); the transcript in" in text
     assert "peer 2 12 message yes sent 0123" in text
     assert "lockstep replay data/verdict/bundles/00011-00020-peer-02" in text
-    assert "Policy applied: what got into the params refuses the export." in text
-    assert "8.317 → 5.8" in text and "in training" in text
+    assert "Policy applied: a finding that was applied to the params refuses the export." in text
+    assert "8.317 → 5.8" in text and "at the end of training" in text
     assert "refused.json" in text
 
 
 def test_page_of_an_accepted_run_names_who_was_caught_and_ejected(tmp_path):
     text = page_of(make(tmp_path, findings=(CAUGHT,))).text
     assert (
-        "Accepted In 40 rounds 1 liar caught and ejected: peer 2 in round 12 (commitment)." in text
+        "Accepted 1 liar caught and ejected in 40 rounds: peer 2 in round 12 (commitment)." in text
     )
     assert "peer 2 12 commitment no sent 0123" in text
     assert "ejected peer 2 in round 12 late peer 3 (1 message)" in text
@@ -199,14 +200,16 @@ def test_windows_are_those_between_snapshots_that_are_kept_whole(tmp_path):
     page = page_of(make(tmp_path, method=changes, edits=edits))
     assert grid_of(page) == {f"peer {peer}": ["replayed"] * 2 for peer in range(PEERS)}
     assert page.text.count("1–20") == page.text.count("21–40") == 1
-    assert "1 window: 25 %; 2 windows: 46 %." in page.text  # of 8 windows, 2 are drawn
+    assert (
+        "25 % for a peer that lies in 1 window, 46 % in 2 windows." in page.text
+    )  # of 8 windows, 2 are drawn
 
 
 def test_page_without_held_out_text_and_bits_says_so(unmeasured):
     page = page_of(unmeasured)
     assert page.text.count("not measured") == 3
     assert "Evaluation: there is nothing to measure." in page.text
-    assert "There is no text sample." in page.text
+    assert "Not available: there are no exported weights, or no tokenizer." in page.text
     assert not any("held-out loss from" in img["alt"] for img in page.all("img"))
 
 
@@ -226,15 +229,13 @@ def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_chances_are_those_of_all_samples(dense):
-    windows = runfile.Snapshots(0, 30, every=10).windows
     peers, n = 2, 2 if not dense else 1
     cells = [(w, p) for w in range(3) for p in range(peers)]
     groups = [[c] for c in cells] if not dense else [cells[i : i + 2] for i in (0, 2, 4)]
     samples = [sum(chosen, []) for chosen in combinations(groups, n)]
     replayed = [None] * len(samples[0])
     verdict = {"replayed_windows": [*replayed, None]}  # and one that the run file names
-    chances = report._chances(verdict, windows, peers, dense=dense, percent=33)
-    found = dict(chances)
+    found = dict(chances(verdict, 3, peers, dense=dense, percent=33))
     for lies in (1, 2, 3):
         false = {(w, 0) for w in range(lies)}
         caught = sum(bool(false & set(sample)) for sample in samples)

@@ -65,23 +65,23 @@ def test_the_run_is_stated(accepted):
         "parameters": "2,000,000",
         "hidden_size": "`16`",
         "max_position_embeddings": "`32`",
-        "start": "`Init`: fresh weights, seed 0",
-        "SHA-256 of the start": f"`{'ab' * 32}`",
+        "initial weights": "`Init`: fresh weights, seed 0",
+        "SHA-256 of the initial weights": f"`{'ab' * 32}`",
         "SHA-256 of model.safetensors": f"`{sha256_file(folder / 'model.safetensors')}`",
-        "read": "`/data/tokens`",
-        "SHA-256 of what was read": f"`{'cd' * 32}`",
+        "source": "`/data/tokens`",
+        "SHA-256 of the source": f"`{'cd' * 32}`",
         "train split": "100 tokens in 1 file",
         "held-out split": "100 tokens in 1 file",
         "peers": "4",
         "rounds": "6",
         "tokens": "768, in sequences of 32",
-        "sent per peer and round": "34.0 kB, 0.136 bits for each parameter",
+        "sent per peer and round": "34.0 kB, 0.136 bits per parameter",
         "received per peer and round": "102.0 kB",
-        "sent per peer, all rounds": "204.0 kB",
+        "sent per peer, total": "204.0 kB",
         "plain data parallelism sends": "8.0 MB per peer and round, 235 times as much",
         "held-out, before the first round": "5.9000",
         "held-out, after the last round": "5.1250",
-        "a model that knows nothing": "5.7038",
+        "chance": "5.7038",
         "verdict": "accepted: no findings",
         "method": "bitwise",
         "rounds audited": "6",
@@ -159,7 +159,7 @@ def test_a_model_of_the_hub_is_named_with_its_commit(tmp_path):
     }
     text = text_of(make(tmp_path, source=source))
     assert ModelCard(text).data.base_model == "o/n"
-    assert cells(text)["start"] == "`Hub`: `o/n`, commit `c0`"
+    assert cells(text)["initial weights"] == "`Hub`: `o/n`, commit `c0`"
 
 
 @pytest.mark.parametrize(
@@ -168,21 +168,21 @@ def test_a_model_of_the_hub_is_named_with_its_commit(tmp_path):
 def test_a_model_of_a_bucket_is_named_with_its_manifest(tmp_path, manifest, said):
     source = {"checkpoint": "Gcs", "bucket": "b", "prefix": "p", "sha256": ""}
     source |= {"manifest_generation": manifest}
-    assert cells(text_of(make(tmp_path, source=source)))["start"] == f"`Gcs`: {said}"
+    assert cells(text_of(make(tmp_path, source=source)))["initial weights"] == f"`Gcs`: {said}"
 
 
 def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
     source = {"checkpoint": "Hub", "repo_id": "./o", "revision": None, "commit": None, "sha256": ""}
     text = text_of(make(tmp_path, source=source))
     assert ModelCard(text).data.base_model is None
-    assert cells(text)["start"] == "`Hub`: `./o`"
+    assert cells(text)["initial weights"] == "`Hub`: `./o`"
 
 
 def test_an_extended_run_names_the_one_before(tmp_path):
     source = {"checkpoint": "Run", "key": "0123456789ab", "sha256": "ef" * 32}
     text = text_of(make(tmp_path, source=source))
-    assert cells(text)["start"] == "`Run`: the final state of run `0123456789ab`"
-    assert "goes on from run `0123456789ab`, which has to be there first" in text
+    assert cells(text)["initial weights"] == "`Run`: the final state of run `0123456789ab`"
+    assert "extends run `0123456789ab`, which must be reproduced first" in text
 
 
 def test_a_tolerance_comes_with_its_reason_and_faults_are_named(tmp_path):
@@ -198,7 +198,7 @@ def test_a_tolerance_comes_with_its_reason_and_faults_are_named(tmp_path):
     )
     expected = "tolerance of 0.05, because `xla_flags is '--dump=...' here, was '' in training`"
     assert cells(text)["method"] == expected
-    assert "told to go wrong:\n`sign_flip` by peer 1 in rounds 2 to 3;" in text
+    assert "to test the audit:\n`sign_flip` by peer 1 in rounds 2 to 3;" in text
     assert "\n`stale` by peers 0 and 2 in rounds 4 to 4." in text
     assert "replayed within a tolerance" in text and "equal within rounding" in text
 
@@ -219,7 +219,7 @@ def test_who_was_caught_and_discarded_is_named(tmp_path):
 def test_of_many_token_files_some_are_listed(tmp_path):
     text = text_of(make(tmp_path, shards=card.LISTED + 4))
     assert text.count("`train/") == card.LISTED
-    assert "\n5 more are listed in `shards.json`.\n" in text  # with the held-out one
+    assert "\n5 more files are listed in `shards.json`.\n" in text  # with the held-out one
     assert cells(text)["train split"].endswith("tokens in 44 files")
 
 
@@ -244,11 +244,11 @@ def test_credentials_of_addresses_are_left_out(tmp_path):
     for secret in ("hunter2", "c0ffee", "t0ken", "alice"):
         assert secret not in text
     assert text.count("https://host.org/a.ds?...") == 3
-    assert "put them in again" in text
+    assert "Put them back in" in text
 
 
 def test_without_addresses_nothing_was_left_out(accepted):
-    assert "put them in again" not in text_of(accepted)
+    assert "Put them back in" not in text_of(accepted)
 
 
 def test_what_a_user_wrote_is_neither_markup_nor_yaml(tmp_path):

@@ -205,14 +205,14 @@ def test_a_refused_export_is_refused(tmp_path, hub, gcs):
 
 def test_no_export_is_one_line(root, gcs):
     shutil.rmtree(root / "data" / "export")
-    assert "not there, expected from stage export with today's" in refusal(root, "gs://ours")
+    assert "missing, expected from stage export with the current" in refusal(root, "gs://ours")
     assert gcs.seen == []
 
 
 def test_an_export_of_other_parameters_is_not_todays(root, gcs):
     file = root / "run.toml"
     file.write_text(file.read_text().replace('dtype = "float32"', 'dtype = "bfloat16"'))
-    assert "not there, expected from stage export with today's" in refusal(root, "gs://ours")
+    assert "missing, expected from stage export with the current" in refusal(root, "gs://ours")
     assert gcs.seen == []
 
 

@@ -27,7 +27,7 @@ def test_an_accepted_run_ends_with_its_export_and_status_zero(tmp_path, capsys):
         "8.317 -> 5.617 nats per token (chance: 8.318)",
         "2.312",
         "163,840 in 40 rounds",
-        "34.0 kB per peer and round; plain data parallelism 8.0 MB, 235 times as much",
+        "34.0 kB per peer and round; plain data parallelism sends 8.0 MB, 235 times as much",
         "accepted: 40 rounds audited, 4 of 16 windows replayed bit for bit",
         str(tmp_path / "data" / "report" / "report.html"),
         "    def f(x):",
@@ -87,7 +87,7 @@ def test_text_of_a_model_cannot_steer_a_terminal(tmp_path, capsys, monkeypatch, 
 def test_without_held_out_text_it_says_so(tmp_path, capsys):
     assert summary.show(finished(tmp_path, held_out=False, text=None)) == 0
     out = capsys.readouterr().out
-    assert "not measured: the data has no held-out split" in out
+    assert "not measured, since the data has no held-out split" in out
 
 
 @pytest.mark.parametrize("stage", summary.READ)

@@ -1,0 +1,241 @@
+"""The report: one HTML page of what a run did, made of the stages' results."""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipeline import runfile
+from pipeline.audit import verdict_text
+from pipeline.pages import plots
+from pipeline.pages.summary import Results, size, times
+from pipeline.stage import artifacts
+from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.keys import STAGES
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
+
+
+def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[plots.Picture]]:
+    """Return the page and its plots.
+
+    Args:
+      run: The run file.
+      paths: Paths of the stage report; what it needs was checked against its hashes.
+      results: What the stages left.
+    """
+    trained = paths.out("train")
+    pictures = plots.loss_pictures(
+        results,
+        read_tsv(trained / METRICS / "loss.tsv"),
+        read_tsv(trained / METRICS / "held_out.tsv"),
+    )
+    traffic = plots.traffic_picture(results)
+    rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
+    windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
+    verdict, count = results.verdict, run.peers.count
+    page = _fill(
+        run=run,
+        results=results,
+        blame=verdict_text.blame(verdict["findings"]),
+        absences=verdict_text.absences(verdict),
+        subtitle=_subtitle(run, results),
+        tiles=_tiles(results, count),
+        pictures=pictures,
+        traffic=traffic,
+        peers=[_peer(peer, rounds) for peer in range(count)],
+        windows=windows,
+        grid=_grid(verdict, windows, count),
+        chances=chances(
+            verdict,
+            len(windows),
+            count,
+            dense=_is_dense(rounds),
+            percent=run.witness.replay_percent,
+        ),
+        prompt_and_rest=_split_text(results.evaluated),
+        parameters=_parameters(run),
+        environment=_made(paths, "train")["environment"] | results.header["environment"],
+        files=_made(paths, "export")["files"],
+        keys={stage: paths.keys.key(stage) for stage in STAGES},
+    )
+    return page, [*pictures, traffic]
+
+
+def _fill(**values: object) -> str:
+    """The page; every value is escaped, and a missing one is an error."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "caught": verdict_text.caught,
+        "peers": verdict_text.peers,
+        "seed_origin": verdict_text.seed_origin,
+        "size": size,
+        "times": times,
+        "who": verdict_text.who,
+    }
+    return environment.get_template(TEMPLATE.name).render(values) + "\n"
+
+
+# ---- Numbers at the top ----
+
+
+def _subtitle(run: runfile.Run, results: Results) -> str:
+    """Model, optimizer, peers and layout in one line."""
+    model, trained = results.header["model"]["model_type"], results.trained
+    return (
+        f"{model} of {trained['parameters']:,} parameters, {run.llm.optimizer.tag()}, "
+        f"{run.peers.count} peers, layout {run.peers.layout}"
+    )
+
+
+def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
+    """Name, value and remark of each number that a reader looks for first."""
+    trained, evaluated = results.trained, results.evaluated
+    before, after = trained["held_out_loss_before"], results.held_out_loss
+    loss = None if before is None or after is None else f"{before:.3f} → {after:.3f}"
+    when = "at the end of training" if evaluated["held_out_loss"] is None else "exported weights"
+    measured = f"nats per token, {when}; chance is {results.chance:.3f}"
+    tokens = evaluated["tokens"]
+    over_tokens = "" if tokens is None else f"over {tokens:,} held-out tokens"
+    parallel = size(trained["bytes_up_of_data_parallel"])
+    return [
+        ("Held-out loss", loss or "not measured", measured if loss else ""),
+        ("Bits per byte", _or_not(evaluated["bits_per_byte"], ".3f"), over_tokens),
+        ("Perplexity", _or_not(evaluated["perplexity"], ",.1f"), over_tokens and "per token"),
+        (
+            "Sent per peer and round",
+            size(trained["bytes_up"]),
+            f"plain data parallelism sends {parallel}, {times(results.times_less)} as much",
+        ),
+        (
+            "Bits per parameter and round",
+            f"{trained['bits_per_parameter_and_round']:.3g}",
+            f"{trained['parameters']:,} parameters; measured on the wire",
+        ),
+        ("Tokens", f"{trained['tokens']:,}", f"{trained['rounds']:,} rounds of {peers} peers"),
+    ]
+
+
+def _or_not(value: float | None, form: str) -> str:
+    return "not measured" if value is None else format(value, form)
+
+
+# ---- Audit ----
+
+
+def _grid(
+    verdict: dict, windows: list[runfile.Window], peers: int
+) -> list[tuple[str, list[tuple[runfile.Window, str]]]]:
+    """Each peer's windows and their states; findings about no peer come last."""
+    replayed = {(window["first"], window["peer"]) for window in verdict["replayed_windows"]}
+    found = {
+        (window.first, finding["peer"])
+        for finding in verdict["findings"]
+        # a finding about the first snapshot counts for the window that it opens
+        for window in [next(w for w in windows if finding["round"] <= w.last)]
+    }
+
+    def state(window: runfile.Window, peer: int | None) -> str:
+        if (window.first, peer) in found:
+            return FOUND
+        return REPLAYED if (window.first, peer) in replayed else NOT_REPLAYED
+
+    whom: list[int | None] = [*range(peers)]
+    if any(peer is None for _, peer in found):
+        whom.append(None)
+    return [(verdict_text.who(p), [(window, state(window, p)) for window in windows]) for p in whom]
+
+
+def chances(
+    verdict: dict, windows: int, peers: int, *, dense: bool, percent: float
+) -> list[tuple[int, float]]:
+    """Return pairs of k and the chance that the sample contains one of k false windows of a peer.
+
+    1 - C(N - k, n) / C(N, n), where n of N windows are drawn. With dense messages, the windows of
+    all peers are drawn together. Windows that the run file names are not part of the sample.
+
+    Args:
+      verdict: What verdict.json holds.
+      windows: Windows of each peer.
+      peers: Number of peers.
+      dense: Whether messages were too large to be kept.
+      percent: Percentage of windows in the sample.
+    """
+    together = peers if dense else 1
+    N = windows * peers // together
+    drawn = -int(-N * percent // 100)
+    n = min(drawn, len(verdict["replayed_windows"]) // together)  # 0 if the audit failed early
+    counts = sorted({1, 2, windows} & set(range(1, windows + 1)))
+    return [(k, 1 - math.comb(N - k, n) / math.comb(N, n)) for k in counts]
+
+
+def _is_dense(rounds: list[dict]) -> bool:
+    """Whether messages were too large to be kept."""
+    evidence = [entry["evidence"] for entry in rounds]
+    return not any(message["payload"] for e in evidence for message in e["messages"].values())
+
+
+def _peer(peer: int, rounds: list[dict]) -> dict:
+    """What one peer did, over all rounds: counts, and means of bytes and seconds."""
+    name = str(peer)
+    evidence = [entry["evidence"] for entry in rounds]
+    sent = [e["messages"][name]["bytes"] for e in evidence if name in e["messages"]]
+    arrived = [e["arrivals"][name] for e in evidence if name in e["arrivals"]]
+    return {
+        "peer": peer,
+        "rounds": len(sent),
+        "applied": sum(peer in r["decision"]["applied"] for r in rounds),
+        "late": sum(peer in r["decision"]["late"] for r in rounds),
+        "bytes": sum(sent) / len(sent) if sent else 0,
+        "seconds": sum(arrived) / len(arrived) if arrived else 0,
+    }
+
+
+# ---- Run file and files ----
+
+
+def _split_text(evaluated: dict) -> tuple[str, str] | None:
+    """The text sample, as its prompt and the model's continuation."""
+    text, prompt = evaluated["text"], evaluated["prompt"]
+    if text is None:
+        return None
+    end = len(prompt) if text.startswith(prompt) else 0
+    return verdict_text.printable(text[:end]), verdict_text.printable(text[end:])
+
+
+def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:
+    """The run file by table, each value by its dotted name; [runtime] cannot change a result."""
+    dumped = run.model_dump(mode="json", exclude={"runtime"})
+    return {table: list(_flat(dumped[table], "")) for table in dumped}
+
+
+def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else key)
+    elif value is not None:
+        yield name, json.dumps(value, ensure_ascii=False)
+
+
+def _made(paths: Paths, stage: str) -> dict:
+    return artifacts.read_json(paths.root / paths.keys.made(stage))
+
+
+def read_tsv(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a table of numbers, each by column name."""
+    lines = csv.DictReader(_lines(path), delimiter="\t")
+    return [{name: float(value) for name, value in line.items()} for line in lines]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
