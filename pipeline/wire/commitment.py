@@ -1,7 +1,8 @@
-"""What a peer commits to: the hash of a message it sends, and the hash of a tree of arrays."""
+"""Commitments: the hash of a message that a peer sends, and the hash of a tree of arrays."""
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,13 +13,13 @@ def data_hash(step: int, first: int, last: int, fields: Iterable[bytes]) -> byte
 
     SHA-256(step u32 + first u64 + last u64, all big-endian, + every field's bytes).
 
-    Psyche writes no lengths, so the bytes of neighbouring fields could change places unseen; the
-    wire format, which fixes each field's length from the shapes of the params, is what forbids it.
+    Psyche hashes no lengths, so bytes could move between neighbouring fields unseen. The wire
+    format rules that out: it fixes each field's length by the shapes of the params.
 
     Args:
       step: The round, counted from 1.
       first: First sequence that the peer trained on.
-      last: Last sequence, included.
+      last: Last sequence, inclusive.
       fields: For each parameter in the order of the wire, its index bytes, then its value bytes.
     """
     digest = hashlib.sha256(step.to_bytes(4, "big"))
@@ -31,9 +32,8 @@ def data_hash(step: int, first: int, last: int, fields: Iterable[bytes]) -> byte
 def flatten(tree: object) -> dict[str, np.ndarray]:
     """Return the leaves of nested dicts, tuples and named tuples by their path, as in "layers/wq".
 
-    A step of a path is a key, a field's name or a place; what kind of container it was is not kept,
-    so that a state has the same paths before and after a checkpoint. None and empty containers
-    hold no leaf.
+    A part of a path is a key, a field's name or a position, whatever the container, so that a
+    state has the same paths before and after a checkpoint. None and empty containers have no leaf.
 
     Raises:
       ValueError: Two leaves would share a path, or a key is empty or contains "/".
@@ -55,7 +55,7 @@ def tree_hash(tree: object) -> str:
     as a little-endian u64, so that no two sets of leaves give the same stream.
 
     Raises:
-      ValueError: A leaf is no array of numbers, or see `flatten`.
+      ValueError: A leaf is not an array of numbers, or see `flatten`.
     """
     digest = hashlib.sha256()
     for path, array in sorted(flatten(tree).items()):
@@ -64,7 +64,7 @@ def tree_hash(tree: object) -> str:
         if array.dtype.str.startswith(">"):
             array = array.astype(array.dtype.newbyteorder("<"))
         shape = ",".join(map(str, array.shape))
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # hashed without a copy
         for part in (path.encode(), array.dtype.name.encode(), shape.encode(), data):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)

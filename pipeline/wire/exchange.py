@@ -1,4 +1,4 @@
-"""What leaves a peer in a round, and what becomes of it on the way."""
+"""Sending and receiving: a message's bytes with the commitment to it."""
 
 from typing import NamedTuple
 
@@ -11,32 +11,32 @@ from pipeline.wire.commitment import data_hash
 
 
 class Sent(NamedTuple):
-    """What a peer sent: its bytes, and its commitment to what they hold."""
+    """A peer's message as bytes, and its commitment to the message."""
 
     payload: bytes
     commitment: bytes
 
 
 class CommitmentError(wire.WireError):
-    """Bytes that are a message, and not the one that was committed to."""
+    """The bytes are a message, but not the one that was committed to."""
 
 
 def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
-    """Puts a peer's message on the wire, with the commitment to it."""
+    """Return a peer's message as bytes, with the commitment to it."""
     return Sent(wire.encode(message, form), commit(message, peer, round_))
 
 
 def commit(message: Tree, peer: int, round_: Round) -> bytes:
-    """The commitment of a message of a peer in a round."""
+    """Return the commitment to a peer's message in a round."""
     return data_hash(round_.step, *round_.assignment[peer], wire.fields(message))
 
 
 def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Tree:
-    """The message that a peer sent, as every receiver checks it.
+    """Return the message that a peer sent, checked as every receiver checks it.
 
     Raises:
-      WireError: the bytes are no message of this run.
-      CommitmentError: they are not what was committed to.
+      WireError: The bytes are not a message of this run.
+      CommitmentError: They are not the message that was committed to.
     """
     message = wire.decode(sent.payload, form)
     check(message, sent.commitment, peer, round_)
@@ -44,7 +44,11 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Tree:
 
 
 def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
-    """Raises: CommitmentError: the message is not the one that was committed to."""
+    """Check a decoded message against the commitment to it.
+
+    Raises:
+      CommitmentError: The message is not the one that was committed to.
+    """
     found = commit(message, peer, round_)
     if found != commitment:
         raise CommitmentError(
@@ -53,7 +57,7 @@ def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
 
 
 def all_gather(axis_name: str = "peer") -> Exchange:
-    """The exchange of peers that are rows of a mesh or vmap axis, for `as_transform`."""
+    """Return the exchange of peers that are rows of a mesh or vmap axis, for `as_transform`."""
 
     def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         del step

@@ -1,30 +1,31 @@
-"""Messages as bytes, without loss: what everybody applies is what decoding these bytes gives.
+"""Lossless wire format of messages: every peer applies what decoding these bytes gives.
 
 Version 2, all integers little-endian; docs/reference/wire.md has an example byte by byte.
 
     magic     4 bytes   "LSWP"
     version   u8        2
-    kind      u8        0 dense float32; places and signs, 1 Rice-coded, 3 plain; places and
+    kind      u8        0 dense float32; indices and signs, 1 Rice-coded, 3 plain; indices and
                         bfloat16 values, 2 Rice-coded, 4 plain
     tensors   u16       number of parameters, in ascending order of their path
-    form      8 bytes   of the SHA-256 of the shapes, so that another run's message is refused
+    form      8 bytes   first bytes of the shapes' SHA-256: another run's message is refused
     then
       0         each parameter as float32
-      1 to 4    first, what is sent whole beside places (the load of experts), as float32; then
-      3, 4      each parameter's places, ascending within a block, as u8, u16 or u32 by the block's
+      1 to 4    first, arrays sent whole beside the indices (the load of experts), as float32; then
+      3, 4      each parameter's indices, ascending within a block, as u8, u16 or u32 by the block's
                 area, and its signs, or its values: what a commitment hashes, and Psyche's fields
       1, 2      u8 for each parameter, its Rice parameter; all low bits; all signs, or all values;
                 all high parts (rice.py)
 
 Signs are one bit each, least significant bit first, zero-padded to a byte, 1 for negative.
-Shapes: N blocks, K coefficients kept of each, A places in a block.
+Shapes: N blocks, K coefficients kept of each, A positions in a block.
 """
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,16 +44,17 @@ PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
 
 
 class WireError(ValueError):
-    """Bytes that are no message of the expected form; one line, what was found and expected."""
+    """Bytes are not a message of the expected form; one line, with what was found and expected."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The one form in which a run's messages are accepted.
+    """The only form in which a run's messages are accepted.
 
-    like: a message's shapes and dtypes: nested dict of Coefficients, of float32 arrays, or of both.
-    areas: A of each parameter, which a message alone does not tell; 0 for a float32 array.
-    layout: "lockstep" or "psyche".
+    Attributes:
+      like: A message's shapes and dtypes: nested dict of Coefficients, float32 arrays, or both.
+      areas: A of each parameter, which a message does not tell; 0 for a float32 array.
+      layout: "lockstep" or "psyche".
     """
 
     like: Tree
@@ -60,19 +62,19 @@ class Form:
     layout: str
 
     @cached_property
-    def leaves(self) -> list:
+    def leaves(self) -> list[Any]:
         """Shapes and dtypes by parameter, in the order of the wire."""
         return jax.tree.leaves(self.like, is_leaf=_is_sparse)
 
     @cached_property
     def sparse(self) -> list[tuple[Coefficients, int]]:
-        """Of parameters sent by places: shapes and dtypes, and the area of their blocks."""
+        """Parameters sent by indices: shapes and dtypes, and the area of their blocks."""
         rows = zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
         return [(leaf, area) for leaf, area in rows if _is_sparse(leaf)]
 
     @cached_property
     def kind(self) -> int:
-        """All parameters of a run are sent alike, but for arrays that any kind may hold."""
+        """The wire's kind: a run sends all parameters alike, besides arrays sent whole."""
         if not self.sparse:
             return DENSE
         signs = self.sparse[0][0].value_NK.dtype == bool
@@ -82,7 +84,7 @@ class Form:
 
     @cached_property
     def header(self) -> bytes:
-        """What every message of this form begins with."""
+        """The first bytes of every message of this form."""
         rows = [
             (*leaf.index_NK.shape, area) if _is_sparse(leaf) else (int(np.prod(leaf.shape)), 0, 0)
             for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
@@ -92,7 +94,12 @@ class Form:
 
 
 def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
-    """The form of the messages that `optimizer` sends about `params`; computes nothing.
+    """Return the form of an optimizer's messages; computes no arrays.
+
+    Args:
+      optimizer: The optimizer.
+      params: Params or their shapes.
+      layout: "lockstep" or "psyche".
 
     Raises:
       LockstepError: Psyche has no such messages.
@@ -115,7 +122,7 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
 
 
 def fields(message: Tree) -> Iterator[bytes]:
-    """The raw bytes of each parameter, places and then values: what a commitment hashes."""
+    """Yield the raw bytes of each parameter, indices and then values: what a commitment hashes."""
     for leaf in jax.tree.leaves(message, is_leaf=_is_sparse):
         if _is_sparse(leaf):
             yield _little(leaf.index_NK)
@@ -125,7 +132,7 @@ def fields(message: Tree) -> Iterator[bytes]:
 
 
 def encode(message: Tree, form: Form) -> bytes:
-    """A message of this form as bytes."""
+    """Return a message of this form as bytes."""
     leaves = jax.tree.leaves(message, is_leaf=_is_sparse)
     sparse = [leaf for leaf in leaves if _is_sparse(leaf)]
     whole = [_little(leaf) for leaf in leaves if not _is_sparse(leaf)]
@@ -148,24 +155,25 @@ def _code(leaves: list[Coefficients]) -> list[bytes]:
 
 
 def decode(data: bytes, form: Form) -> Tree:
-    """The message in these bytes, which may come from anyone.
+    """Return the message in these bytes, which may come from anyone.
 
     Raises:
-      WireError: they are of another form, too short or too long, name a place that is out of range
-        or out of order, hold a value that is not finite, or are not what `encode` would give.
+      WireError: The bytes are of another form, too short or too long, have an index out of range or
+        out of order or a value that is not finite, or are not what `encode` would give.
     """
-    reader, kind, structure = _Reader(data), form.kind, jax.tree.structure(form.areas)
-    found = bytes(reader.take(HEADER.size, "header"))
-    if found != form.header:
+    reader = _Reader(data)
+    header = bytes(reader.take(HEADER.size, "header"))
+    if header != form.header:
+        found, expected = HEADER.unpack(header), HEADER.unpack(form.header)
         text = "header (magic, version, kind, tensors, form): found "
-        found, expected = (HEADER.unpack(x) for x in (found, form.header))
         raise WireError(f"{text}{found}, expected {expected}")
     whole = iter(_whole(reader, form))
-    read = _coded if kind in (CODED_SIGNS, CODED_VALUES) else _plain
+    read = _coded if form.kind in (CODED_SIGNS, CODED_VALUES) else _plain
     sparse = iter(read(reader, form) if form.sparse else ())
     if reader.rest:
-        raise WireError(f"{reader.rest} bytes after the last parameter, expected none")
-    return structure.unflatten(next(sparse if _is_sparse(leaf) else whole) for leaf in form.leaves)
+        raise WireError(f"{reader.rest} bytes after the last parameter, expected the end")
+    leaves: list[Any] = [next(sparse if _is_sparse(leaf) else whole) for leaf in form.leaves]
+    return jax.tree.unflatten(jax.tree.structure(form.areas), leaves)
 
 
 # ---- Kinds ----
@@ -184,11 +192,11 @@ def _plain(reader: "_Reader", form: Form) -> list[Coefficients]:
     found = []
     for number, (leaf, area) in enumerate(form.sparse):
         name, shape = f"parameter {number}", leaf.index_NK.shape
-        index_NK = reader.array(leaf.index_NK.dtype, shape[0] * shape[1], name).reshape(shape)
+        index_NK: Any = reader.array(leaf.index_NK.dtype, shape[0] * shape[1], name).reshape(shape)
         if not np.all(index_NK[:, 1:] > index_NK[:, :-1]):
-            raise WireError(f"{name}: places of a block are not strictly ascending")
+            raise WireError(f"{name}: indices of a block are not strictly ascending")
         _check_last(index_NK, area, name)
-        value_NK = _values(reader, form, shape[0] * shape[1], name).reshape(shape)
+        value_NK: Any = _values(reader, form, shape[0] * shape[1], name).reshape(shape)
         found.append(Coefficients(index_NK, value_NK))
     return found
 
@@ -198,17 +206,15 @@ def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
     counts = [leaf.index_NK.size for leaf in leaves]
     chosen = reader.array(np.uint8, len(leaves), "Rice parameters").astype(np.int64)
     if np.any(chosen > [int(area).bit_length() for area in areas]):
-        raise WireError(
-            f"Rice parameters {chosen.tolist()}, expected no more than places have bits"
-        )
+        raise WireError(f"Rice parameters {chosen.tolist()}, expected at most the bits of an index")
     r_M = np.repeat(chosen, counts)
     low_M = np.zeros(sum(counts), np.int64)
     for r in sorted(set(chosen.tolist())):
-        here = r_M == r
-        count, name = int(here.sum()), f"low bits of Rice parameter {r}"
+        coded_M = r_M == r
+        count, name = int(coded_M.sum()), f"low bits of Rice parameter {r}"
         planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
-        low_M[here] = _checked(rice.unpack_low, name, planes, count, r)
-    values = _values(reader, form, sum(counts), "values")
+        low_M[coded_M] = _checked(rice.unpack_low, name, planes, count, r)
+    values: Any = _values(reader, form, sum(counts), "values")
     rest = reader.array(np.uint8, reader.rest, "high parts")
     gap_M = _checked(rice.unpack_high, "high parts", rest, sum(counts)) << r_M | low_M
     if np.any(chosen != rice.parameters(gap_M, counts)):
@@ -216,9 +222,9 @@ def _coded(reader: "_Reader", form: Form) -> list[Coefficients]:
         raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")
 
     found, ends = [], np.cumsum(counts)[:-1]
-    columns = leaves, areas, np.split(gap_M, ends), np.split(values, ends)
+    columns: tuple[Any, ...] = leaves, areas, np.split(gap_M, ends), np.split(values, ends)
     for number, (leaf, area, gap, value) in enumerate(zip(*columns, strict=True)):
-        index_NK = rice.places(gap, leaf.index_NK.shape[1])
+        index_NK: Any = rice.indices(gap, leaf.index_NK.shape[1])
         _check_last(index_NK, area, f"parameter {number}")
         index_NK = index_NK.astype(leaf.index_NK.dtype)
         found.append(Coefficients(index_NK, value.reshape(index_NK.shape)))
@@ -251,10 +257,10 @@ def _values(reader: "_Reader", form: Form, count: int, name: str) -> np.ndarray:
 
 
 def _check_last(index_NK: np.ndarray, area: int, name: str) -> None:
-    """Places ascend, so the last of a block is its largest."""
+    """Indices ascend, so the last of a block is its largest."""
     last = int(index_NK[:, -1].max())
     if last >= area:
-        raise WireError(f"{name}: place {last}, expected less than {area}")
+        raise WireError(f"{name}: index {last}, expected less than {area}")
 
 
 def _finite(values: np.ndarray, name: str) -> np.ndarray:
@@ -265,7 +271,7 @@ def _finite(values: np.ndarray, name: str) -> np.ndarray:
     return values
 
 
-def _checked(unpack, name: str, *arguments) -> np.ndarray:
+def _checked(unpack: Callable[..., np.ndarray], name: str, *arguments: Any) -> np.ndarray:
     try:
         return unpack(*arguments)
     except ValueError as error:
@@ -273,7 +279,7 @@ def _checked(unpack, name: str, *arguments) -> np.ndarray:
 
 
 class _Reader:
-    """Takes bytes from the front, never past the end."""
+    """Takes bytes from the front, never beyond the end."""
 
     def __init__(self, data: bytes):
         self.data, self.at = memoryview(data), 0
@@ -289,7 +295,7 @@ class _Reader:
         return self.data[self.at - size : self.at]
 
     def array(self, dtype: np.dtype | type, count: int, name: str) -> np.ndarray:
-        """`count` little-endian numbers, in this machine's byte order."""
+        """Take `count` little-endian numbers, in this machine's byte order."""
         dtype = np.dtype(dtype)
         found = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
         return found.astype(dtype)

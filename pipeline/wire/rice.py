@@ -1,21 +1,21 @@
-"""Sorted places of blocks in nearly as few bits as they can be told in: Rice-coded gaps.
+"""Rice-coded gaps: sorted indices of blocks in nearly as few bits as possible.
 
-    gap  = place - previous place - 1, in a block; of its first place, the place itself
+    gap  = index - previous index - 1, within a block; for its first index, the index itself
     low  = gap mod 2^r    r bits
     high = gap div 2^r    as many zero bits, and a one
 
-For k places drawn evenly from A the limit is log2(C(A, k)) / k bits each: 10.1 for 8 of 4,096, of
-which this takes 10.3. Real places crowd, and take fewer. Low bits lie in planes and all highs in
-one stream, so that NumPy codes a million places in a few passes and no loop.
+For k indices drawn uniformly from A the limit is log2(C(A, k)) / k bits each: 10.1 for 8 of 4,096,
+where this takes 10.3. Real indices cluster and take fewer. Low bits lie in planes and all highs in
+one stream, so that NumPy codes a million indices in a few passes, without a loop.
 
-Shapes: N blocks, K places of each, M gaps of a whole message, parameter after parameter.
+Shapes: N blocks, K indices of each, M gaps of a whole message, parameter after parameter.
 """
 
 import numpy as np
 
 
 def gaps(index_NK: np.ndarray) -> np.ndarray:
-    """The gaps before places that ascend strictly within a block: uint32 [N * K]."""
+    """Return the gaps before indices that ascend strictly within a block: uint32 [N * K]."""
     kept, flat = index_NK.shape[1], index_NK.ravel().astype(np.uint32)
     found = flat.copy()
     found[1:] -= flat[:-1] + np.uint32(1)  # across blocks it wraps, and is replaced
@@ -23,15 +23,16 @@ def gaps(index_NK: np.ndarray) -> np.ndarray:
     return found
 
 
-def places(gap: np.ndarray, kept: int) -> np.ndarray:
-    """The places that int64 gaps stand for: [N, K]; the inverse of `gaps`."""
+def indices(gap: np.ndarray, kept: int) -> np.ndarray:
+    """Return the indices that int64 gaps stand for: [N, K]; the inverse of `gaps`."""
     return np.cumsum(gap.reshape(-1, kept) + 1, axis=1) - 1
 
 
 def parameters(gap_M: np.ndarray, counts: list[int]) -> np.ndarray:
-    """For each run of `counts` gaps, the smallest r with which it takes the fewest bits.
+    """Return, for each run of `counts` gaps, the smallest r with the fewest bits.
 
-    bits(r) = n (r + 1) + sum(gap div 2^r) is convex in r: the first that the next does not beat.
+    bits(r) = n (r + 1) + sum(gap div 2^r) is convex in r: take the first that the next does not
+    beat.
     """
     starts, n = _starts(counts), np.array(counts)
     chosen = np.zeros(len(counts), np.int64)
@@ -41,26 +42,26 @@ def parameters(gap_M: np.ndarray, counts: list[int]) -> np.ndarray:
         gains = total - after > n
         if not gains.any():
             return chosen
-        chosen += gains  # convex: who gains no more never gains again
+        chosen += gains  # convex: a run that gains no more never gains again
         total, gap_M = after, gap_M >> np.uint8(1)
 
 
 def pack_low(gap: np.ndarray, r: int) -> bytes:
-    """The low bits: r planes, the least significant first, each padded with zeros to a byte."""
+    """Return the low bits: r planes, least significant first, each zero-padded to a byte."""
     planes = [np.packbits((gap & np.uint32(1 << b)) != 0) for b in range(r)]
     return b"".join(plane.tobytes() for plane in planes)
 
 
 def low_bytes(count: int, r: int) -> int:
-    """How many bytes `pack_low` gives for `count` gaps."""
+    """Return the number of bytes that `pack_low` gives for `count` gaps."""
     return r * -(-count // 8)
 
 
 def unpack_low(data: np.ndarray, count: int, r: int) -> np.ndarray:
-    """The low bits of `count` gaps, int64; the inverse of `pack_low`.
+    """Return the low bits of `count` gaps, int64; the inverse of `pack_low`.
 
     Raises:
-      ValueError: a padding bit is set.
+      ValueError: A padding bit is set.
     """
     low = np.zeros(count, np.uint32)
     for b, plane in enumerate(data.reshape(r, -(-count // 8))):
@@ -72,7 +73,7 @@ def unpack_low(data: np.ndarray, count: int, r: int) -> np.ndarray:
 
 
 def pack_high(high: np.ndarray) -> bytes:
-    """High parts in unary, one stream, padded with zeros to a byte."""
+    """Return the high parts in unary: one stream, zero-padded to a byte."""
     ends = np.cumsum(high.astype(np.int64) + 1) - 1
     bits = np.zeros(ends[-1] + 1, np.uint8)
     bits[ends] = 1
@@ -80,16 +81,16 @@ def pack_high(high: np.ndarray) -> bytes:
 
 
 def unpack_high(data: np.ndarray, count: int) -> np.ndarray:
-    """The `count` high parts in the whole of `data`, int64; the inverse of `pack_high`.
+    """Return the `count` high parts in the whole of `data`, int64; the inverse of `pack_high`.
 
     Raises:
-      ValueError: there are fewer or more, or bytes after the last.
+      ValueError: There are fewer or more, or bytes after the last.
     """
     ends = np.flatnonzero(np.unpackbits(data))
     if len(ends) != count:
-        raise ValueError(f"{len(ends)} places, expected {count}")
+        raise ValueError(f"{len(ends)} indices, expected {count}")
     if ends[-1] // 8 + 1 != len(data):
-        raise ValueError("bytes after the last place, expected none")
+        raise ValueError("bytes after the last index, expected the end")
     return np.diff(ends, prepend=-1) - 1
 
 
