@@ -1,0 +1,1 @@
+"""One file at an address: requests, retries, credentials, the content store and streams."""

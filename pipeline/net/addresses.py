@@ -12,8 +12,11 @@ from pipeline.net.web import Request
 
 
 def resolve(url: str) -> Request:
-    """Return the request for a file at `http(s)://`, `gs://bucket/name#generation` or
-    `hf://datasets/owner/name@commit/path`.
+    """Return the request for a file.
+
+    Args:
+      url: `http(s)://...`, `gs://bucket/name#generation` or
+        `hf://datasets/owner/name@commit/path`.
 
     Raises:
       LockstepError: the environment names credentials that cannot be used.

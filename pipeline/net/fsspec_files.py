@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import LockstepError
 from pipeline.net import redact
 from pipeline.net.redact import hide
-from pipeline.net.retry import Broken
+from pipeline.net.retry import TransientError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -73,7 +73,7 @@ def read(url: str, start: int, stop: int, expected: tuple[int, str | None]) -> I
     """Yield the bytes from `start` to `stop` of one version of a file.
 
     Raises:
-      Broken: whatever goes wrong in the library.
+      TransientError: whatever goes wrong in the library.
       LockstepError: the file cannot be read, or is another version.
     """
     name, (files, path) = hide(url), find_file_system(url)
@@ -89,12 +89,12 @@ def read(url: str, start: int, stop: int, expected: tuple[int, str | None]) -> I
             end = min(stop, start + REQUEST_BYTES)
             piece = files.cat_file(path, start=start, end=end)
             if len(piece) != end - start:
-                raise Broken(f"{name}: received {len(piece)} bytes, expected {end - start}")
+                raise TransientError(f"{name}: received {len(piece)} bytes, expected {end - start}")
             start = end
             yield piece
     except (FileNotFoundError, PermissionError) as error:
         raise LockstepError(f"{name}: {redact.message(error)}, expected a readable file") from None
-    except (LockstepError, Broken):
+    except (LockstepError, TransientError):
         raise
     except Exception as error:
-        raise Broken(f"{name}: {redact.message(error)}") from None
+        raise TransientError(f"{name}: {redact.message(error)}") from None

@@ -29,8 +29,10 @@ def message(error: BaseException, *secrets: str | None) -> str:
 
 
 def hide(text: str, *secrets: str | None) -> str:
-    """Return a text without these secrets, the value of Authorization headers, and the user,
-    password and query of addresses."""
+    """Return a text without secrets.
+
+    Hides these, the values of Authorization headers, and users, passwords and queries in addresses.
+    """
     for secret in filter(None, secrets):
         text = text.replace(secret, HIDDEN)
     text = re.sub(r"(?i)\b(bearer|basic)[ :]+\S+", rf"\1 {HIDDEN}", text)

@@ -16,7 +16,7 @@ from pydantic import Field
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, fsspec_files, web
 from pipeline.net.redact import hide
-from pipeline.net.retry import Attempts, Broken
+from pipeline.net.retry import Attempts, TransientError
 from pipeline.runfile.network import Network
 from pipeline.runfile.table import Table
 
@@ -57,7 +57,7 @@ def read(
 
     Raises:
       LockstepError: the server refuses, has another version of the file, or failed too often.
-      Cancelled: `cancelled` was set.
+      CancelledError: `cancelled` was set.
     """
     attempts = Attempts(network, cancelled)
     attempts.check()
@@ -75,8 +75,8 @@ def read(
                     attempts.progressed()
                 yield piece
             if start < stop:
-                raise Broken(f"{hide(origin.url)}: the answer ended early")
-        except Broken as error:
+                raise TransientError(f"{hide(origin.url)}: the answer ended early")
+        except TransientError as error:
             attempts.failed(
                 error,
                 f"{stop - start} more bytes within {network.attempts} attempts; run again to "
@@ -88,7 +88,8 @@ def read_once(origin: Origin, start: int, stop: int, network: Network) -> Iterat
     """Yield the bytes from `start` to `stop`, in pieces, without a second attempt.
 
     Raises:
-      Broken: the connection was cut or stalled, or the server is busy; the pieces so far are right.
+      TransientError: the connection was cut or stalled, or the server is busy; the pieces so far
+        are right.
       LockstepError: the server refuses, or has another version of the file.
     """
     if origin.is_local:

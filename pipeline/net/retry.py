@@ -15,7 +15,7 @@ LONGEST_WAIT_SECONDS = 30.0
 Answer = TypeVar("Answer")
 
 
-class Broken(Exception):
+class TransientError(Exception):
     """A failure that another attempt may fix: a connection cut or stalled, a busy server.
 
     Args:
@@ -28,7 +28,7 @@ class Broken(Exception):
         self.retry_after = retry_after
 
 
-class Cancelled(Exception):
+class CancelledError(Exception):
     """The caller no longer needs the result."""
 
 
@@ -54,15 +54,15 @@ class Attempts:
         self._cancelled = cancelled or Event()
 
     def check(self) -> None:
-        """Raise Cancelled if the caller has given up."""
+        """Raise CancelledError if the caller has given up."""
         if self._cancelled.is_set():
-            raise Cancelled
+            raise CancelledError
 
     def progressed(self) -> None:
         """Forget earlier failures: something arrived."""
         self._left = self._all
 
-    def failed(self, error: Broken, expected: str) -> None:
+    def failed(self, error: TransientError, expected: str) -> None:
         """Wait until the next attempt.
 
         Args:
@@ -71,7 +71,7 @@ class Attempts:
 
         Raises:
           LockstepError: no attempt is left.
-          Cancelled: the caller gave up.
+          CancelledError: the caller gave up.
         """
         try:
             self._left = self._left.increment()
@@ -80,7 +80,7 @@ class Attempts:
         pause(self._seconds(error), self._cancelled)
         self.check()
 
-    def _seconds(self, error: Broken) -> float:
+    def _seconds(self, error: TransientError) -> float:
         if error.retry_after is not None:
             try:
                 return self._left.parse_retry_after(error.retry_after)
@@ -95,7 +95,7 @@ def pause(seconds: float, cancelled: Event) -> None:
 
 
 def call(request: Callable[[], Answer], network: Network) -> Answer:
-    """Return what `request` returns, repeated while it is Broken.
+    """Return what `request` returns, repeated while it is TransientError.
 
     Raises:
       LockstepError: no attempt is left, or as `request`.
@@ -104,5 +104,5 @@ def call(request: Callable[[], Answer], network: Network) -> Answer:
     while True:
         try:
             return request()
-        except Broken as error:
+        except TransientError as error:
             attempts.failed(error, f"an answer within {network.attempts} attempts; run again")

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, checksum, remote
 from pipeline.net.remote import Origin
-from pipeline.net.retry import Cancelled
+from pipeline.net.retry import CancelledError
 from pipeline.runfile.network import Network
 from pipeline.stage.artifacts import sha256_file, writes
 from pipeline.stage.progress import Progress
@@ -77,7 +77,11 @@ def fetch(
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
     for job in jobs:
-        if not job.cancelled() and (error := job.exception()) and not isinstance(error, Cancelled):
+        if (
+            not job.cancelled()
+            and (error := job.exception())
+            and not isinstance(error, CancelledError)
+        ):
             raise error
     return [job.result() for job in jobs]
 
@@ -146,7 +150,7 @@ def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
                 break
             except BlockingIOError:
                 if stop.wait(0.1):
-                    raise Cancelled from None
+                    raise CancelledError from None
         same = path.exists() and os.path.samestat(os.fstat(part.fileno()), path.stat())
         yield part if same else None
 
@@ -162,7 +166,7 @@ def _fill(
 
     Raises:
       LockstepError: the server refuses, sends other bytes than announced, or fails too often.
-      Cancelled: `stop` was set.
+      CancelledError: `stop` was set.
     """
     origin, size = transfer.origin, transfer.size
     # the checksum is of the whole file

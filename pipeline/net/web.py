@@ -1,6 +1,6 @@
 """Requests to a web server, with time limits, held to one server and one version of a file.
 
-Failures that another attempt may fix are `Broken`; every other is an error.
+Failures that another attempt may fix are `TransientError`; every other is an error.
 """
 
 import json
@@ -17,20 +17,13 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from urllib3.exceptions import (
-    HTTPError,
-    MaxRetryError,
-    NewConnectionError,
-    ResponseError,
-    SSLError,
-    TimeoutError,
-)
+from urllib3 import exceptions
 
 from pipeline import __version__
 from pipeline.errors import LockstepError
 from pipeline.net import retry
 from pipeline.net.redact import message
-from pipeline.net.retry import Broken
+from pipeline.net.retry import TransientError
 from pipeline.runfile.network import Network
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
@@ -87,7 +80,7 @@ def read(
     """Yield the bytes of a file from `start` to `stop`, in pieces as they come.
 
     Raises:
-      Broken: the connection was cut or stalled, or the server is busy.
+      TransientError: the connection was cut or stalled, or the server is busy.
       LockstepError: the server refuses, or has another version of the file.
     """
     headers = {} if (start, stop) == (0, version.size) else {"Range": f"bytes={start}-{stop - 1}"}
@@ -99,14 +92,16 @@ def read(
             received += len(piece)
             if (now := time.monotonic()) - since > network.stall_seconds:
                 if received < LEAST_BYTES:
-                    raise Broken(f"{request.name}: {received} bytes in {now - since:.0f} s")
+                    raise TransientError(f"{request.name}: {received} bytes in {now - since:.0f} s")
                 since, received = now, 0
             skipped = min(skip, len(piece))
             skip, piece = skip - skipped, piece[skipped:]
             if piece:
                 yield piece
         if left:
-            raise Broken(f"{request.name}: the connection was cut {left} bytes before the end")
+            raise TransientError(
+                f"{request.name}: the connection was cut {left} bytes before the end"
+            )
         if answer.status == 200 and _length(answer.headers) is None and answer.read1(1):
             raise LockstepError(
                 f"{request.name}: sends more than {version.size} bytes, expected no more"
@@ -151,7 +146,9 @@ def get_page(request: Request, network: Network) -> tuple[Any, Request | None]:
                     )
             length = _length(answer.headers)
             if length is not None and len(content) < length:
-                raise Broken(f"{request.name}: received {len(content)} bytes, expected {length}")
+                raise TransientError(
+                    f"{request.name}: received {len(content)} bytes, expected {length}"
+                )
             return content, answer.headers.get("Link", "")
 
     content, links = retry.call(get, network)
@@ -230,7 +227,7 @@ def _answer(
     headers: dict[str, str],
     accepted: set[int] = frozenset(),
 ) -> Iterator[urllib3.BaseHTTPResponse]:
-    """Open an answer whose body is still to come; failures inside are Broken or an error.
+    """Open an answer whose body is still to come; failures inside are TransientError or an error.
 
     Args:
       method: GET or HEAD.
@@ -266,14 +263,15 @@ def _answer(
         if answer.length_remaining == 0:
             answer.drain_conn()  # nothing is left, but until it is read the connection is in use
             answer.release_conn()
-    except MaxRetryError as error:
+    except exceptions.MaxRetryError as error:
         reason = error.reason
-        if isinstance(reason, ResponseError | SSLError):
-            expected = "a valid certificate" if isinstance(reason, SSLError) else "a file"
+        if isinstance(reason, exceptions.ResponseError | exceptions.SSLError):
+            is_tls = isinstance(reason, exceptions.SSLError)
+            expected = "a valid certificate" if is_tls else "a file"
             raise LockstepError(f"{name}: {message(reason, secret)}, expected {expected}") from None
-        raise Broken(f"{name}: {_explain(reason, secret)}") from None
-    except (HTTPError, OSError) as error:
-        raise Broken(f"{name}: {_explain(error, secret)}") from None
+        raise TransientError(f"{name}: {_explain(reason, secret)}") from None
+    except (exceptions.HTTPError, OSError) as error:
+        raise TransientError(f"{name}: {_explain(error, secret)}") from None
     finally:
         if answer is not None and answer.length_remaining != 0:
             answer.close()  # or what is on its way would become the next answer
@@ -281,7 +279,8 @@ def _answer(
 
 def _explain(error: Exception | None, secret: str) -> str:
     """Return why a connection failed, without the library's own objects."""
-    if isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError):
+    timed_out = isinstance(error, exceptions.TimeoutError)
+    if timed_out and not isinstance(error, exceptions.NewConnectionError):
         return "timed out"
     inner = next((arg for arg in error.args if isinstance(arg, Exception)), error)
     if isinstance(inner, BadStatusLine) and not isinstance(inner, RemoteDisconnected):
@@ -296,7 +295,7 @@ def _explain(error: Exception | None, secret: str) -> str:
 def _check_status(name: str, answer: urllib3.BaseHTTPResponse, secret: str) -> None:
     status = f"answered {answer.status} {answer.reason or ''}".rstrip()
     if answer.status in BUSY:
-        raise Broken(f"{name}: {status}", answer.headers.get("Retry-After"))
+        raise TransientError(f"{name}: {status}", answer.headers.get("Retry-After"))
     if answer.status == 416:
         status = "changed while it was read"
     if answer.status not in (200, 206):

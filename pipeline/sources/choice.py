@@ -14,7 +14,7 @@ from pipeline.errors import LockstepError
 from pipeline.runfile.data import Limit
 from pipeline.sources import HELD_OUT, HELD_OUT_TOKENS, TRAIN, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.listing import EXTENSIONS, Listing, LocationFile
-from pipeline.tokens.shards import Split
+from pipeline.tokens.shards import Split, count_tokens
 
 
 class ChosenFile(NamedTuple):
@@ -51,13 +51,16 @@ def choose(listing: Listing, limit: Limit | None) -> tuple[list[ChosenFile], tup
     train, held_out, warnings = _split(listing)
     if not train:
         raise LockstepError(f"{listing.read}: found only held-out files, expected train files too")
-    whole = [ChosenFile(file, TRAIN, _count_tokens(file, listing.size)) for file in train]
+    whole = [
+        ChosenFile(file, TRAIN, count_tokens(file.origin.size, listing.size, file.label))
+        for file in train
+    ]
     chosen: list[ChosenFile] = []
     for part, share in enumerate(_shares(listing, whole)):
         chosen += _first([one for one in whole if one.file.part == part], limit, share)
     room = max_tokens(limit)[HELD_OUT]
     for file in held_out:
-        tokens = _count_tokens(file, listing.size)
+        tokens = count_tokens(file.origin.size, listing.size, file.label)
         if room is not None:
             tokens = min(tokens, room)
             room -= tokens
@@ -108,17 +111,6 @@ def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], tu
         return train, held_out, ()
     train, held_out, warning = hold_out_last(train, f"{listing.read}: no folder {HELD_OUT}/")
     return train, held_out, (warning,)
-
-
-def _count_tokens(file: LocationFile, size: int) -> int:
-    if not file.origin.size:
-        raise LockstepError(f"{file.label}: found 0 bytes, expected tokens of {size} bytes")
-    if file.origin.size % size:
-        raise LockstepError(
-            f"{file.label}: found {file.origin.size} bytes, expected a multiple of the token size, "
-            f"{size} bytes"
-        )
-    return file.origin.size // size
 
 
 def _shares(listing: Listing, whole: list[ChosenFile]) -> list[float]:

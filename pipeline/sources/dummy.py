@@ -22,7 +22,7 @@ def survey(location: DataDummy, options: FetchOptions) -> Survey:
 def fetch(location: DataDummy, folder: Path, options: FetchOptions) -> Fetched:
     """List one file that exists nowhere; nothing is fetched or written."""
     zeros = ShardFile(
-        path=shard_path(Path(), TRAIN, 0).as_posix(),
+        path=shard_path(TRAIN, 0),
         split=TRAIN,
         tokens=TOKENS,
         sha256=None,

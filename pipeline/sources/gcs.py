@@ -37,16 +37,16 @@ class BucketItem(BaseModel):
     name: str
     size: Number
     generation: Number
-    md5Hash: Hash | None = None
+    md5: Annotated[Hash | None, Field(alias="md5Hash")] = None
     crc32c: Hash | None = None
-    contentEncoding: str | None = None
+    encoding: Annotated[str | None, Field(alias="contentEncoding")] = None
 
 
 class BucketPage(BaseModel):
     """A page of a listing."""
 
     items: list[BucketItem] = Field(default_factory=list)
-    nextPageToken: str | None = None
+    next_token: Annotated[str | None, Field(alias="nextPageToken")] = None
 
 
 def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFile, ...]:
@@ -67,7 +67,7 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
         request = web.Request(f"{url}?{urlencode(query)}", google_auth.headers(where), where)
         page = validate(BucketPage, web.get_json(request, network), f"{where}: invalid listing")
         items += page.items
-        token = page.nextPageToken or None
+        token = page.next_token or None
         if token in seen:
             raise LockstepError(f"{where}: a page that links to itself, expected another page")
         seen.add(token)
@@ -85,12 +85,10 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
 
 
 def _origin(bucket: str, item: BucketItem, where: str) -> Origin:
-    if item.contentEncoding:
-        raise LockstepError(
-            f"{where}/{item.name}: stored as {item.contentEncoding}, expected plain bytes"
-        )
+    if item.encoding:
+        raise LockstepError(f"{where}/{item.name}: stored as {item.encoding}, expected plain bytes")
     checksum = f"crc32c:{item.crc32c}" if item.crc32c else None
-    if item.md5Hash:
-        checksum = f"md5:{item.md5Hash}"
+    if item.md5:
+        checksum = f"md5:{item.md5}"
     url = addresses.google_file(bucket, item.name, item.generation)
     return Origin(url=url, size=int(item.size), tag=item.generation, checksum=checksum)

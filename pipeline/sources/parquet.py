@@ -1,14 +1,14 @@
-"""Rows of token ids in a parquet file, as Psyche's Preprocessed data has them, checked.
+"""Rows of token ids in a parquet file, in the form of Psyche's Preprocessed data, checked.
 
-Columns are lists of integers, of a row all of one length:
+Columns are lists of integers, all of one length:
 
     inputs            token ids
-    labels            what is to be predicted; UNCOUNTED, -100, where the loss does not count it
+    labels            ids to predict; UNCOUNTED, -100, where the loss does not count them
     position_ids      positions, from 0 and below the row's length
-    sequence_lengths  of any length: those of the sequences that are packed into the row, the rest
-                      of which is padding
+    sequence_lengths  of any length: lengths of the sequences packed into the row; the rest of the
+                      row is padding
 
-All but `inputs` may be absent, and columns of other names are not looked at.
+All but `inputs` may be absent; other columns are ignored.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from pipeline.tokens.columns import UNCOUNTED
 if TYPE_CHECKING:
     from pyarrow import Array
 
-# A column of a file -> what a row of the shards has of it (columns.py), in the order of a row.
+# A column of a file -> the column of the shards (columns.py), in the order of a row.
 COLUMNS = {
     "inputs": "inputs",
     "labels": "labels",
@@ -38,16 +38,16 @@ class Parquet:
 
     Args:
       path: the file.
-      name: what errors call it.
+      name: the file in errors.
 
     Attributes:
       columns: those of COLUMNS that it has.
-      rows: how many there are.
-      length: the tokens of the first row; 0 where there is none.
+      rows: number of rows.
+      length: tokens of the first row; 0 without rows.
 
     Raises:
-      LockstepError: it is no parquet file, or lacks a column, or one is of another type; or pyarrow
-        is not installed.
+      LockstepError: it is not a parquet file, lacks a column, or has one of another type; or
+        pyarrow is not installed.
     """
 
     def __init__(self, path: Path, name: str):
@@ -60,7 +60,7 @@ class Parquet:
             ) from error
         self.name = name
         with self._one_line():
-            # mapped: else a whole group of rows is read into memory, however large
+            # mapped, or a whole row group would be read into memory, however large
             self._file = parquet.ParquetFile(path, memory_map=True)
             schema = self._file.schema_arrow
         self.rows = self._file.metadata.num_rows
@@ -80,7 +80,7 @@ class Parquet:
 
     @property
     def tokens(self) -> int:
-        """How many there are, by the file's own account."""
+        """Number of tokens, from the file's metadata."""
         groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
         columns = [group.column(n) for group in groups for n in range(group.num_columns)]
         return sum(c.num_values for c in columns if c.path_in_schema.split(".")[0] == "inputs")
@@ -88,16 +88,16 @@ class Parquet:
     def read(
         self, length: int, vocab_size: int | None, rows: int, most: int | None
     ) -> Iterator[np.ndarray]:
-        """Its rows, int64 [N, W], as columns.py has them: their columns one after the other.
+        """Yield its rows, int64 [N, W]: their columns one after the other, as in columns.py.
 
         Args:
-          length: tokens that each row must have.
-          vocab_size: ids must be smaller; None where nothing says so.
-          rows: N, but for the last.
-          most: how many rows are read; None for all.
+          length: expected tokens of each row.
+          vocab_size: bound of the ids; None is 2**31.
+          rows: N, except for the last.
+          most: limit of the rows read; None is all.
 
         Raises:
-          LockstepError: a row is not as it should be; names the column and the row, from 0.
+          LockstepError: a row is invalid; names the column and the row, from 0.
         """
         done = 0
         with self._one_line():
@@ -107,8 +107,7 @@ class Parquet:
                 if not batch.num_rows:
                     break
                 lists = [_Lists(self.name, c, batch.column(c), done) for c in self.columns]
-                found = [_read(one, length, vocab_size) for one in lists]
-                yield np.concatenate(found, axis=1)
+                yield np.concatenate([_read(one, length, vocab_size) for one in lists], axis=1)
                 done += batch.num_rows
 
     def _first_length(self) -> int:
@@ -122,21 +121,21 @@ class Parquet:
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:
-        """Inside, the library reads; what it finds wrong is one line."""
+        """Turn errors of the library into one line."""
         from pyarrow import ArrowException
 
         try:
             yield
         except (ArrowException, OSError) as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise LockstepError(f"{self.name}: {said}, expected a parquet file") from error
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise LockstepError(f"{self.name}: {line}, expected a parquet file") from error
 
 
 def _read(lists: "_Lists", length: int, vocab_size: int | None) -> np.ndarray:
-    """A column of rows: int64 [N, L].
+    """Return a column of rows: int64 [N, L].
 
     Raises:
-      LockstepError: a list is of another length, or one of its numbers cannot be.
+      LockstepError: a list has another length, or an invalid number.
     """
     if lists.column == "sequence_lengths":
         return _sequence_ids(lists, length)
@@ -145,17 +144,17 @@ def _read(lists: "_Lists", length: int, vocab_size: int | None) -> np.ndarray:
         lists.check_values(length, f"a position from 0 and below the row's length, {length}")
     else:
         limit = vocab_size or 2**31
-        said, also = f"a token id from 0 and below {limit}", None
+        expected, also = f"a token id from 0 and below {limit}", None
         if lists.column == "labels":
-            said, also = f"{UNCOUNTED} or {said}", UNCOUNTED
-        lists.check_values(limit, said, also)
+            expected, also = f"{UNCOUNTED} or {expected}", UNCOUNTED
+        lists.check_values(limit, expected, also)
     return lists.values.reshape(-1, length).astype(np.int64)
 
 
 def _sequence_ids(lists: "_Lists", length: int) -> np.ndarray:
-    """For each token the number of its sequence, from 0; padding has the one after the last."""
+    """Return each token's sequence number, from 0; padding has the one after the last."""
     lists.check_values(length + 1, f"a length from 0 to {length}, that of the row")
-    # where each sequence ends: in all rows together, less where its row begins
+    # where each sequence ends, counted over all rows
     ends_S = np.cumsum(lists.values, dtype=np.int64)
     edges = np.concatenate([[0], ends_S])
     starts_N, stops_N = edges[lists.ends - lists.lengths], edges[lists.ends]
@@ -172,14 +171,13 @@ def _sequence_ids(lists: "_Lists", length: int) -> np.ndarray:
 
 
 class _Lists:
-    """Lists of integers of a column: the values one after the other, the length of each list, and
-    its end among the values.
+    """Lists of integers of a column: all values, and the length and the end of each list.
 
     Args:
-      name: the file.
-      column: which.
+      name: the file in errors.
+      column: name of the column.
       array: the lists.
-      first: the row of the first.
+      first: row number of the first.
 
     Raises:
       LockstepError: a list or an integer is null.
@@ -201,7 +199,7 @@ class _Lists:
         self.values = values.to_numpy()
 
     def check_lengths(self, length: int) -> None:
-        """Each list is of this length."""
+        """Check that each list has this length."""
         wrong = self.lengths != length
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -209,7 +207,7 @@ class _Lists:
             self.refuse(row, found, f"{length} as the first row of inputs has")
 
     def check_values(self, limit: int, expected: str, also: int | None = None) -> None:
-        """Each value is from 0 and below a limit, or `also`."""
+        """Check that each value is from 0 and below a limit, or is `also`."""
         wrong = (self.values < 0) | (self.values >= limit)
         if also is not None:
             wrong &= self.values != also
@@ -218,6 +216,7 @@ class _Lists:
             self.refuse(self._row_of(at), str(self.values[at]), expected)
 
     def refuse(self, row: int, found: str, expected: str) -> NoReturn:
+        """Raise the error for a row."""
         raise LockstepError(
             f"{self.name}: column {self.column}, row {self.first + row}: found {found}, expected "
             f"{expected}"

@@ -5,13 +5,10 @@ that exists is held out; without one, as choice.py does it. A limit is on the tr
 cuts by tokens or steps, at most HELD_OUT_TOKENS are held out.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-
-import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.net.store import Stored
@@ -23,8 +20,8 @@ from pipeline.sources.hub import list_dataset
 from pipeline.sources.listing import Listing, LocationFile, local_file, remembered, tokenizer_files
 from pipeline.sources.parquet import COLUMNS, Parquet
 from pipeline.sources.token_files import fetch_files, fetch_tokenizer
-from pipeline.stage.artifacts import listing_sha256, write_bytes
-from pipeline.tokens.shards import ShardFile, Split, shard_path
+from pipeline.stage.artifacts import listing_sha256
+from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 MAKES_TOKENS = True
 HELD_OUT_SPLITS = ("validation", "val", "dev", "test")
@@ -149,22 +146,15 @@ class _RowShards:
         done = 0
         for rows_NW in file.read(self.length, self.vocab_size, size, rows):
             last = done + len(rows_NW) - 1
-            self._write(rows_NW, split, f"{name}, rows {done} to {last}")
+            numbers = rows_NW.astype("<u4")  # -100 as its 32 bits
+            name_of_rows = f"{name}, rows {done} to {last}"
+            self.files.append(
+                write_shard(self.folder, split, self._counts[split], numbers, name_of_rows)
+            )
+            self._counts[split] += 1
             done = last + 1
         self.rows[split] += done
         return done * self.length
-
-    def _write(self, rows_NW: np.ndarray, split: Split, name: str) -> None:
-        path = shard_path(Path(), split, self._counts[split])
-        self._counts[split] += 1
-        data = rows_NW.astype("<u4").tobytes()  # -100 as its 32 bits
-        write_bytes(self.folder / path, data)
-        sha256 = hashlib.sha256(data).hexdigest()
-        self.files.append(
-            ShardFile(
-                path=path.as_posix(), split=split, tokens=rows_NW.size, sha256=sha256, name=name
-            )
-        )
 
 
 # ---- Which files ----

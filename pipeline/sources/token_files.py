@@ -126,7 +126,7 @@ def _shard_paths(chosen: list[ChosenFile]) -> Iterator[tuple[ChosenFile, str]]:
     """Yield each file with its path in the shards folder: its number in its split."""
     counts = dict.fromkeys((TRAIN, HELD_OUT), 0)
     for one in chosen:
-        yield one, shard_path(Path(), one.split, counts[one.split]).as_posix()
+        yield one, shard_path(one.split, counts[one.split])
         counts[one.split] += 1
 
 

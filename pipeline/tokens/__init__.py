@@ -1,0 +1,1 @@
+"""Shards into batches: which sequence is where, its bytes, and the checks of its ids."""

@@ -1,7 +1,7 @@
-"""What a row of the data knows of its tokens: the inputs, and as Preprocessed data has them more.
+"""Columns of a data row: token ids, and for Preprocessed data labels, positions and sequence ids.
 
 A row of L tokens travels from the shards to the programs as one array of C * L int32: its columns,
-one after the other. Whoever hands rows on need not know what is in them; `split` says.
+one after the other. Code that passes rows on need not know the columns; `split` separates them.
 
 Shapes in names: W = C * L, the length of a row.
 """
@@ -14,7 +14,7 @@ from pipeline.tokens.shards import PLAIN, Column
 
 UNCOUNTED = -100  # the label of a token that no loss counts
 
-Array = Any  # NumPy's on the host, JAX's in a program: who reads columns there need not load JAX
+Array = Any  # NumPy's on the host, JAX's in a program; the host need not load JAX
 
 
 class Columns(NamedTuple):
@@ -22,10 +22,10 @@ class Columns(NamedTuple):
 
     Attributes:
       inputs: token ids.
-      labels: what the token before is to predict; UNCOUNTED where it does not matter.
-      position_ids: from 0 and below L.
-      sequence_ids: which of the sequences that are packed into the row, from 0; padding has the
-        number after the last.
+      labels: the token to predict at the position before; UNCOUNTED where no loss counts it.
+      position_ids: positions from 0 to L - 1.
+      sequence_ids: number of the packed sequence in its row, from 0; padding has the number after
+        the last.
     """
 
     inputs: Array
@@ -35,7 +35,7 @@ class Columns(NamedTuple):
 
 
 def split(rows_W: Array, columns: tuple[Column, ...]) -> Columns:
-    """Rows [..., W] by column; of plain data, the rows themselves."""
+    """Split rows [..., W] into columns; plain rows are their own inputs."""
     if columns == PLAIN:
         return Columns(rows_W)
     length = rows_W.shape[-1] // len(columns)
@@ -48,7 +48,7 @@ def split(rows_W: Array, columns: tuple[Column, ...]) -> Columns:
 
 
 def counted(rows_NW: np.ndarray, columns: tuple[Column, ...]) -> np.ndarray:
-    """Which predictions count in a loss: bool [N, L - 1], of each token but a row's first."""
+    """Return which predictions a loss counts: bool [N, L - 1], for each token but a row's first."""
     inputs_NL, labels_NL, *_ = split(rows_NW, columns)
     if labels_NL is None:
         return np.ones(inputs_NL[:, 1:].shape, bool)

@@ -1,9 +1,9 @@
-"""Rows of numbers out of token files: those of the shards folder, those elsewhere, and zeros.
+"""Rows of numbers from token files: in the shards folder, remote, or all zeros.
 
-Files of the folder are read and not mapped into memory. A mapped page counts as memory of the
-process, and a kernel may map 2 MB around each that is touched: shuffled rows of 1 GB of files would
-soon be 1 GB of memory. Also, where a mapped file is cut short, the process dies; here that is an
-error of one line.
+Files of the folder are read, not mapped into memory. A mapped page counts as memory of the
+process, and a kernel may map 2 MB around each page touched: shuffled rows of 1 GB of files would
+soon be 1 GB of memory. And where a mapped file is cut short the process dies; here that is a
+one-line error.
 
 Shapes: N rows, n some of them, W numbers in each, F files.
 """
@@ -25,16 +25,16 @@ OPEN_FILES = 512  # a process may have about a thousand
 
 
 class TokenFiles:
-    """Files that are opened when first read; the last OPEN_FILES of them stay open.
+    """Token files, opened when first read; the last OPEN_FILES of them stay open.
 
     Args:
       folder: the shards folder.
-      files: which are asked for by their places in this order.
-      row_bytes: the length of every row.
-      network: how those are read that lie elsewhere.
+      files: the files, numbered in this order.
+      row_bytes: bytes of a row.
+      network: connections, time limits and memory for remote files.
 
     Attributes:
-      has_streams: whether any lies elsewhere.
+      has_streams: whether any file is remote.
     """
 
     def __init__(self, folder: Path, files: Sequence[ShardFile], row_bytes: int, network: Network):
@@ -53,16 +53,16 @@ class TokenFiles:
     def read(
         self, file_N: np.ndarray, start_N: np.ndarray, rows_NW: np.ndarray, in_order: bool
     ) -> None:
-        """Fills each row from its place.
+        """Fill each row.
 
         Args:
-          file_N: the file of each row.
-          start_N: the byte there at which the row begins.
-          rows_NW: to be filled: little-endian integers, without gaps.
+          file_N: number of each row's file.
+          start_N: offset of each row in its file, in bytes.
+          rows_NW: output: little-endian integers, contiguous.
           in_order: whether most rows begin in their file where the one before ends.
 
         Raises:
-          LockstepError: a file ends within a row, or cannot be read where it lies.
+          LockstepError: a file ends within a row, or cannot be read.
         """
         if self._all_here:
             self._read_here(file_N, start_N, rows_NW, in_order)
@@ -80,7 +80,7 @@ class TokenFiles:
                 rows_NW[row] = np.frombuffer(content, rows_NW.dtype)
 
     def expect(self, file_N: np.ndarray, start_N: np.ndarray) -> None:
-        """Has rows that lie elsewhere fetched in the background."""
+        """Fetch remote rows in the background."""
         streamed = self._streamed(file_N)
         if len(streamed):
             self._streams.expect(self._ranges(file_N[streamed], start_N[streamed]))
@@ -89,7 +89,7 @@ class TokenFiles:
         return np.flatnonzero(~(self._is_here_F | self._is_zeros_F)[file_N])
 
     def _ranges(self, file_N: np.ndarray, start_N: np.ndarray) -> list[tuple[Origin, int, int]]:
-        """One for each row, so that a row is found by whoever expected it."""
+        """Return a range for each row, so that reading a row finds what was expected."""
         return [
             (self._files[number].origin, start, start + self._row_bytes)
             for number, start in zip(file_N.tolist(), start_N.tolist(), strict=True)
@@ -106,28 +106,28 @@ class TokenFiles:
             runs = [rows_NW[a:b] for a, b in pairwise([*firsts, len(rows_NW)])]
             file_N, start_N = file_N[firsts], start_N[firsts]
         files, starts = file_N.tolist(), start_N.tolist()
-        opened = list(map(self._open, files))  # none closes meanwhile
-        # One call of the system for each run, in the fastest loop that Python has.
+        opened = list(map(self._open, files))  # references keep them open meanwhile
+        # One system call for each run, in the fastest loop that Python has.
         if sum(map(os.preadv, opened, zip(runs), starts)) != rows_NW.nbytes:
             for number, run, start in zip(files, runs, starts, strict=True):
                 self._read_whole(number, memoryview(run).cast("B"), start)
 
     def _read_whole(self, number: int, into: memoryview, start: int) -> None:
-        """Reads anew what came short: the file is, or a call reads no more than 2 GB."""
+        """Read a run that came short: the file is, or a call reads at most 2 GB."""
         opened, done = self._open(number), 0
         while done < len(into):
             count = os.preadv(opened, (into[done:],), start + done)
             if not count:
                 size = os.fstat(opened).st_size
                 raise LockstepError(
-                    f"{opened.path}: found {size} bytes, expected at least {start + len(into)}: it "
-                    "was cut short while it was open"
+                    f"{opened.path}: {size} bytes, expected at least {start + len(into)}: it was "
+                    "cut short while open"
                 )
             done += count
 
 
 class _Opened(int):
-    """The descriptor of a file, which closes when nobody has it any more."""
+    """A file descriptor that closes with its last reference."""
 
     path: Path
 
@@ -145,7 +145,7 @@ def _is_zeros(file: ShardFile) -> bool:
 
 
 def chunks(path: Path, dtype: str, length: int) -> Iterator[np.ndarray]:
-    """A file from its beginning to its end, in arrays of `length` numbers, the last one shorter."""
+    """Yield a file in arrays of `length` numbers, the last one shorter."""
     with open(path, "rb") as file:
         while len(chunk := np.fromfile(file, dtype, length)):
             yield chunk

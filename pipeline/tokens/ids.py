@@ -1,4 +1,4 @@
-"""Whether the numbers in token files are ids that a model has.
+"""Checks that the numbers in token files are ids of the vocabulary.
 
 Shapes: N rows, L tokens of each, W = C * L numbers in a row of C columns.
 """
@@ -12,8 +12,8 @@ from pipeline.errors import LockstepError
 from pipeline.tokens.files import chunks
 from pipeline.tokens.shards import PLAIN, Column, read_shards
 
-LARGEST_LIMIT = 2**31  # no id that int32 cannot hold: it would come out negative
-UNCOUNTED_LABEL = 2**32 - 100  # as labels of -100 are stored, which no loss counts
+LARGEST_LIMIT = 2**31  # beyond it, int32 would be negative
+UNCOUNTED_LABEL = 2**32 - 100  # the label -100 as it is stored, which no loss counts
 SCAN_TOKENS = 2**22
 KINDS: dict[Column, str] = {
     "inputs": "token id",
@@ -23,15 +23,16 @@ KINDS: dict[Column, str] = {
 }
 
 
-class Beyond(NamedTuple):
-    """A number that may not stand where it does: place `column * L + token` of a row."""
+class InvalidId(NamedTuple):
+    """An id beyond its limit, at index `column * L + token` of a row."""
 
     row: int
-    place: int
+    index: int
     column: Column
     limit: int
 
     def error(self, where: str, number: np.integer, offset: int) -> LockstepError:
+        """Return the error: the id `number` at token `offset` of a file."""
         return LockstepError(
             f"{where}: found {KINDS[self.column]} {number} at token {offset}, expected ids below "
             f"{self.limit}"
@@ -39,16 +40,16 @@ class Beyond(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """Which numbers may stand in a row: ids below the limit, where the column is one of ids."""
+    """The ids that may be in a row: those below the limit, in columns of ids."""
 
     limit: int
     columns: tuple[Column, ...] = PLAIN
 
-    def beyond(self, rows_NW: np.ndarray) -> Beyond | None:
-        """The first number that may not. Labels that no loss counts may."""
+    def first_invalid(self, rows_NW: np.ndarray) -> InvalidId | None:
+        """Return the first id beyond its limit; labels that no loss counts are valid."""
         if self.columns == PLAIN and np.maximum.reduce(rows_NW.reshape(-1)) < self.limit:
             return None  # nearly always, and at once
-        rows_NCL, found = rows_NW.reshape(len(rows_NW), len(self.columns), -1), []
+        rows_NCL, invalid = rows_NW.reshape(len(rows_NW), len(self.columns), -1), []
         for number, column in enumerate(self.columns):
             ids_NL = rows_NCL[:, number]
             limit = self.limit if column in ("inputs", "labels") else LARGEST_LIMIT
@@ -57,42 +58,41 @@ class Ids(NamedTuple):
                 beyond_NL &= ids_NL != UNCOUNTED_LABEL
             if beyond_NL.any():
                 row, token = np.argwhere(beyond_NL)[0].tolist()
-                found.append(Beyond(row, number * ids_NL.shape[1] + token, column, limit))
-        return min(found, default=None)
+                invalid.append(InvalidId(row, number * ids_NL.shape[1] + token, column, limit))
+        return min(invalid, default=None)
 
 
 def limit_of(*vocab_sizes: int | None) -> int:
-    """What every id has to lie below, of vocabularies that are known or not."""
+    """Return the bound of every id, given vocabulary sizes; None is unknown."""
     return min([LARGEST_LIMIT, *(size for size in vocab_sizes if size is not None)])
 
 
 def check_file_ids(
     path: Path, token_size_in_bytes: int, vocab_size: int | None, name: str | None = None
 ) -> None:
-    """Reads a whole file of tokens alone, and checks that each id lies below `vocab_size`.
+    """Check that each id in a file of tokens is below `vocab_size`.
 
     Args:
       path: the file.
       token_size_in_bytes: 2 or 4.
-      vocab_size: None: below 2**31.
-      name: what errors call the file; None: its path.
+      vocab_size: bound of the ids; None is 2**31.
+      name: the file in errors; None is its path.
 
     Raises:
-      LockstepError: the first id that does not, with its offset in tokens.
+      LockstepError: an id is not; names its offset in tokens.
     """
     _check_file(path, token_size_in_bytes, Ids(limit_of(vocab_size)), 1, name or str(path))
 
 
 def check_ids(folder: Path, vocab_size: int, max_seq_len: int | None = None) -> None:
-    """Reads every token of a shards folder once: `check_file_ids` of each file that is in it.
+    """Check the ids in each file of a shards folder; remote files are checked while training.
 
-    Those that are read while training are checked there. Of several columns, the inputs and labels
-    are checked.
+    Of several columns, the inputs and labels are checked.
 
     Args:
       folder: the shards folder.
-      vocab_size: of the model.
-      max_seq_len: L, which only data of several columns needs.
+      vocab_size: bound of the model's ids.
+      max_seq_len: L; only data of several columns needs it.
 
     Raises:
       LockstepError: a token id is `vocab_size` or larger; names the file and the offset.
@@ -113,7 +113,7 @@ def _check_file(path: Path, token_size_in_bytes: int, ids: Ids, width: int, name
     start = 0
     for numbers_T in chunks(path, f"<u{token_size_in_bytes}", -(-SCAN_TOKENS // width) * width):
         rows_NW = numbers_T[: len(numbers_T) // width * width].reshape(-1, width)
-        if len(rows_NW) and (beyond := ids.beyond(rows_NW)):
-            offset = beyond.row * width + beyond.place
-            raise beyond.error(name, numbers_T[offset], start + offset)
+        if len(rows_NW) and (invalid := ids.first_invalid(rows_NW)):
+            offset = invalid.row * width + invalid.index
+            raise invalid.error(name, numbers_T[offset], start + offset)
         start += len(numbers_T)

@@ -26,7 +26,7 @@ LARGEST = 2**62  # the widest pair, two halves of 31 bits
 
 
 def permute(seed: bytes, index_N: np.ndarray, n: int) -> np.ndarray:
-    """Where the seeded permutation of 0..n-1 sends each index.
+    """Return the image of each index under the seeded permutation of 0..n-1.
 
     For round r, with key k_r = SHA-256(seed | r)[:8] and the mask of half a pair's bits:
     (left, right) <- (right, left xor (mix(right + k_r) & mask)).
@@ -34,7 +34,7 @@ def permute(seed: bytes, index_N: np.ndarray, n: int) -> np.ndarray:
     Args:
       seed: 32 bytes.
       index_N: integers in 0..n-1, of any shape.
-      n: how many there are to permute, 1..2**62.
+      n: size of the permutation, 1..2**62.
 
     Returns:
       int64, of the shape of `index_N`: integers in 0..n-1, all different where the indices are.
@@ -75,7 +75,7 @@ def _feistel(pair_N: np.ndarray, keys: tuple[np.uint64, ...], half_bits: int) ->
 
 
 def _mix(x_N: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014), modulo 2**64."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood 2014), modulo 2**64."""
     x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x_N ^ (x_N >> np.uint64(31))

@@ -1,15 +1,16 @@
 """The shards folder: `shards.json`, which lists the token files of each split, and these files.
 
 A `.ds` file is Psyche's and datatrove's format: tokens as little-endian unsigned integers of 2 or 4
-bytes, and nothing else. `shards.json` also says where those are that are not in the folder.
+bytes, and nothing else. `shards.json` also gives the origin of files that are not in the folder.
 """
 
+import hashlib
 import os
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from pipeline.errors import LockstepError
@@ -17,10 +18,10 @@ from pipeline.net.remote import Origin
 from pipeline.runfile.data import AnyShuffle
 from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table, wrong
-from pipeline.stage.artifacts import sha256_file, write_json
+from pipeline.stage.artifacts import write_bytes, write_json
 
 SHARDS, FORMAT = "shards.json", 2
-ZEROS = "zeros:"  # the address of a file that is nowhere and all zeros
+ZEROS = "zeros:"  # the address of a file of zeros that exists nowhere
 
 Split = Literal["train", "held_out"]
 Column = Literal["inputs", "labels", "position_ids", "sequence_ids"]
@@ -37,18 +38,18 @@ class ShardFile(Table):
     """One token file."""
 
     path: Annotated[str, Field(pattern=r"^(train|held_out)/[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
-    """In the folder."""
+    """Path in the folder."""
     split: Split
     tokens: Annotated[int, Field(gt=0)]
-    """Its length; of a longer origin, the first so many tokens."""
+    """Length in tokens; a longer origin is read up to it."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None
-    """None: it is not in the folder but read from `origin` while training."""
+    """Hash of its bytes; None if it is remote: read from `origin` while training."""
     name: str
-    """What it is called where it came from."""
+    """Name at its source."""
     part: Annotated[int, Field(ge=0)] = 0
-    """Which of `Shards.parts` it belongs to."""
+    """Number of its part in `Shards.parts`."""
     origin: Origin | None = None
-    """Where its bytes are when they are not in the folder."""
+    """Where its bytes are if they are not in the folder."""
 
     @property
     def is_here(self) -> bool:
@@ -56,27 +57,26 @@ class ShardFile(Table):
         return self.sha256 is not None
 
     def label(self, folder: Path) -> str:
-        """What errors call it: by its path where it is in the folder, and as it was called."""
+        """Return its name in errors: its path in the folder, and its name at the source."""
         if not self.is_here:
             return self.name
-        called = "" if self.name == self.path else f" ({self.name})"
-        return f"{folder / self.path}{called}"
+        source = "" if self.name == self.path else f" ({self.name})"
+        return f"{folder / self.path}{source}"
 
 
 class Part(Table):
     """One of several data locations that are mixed; only train files have parts."""
 
     shuffle: AnyShuffle
-    """The order of its own sequences."""
+    """Order of its own sequences."""
     weight: Annotated[float, Field(gt=0)] | None
-    """Its share of the sequences, all weights together; None for all: as many as it has."""
+    """Its share of the sequences, relative to all weights; None for all parts: by their lengths."""
 
 
 class Shards(Table):
-    """What `shards.json` says. Files of a split are read in the order in which they stand.
+    """The document `shards.json`. Files of a split are read in the order of the list.
 
-    A sequence of L tokens stands in a file as `len(columns) * L` numbers, the columns one after the
-    other.
+    A sequence of L tokens is stored as `len(columns) * L` numbers, one column after the other.
     """
 
     format: Annotated[int, AfterValidator(_of_this_release)]
@@ -84,16 +84,16 @@ class Shards(Table):
     token_size_in_bytes: Literal[2, 4]
     vocab_size: Annotated[int, Field(gt=0)] | None
     shuffle: AnyShuffle
-    """Of all sequences of the train split."""
+    """Order of all sequences of the train split."""
     parts: tuple[Part, ...] = ()
-    """What is mixed; empty: one location, in the order that `shuffle` says."""
+    """The locations that are mixed; empty if there is one."""
     columns: tuple[Column, ...] = PLAIN
-    """What is known of each token; those beside the inputs as Preprocessed data has them."""
+    """Columns of a row; those beside the inputs come from Preprocessed data."""
     files: tuple[ShardFile, ...]
     source: dict[str, JsonValue]
 
     def split(self, split: Split) -> tuple[ShardFile, ...]:
-        """The files of one split, in order."""
+        """Return the files of one split, in order."""
         return tuple(file for file in self.files if file.split == split)
 
     @model_validator(mode="after")
@@ -111,7 +111,7 @@ class Shards(Table):
 
 
 def read_shards(folder: Path) -> Shards:
-    """Reads `shards.json`, and checks the length of every file that it lists in the folder.
+    """Read `shards.json`, and check the length of every file that it lists in the folder.
 
     Raises:
       LockstepError: it is missing or malformed, or a file is missing or of another length.
@@ -142,48 +142,35 @@ def _parse(text: bytes, name: str) -> Shards:
 
 
 def write_shards(folder: Path, shards: Shards) -> None:
-    """Writes `shards.json`."""
+    """Write `shards.json`."""
     write_json(folder / SHARDS, shards.model_dump(mode="json"))
 
 
-def shard_path(folder: Path, split: Split, number: int) -> Path:
-    """Where the `number`-th token file of a split goes: its name gives its place in the order."""
-    return folder / split / f"{number:05}.ds"
+def shard_path(split: Split, number: int) -> str:
+    """Return the path of the `number`-th token file of a split; names sort in that order."""
+    return f"{split}/{number:05}.ds"
 
 
-def measure(
-    folder: Path, token_size_in_bytes: int, names: Mapping[str, str] | None = None
-) -> tuple[ShardFile, ...]:
-    """The token files that lie in `train/` and `held_out/`, by name, with length and SHA-256.
+def write_shard(
+    folder: Path, split: Split, number: int, numbers: np.ndarray, name: str | None = None
+) -> ShardFile:
+    """Write the `number`-th token file of a split, and describe it.
 
     Args:
       folder: the shards folder.
-      token_size_in_bytes: 2 or 4.
-      names: what files are called where they came from, by path in the folder; others are called
-        by that path.
-
-    Raises:
-      LockstepError: a file is empty or of odd length.
+      split: "train" or "held_out".
+      number: its place in the order of the split.
+      numbers: little-endian integers of the token size.
+      name: name at the source; by default its path.
     """
-    files = []
-    for split in ("train", "held_out"):
-        paths = (folder / split).glob("*.ds")
-        for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
-            inside = f"{split}/{path.name}"
-            files.append(
-                ShardFile(
-                    path=inside,
-                    split=split,
-                    tokens=count_tokens(path, token_size_in_bytes),
-                    sha256=sha256_file(path),
-                    name=names[inside] if names and inside in names else inside,
-                )
-            )
-    return tuple(files)
+    path, data = shard_path(split, number), numbers.tobytes()
+    write_bytes(folder / path, data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return ShardFile(path=path, split=split, tokens=numbers.size, sha256=sha256, name=name or path)
 
 
 def duplicates(shards: Shards) -> list[tuple[str, str]]:
-    """Names of files of equal content, as far as hashes say: each with the first that has it."""
+    """Return the names of files with equal hashes: each with the first that has it."""
     first: dict[str, str] = {}
     found = []
     for file in shards.files:
@@ -198,20 +185,19 @@ def duplicates(shards: Shards) -> list[tuple[str, str]]:
     return found
 
 
-def count_tokens(path: Path, token_size_in_bytes: int) -> int:
-    """The length of a token file in tokens.
+def count_tokens(size: int, token_size_in_bytes: int, name: str) -> int:
+    """Return the length in tokens of a file of `size` bytes.
 
     Raises:
-      LockstepError: it is empty, or its length is no multiple of the token size.
+      LockstepError: it is empty, or its size is not a multiple of the token size.
     """
-    size = path.stat().st_size
     if size == 0:
         raise LockstepError(
-            f"{path}: found 0 bytes, expected tokens of {token_size_in_bytes} bytes"
+            f"{name}: found 0 bytes, expected tokens of {token_size_in_bytes} bytes"
         )
     if size % token_size_in_bytes:
         raise LockstepError(
-            f"{path}: found {size} bytes, expected a multiple of the token size, "
+            f"{name}: found {size} bytes, expected a multiple of the token size, "
             f"{token_size_in_bytes} bytes"
         )
     return size // token_size_in_bytes

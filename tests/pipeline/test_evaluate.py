@@ -18,9 +18,10 @@ from pipeline.programs.placement import DeviceGroup
 from pipeline.programs.train_step import Programs
 from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tokens.columns import UNCOUNTED
-from pipeline.tokens.shards import PLAIN, Shards, measure, write_shards
+from pipeline.tokens.shards import PLAIN, Shards, write_shards
 from pipeline.weights import hf
 from tests.pipeline.finished_run import write_run_file
+from tests.pipeline.tokens.measured import measure
 
 END, LENGTH = 0, 32
 WORDS = ("de", "ef", "def", "\u0120x", "(x", "re", "turn")  # merged tokens; \u0120 is a space

@@ -11,12 +11,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from models.llama import llama
 from pipeline import export, runfile
 from pipeline.stage.artifacts import METRICS, Paths, write_json
-from pipeline.tokens.shards import Shards, measure, write_shards
+from pipeline.tokens.shards import Shards, write_shards
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.transcript import Writer
 from pipeline.weights.trees import save_tree
 from tests import tiny
 from tests.pipeline.finished_run import BYTES, PEERS, _entry, verdict
+from tests.pipeline.tokens.measured import measure
 
 ROUNDS, LENGTH = 6, 32
 SNAPSHOTS = runfile.Snapshots(0, ROUNDS, every=3)

@@ -1,1 +1,1 @@
-"""Text: found, split into documents, tokenized; for `data_location.Corpus`."""
+"""Text files split into documents and tokenized, for `data_location.Corpus`."""

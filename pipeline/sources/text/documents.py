@@ -1,4 +1,4 @@
-"""What a file of text is to a corpus: documents, split and read in pieces, in constant memory."""
+"""Text files of a corpus: documents, split and read in pieces, in constant memory."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,14 +12,14 @@ PIECE = 2**17  # characters
 
 
 class Piece(NamedTuple):
-    """A document's text, or a part of it; `ends` where nothing of the document follows."""
+    """A document's text, or a part of it; `ends` if it is the last."""
 
     text: str
     ends: bool
 
 
-class Version(NamedTuple):
-    """What tells that a file was changed: its size in bytes, and when it was last written to."""
+class FileVersion(NamedTuple):
+    """Size of a file in bytes, and time of its last change in nanoseconds."""
 
     size: int
     nanoseconds: int
@@ -29,34 +29,35 @@ class Source(Protocol):
     """A file of documents, or some of them.
 
     Attributes:
-      name: its path in the corpus, with slashes.
-      path: where it lies.
-      version: as it was found.
-      size: bytes on the disk of what is read.
+      name: path in the corpus, with slashes.
+      path: path on the disk.
+      version: size and time when it was found.
     """
 
     name: str
     path: Path
-    version: Version
+    version: FileVersion
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes on the disk of what is read."""
+        ...
 
     def split(self, percent: float, bar: Progress) -> tuple["Source", "Source | None"]:
-        """The train part and the held-out part, None where nothing fits into `percent` of it."""
+        """Return the train part and the held-out part, None if `percent` is too little."""
         ...
 
     def pieces(self, bar: Progress) -> Iterator[Piece]:
-        """Reads it; the bar moves by bytes on the disk, `size` in all."""
+        """Yield its documents; the bar advances by bytes on the disk, `size` in all."""
         ...
 
 
 def cut(texts: Iterable[str]) -> Iterator[Piece]:
-    """One document in pieces of at most PIECE characters.
+    """Yield a document in pieces of at most PIECE characters.
 
-    A longer one is cut behind a line's end that stands between two letters or signs, where common
-    tokenizers cut too, so that the tokens are those of the whole. Where a piece has none, it is cut
-    in front of a line's end, else of a space, else anywhere; that may change the token there.
+    A longer one is cut after a line break between two non-space characters, where common tokenizers
+    cut too, so that the tokens are those of the whole. A piece without one is cut before a line
+    break, else before a space, else anywhere; that may change the token there.
 
     Args:
       texts: the document, in parts of at most PIECE characters.
@@ -73,7 +74,7 @@ def cut(texts: Iterable[str]) -> Iterator[Piece]:
 
 
 def _border(text: str) -> int:
-    """Where to cut a text of more than PIECE characters."""
+    """Return where to cut a text of more than PIECE characters."""
     front = 0
     line = text.rfind("\n", 1, PIECE)
     while line > 0:
@@ -85,8 +86,8 @@ def _border(text: str) -> int:
     return front or max(0, text.rfind(" ", 1, PIECE)) or PIECE
 
 
-def version(path: Path) -> Version:
-    """The version of a file.
+def version(path: Path) -> FileVersion:
+    """Return the version of a file.
 
     Raises:
       LockstepError: there is no such file.
@@ -95,21 +96,21 @@ def version(path: Path) -> Version:
         status = os.stat(path)
     except OSError as error:
         raise unreadable(path, error) from error
-    return Version(status.st_size, status.st_mtime_ns)
+    return FileVersion(status.st_size, status.st_mtime_ns)
 
 
 def check_unchanged(source: Source) -> None:
-    """Sees that a file is still what it was when it was found.
+    """Check that a file has not changed since it was found.
 
     Raises:
-      LockstepError: it was changed meanwhile.
+      LockstepError: it has changed.
     """
     if version(source.path) != source.version:
         raise LockstepError(
-            f"{source.path}: changed while it was read, expected a file that nobody writes to"
+            f"{source.path}: changed while it was read, expected it to stay as it is"
         )
 
 
 def unreadable(path: Path, error: OSError) -> LockstepError:
-    """What is said of a file that the system does not read."""
-    return LockstepError(f"{path}: {error.strerror or error}, expected text to read")
+    """Return the error for a file that the system does not read."""
+    return LockstepError(f"{path}: {error.strerror or error}, expected a readable text file")

@@ -78,8 +78,9 @@ def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTok
 
 
 def _end_token(folder: Path, tokenizer: Tokenizer) -> int:
-    """Return the id of the token that ends a document: the `eos_token` of the tokenizer's files,
-    else the first of ENDS that it has.
+    """Return the id of the token that ends a document.
+
+    It is the `eos_token` of the tokenizer's files, else the first of ENDS that it has.
 
     Raises:
       LockstepError: the token named is unknown, or there is none.

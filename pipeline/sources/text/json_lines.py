@@ -12,47 +12,46 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import PIECE, Piece, Version, cut, unreadable
+from pipeline.sources.text.documents import PIECE, FileVersion, Piece, cut, unreadable
 from pipeline.stage.progress import Progress
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 LINE_BYTES = 2**28  # at most: a line is read into memory
 BINS = 2**16
-LINES_AT_ONCE = 256  # the bar moves after so many
-SHOWN = 5  # keys of an object, in an error
+LINES_AT_ONCE = 256  # lines between two steps of the bar
+SHOWN = 5  # keys of an object in an error message
 
 
 @dataclass(frozen=True, eq=False)
 class JsonLines:
-    """The lines of a file, or the train or the held-out ones among them.
+    """The documents of a file, or its train or held-out documents.
 
-    A document belongs to one of BINS bins, by the first two bytes of the SHA-256 of
-    `name:line number`.
+    The first two bytes of the SHA-256 of `name:line number` give a document's bin.
 
     Args:
-      name: its path in the corpus.
-      path: where it lies.
-      version: as it was found.
-      key: of the text, in each object.
-      bins: those whose documents are read, a boolean for each; None: all.
+      name: path in the corpus.
+      path: path on the disk.
+      version: size and time when it was found.
+      key: key of the text in each object.
+      bins: whether the documents of each of the BINS bins are read; None is all.
     """
 
     name: str
     path: Path
-    version: Version
+    version: FileVersion
     key: str
     bins: np.ndarray | None = None
 
     @property
     def size(self) -> int:
+        """Bytes of the file."""
         return self.version.size
 
     def split(self, percent: float, bar: Progress) -> tuple["JsonLines", "JsonLines | None"]:
-        """In the order of the bins, documents are held out as long as a bin's fit in `percent` of
-        all bytes.
+        """Hold out bins of documents, in order, as long as they fit into `percent` of all bytes.
 
-        So the order does not depend on what else there is: a longer file holds out nearly the same
-        documents. It takes reading the file once more, and no memory for each document.
+        The order does not depend on other documents, so a longer file holds out nearly the same
+        ones. This reads the file once more, and needs no memory for each document.
 
         Raises:
           LockstepError: it cannot be read.
@@ -70,10 +69,10 @@ class JsonLines:
         return replace(self, bins=~held_out_B), replace(self, bins=held_out_B)
 
     def pieces(self, bar: Progress) -> Iterator[Piece]:
-        """Reads it; a document without text is none.
+        """Yield the documents that have text.
 
         Raises:
-          LockstepError: it cannot be read, or a line is no object with a text; names the line.
+          LockstepError: it cannot be read, or a line is not an object with a text; names the line.
         """
         for number, line in self._lines(bar):
             if self.bins is None or self.bins[self._bin(number)]:
@@ -93,7 +92,7 @@ class JsonLines:
                 f"{where}: found byte 0x{line[error.start]:02x} at byte {error.start} of the line, "
                 "expected UTF-8"
             ) from error
-        except (ValueError, RecursionError) as error:  # also numbers too long to be one
+        except (ValueError, RecursionError) as error:  # also numbers that are too long
             raise LockstepError(f"{where}: expected a JSON object: {error}") from error
         if not isinstance(value, dict):
             raise LockstepError(
@@ -118,7 +117,7 @@ class JsonLines:
         return text
 
     def _lines(self, bar: Progress) -> Iterator[tuple[int, bytes]]:
-        """The lines that hold anything, with their numbers, from 1."""
+        """Yield the lines that are not blank, with their numbers, from 1."""
         try:
             with open(self.path, "rb") as raw:
                 file = gzip.GzipFile(fileobj=raw) if self.path.suffix.lower() == ".gz" else raw
@@ -146,7 +145,7 @@ class JsonLines:
 
 
 def _shown(value: object) -> str:
-    """A JSON value, for an error; of one that holds others, what it is."""
+    """Return a JSON value for an error message; of an object or a list, its kind."""
     match value:
         case dict():
             return "an object"

@@ -1,4 +1,4 @@
-"""What of a corpus is held out: whole files where that can be, else a part of each file."""
+"""The held-out part of a corpus: whole files if possible, else a part of each file."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from pipeline.runfile.data import Limit
 from pipeline.sources.text.documents import Source
 from pipeline.stage.progress import Progress
 
-NEAR = 0.5  # whole files are held out where they are at least so much of what was asked for
+NEAR = 0.5  # whole files are held out if they are at least this share of the bytes wanted
 PERCENT = "model.LLM.data_location.Corpus.held_out_percent"
 
 
 class Plan(NamedTuple):
-    """Which files go into which split.
+    """The files of each split.
 
     Attributes:
       train: files to train on.
       held_out: files that are held out.
-      within: whether of each file a part is held out; then `held_out` is all files.
+      within: whether a part of each file is held out; then `held_out` is all files.
     """
 
     train: list[Source]
@@ -30,17 +30,17 @@ class Plan(NamedTuple):
 def plan(
     files: Sequence[Source], percent: float, limit: Limit | None, where: str, *, whole: bool
 ) -> Plan:
-    """Which of these files go into which split; nothing is read.
+    """Assign files to splits; nothing is read.
 
     Args:
-      files: in order.
-      percent: of the bytes, held out.
-      limit: its files are the first of the train split; it has no say in what is held out.
-      where: they are, for errors.
-      whole: whether nothing but whole files may be held out.
+      files: the files, in order.
+      percent: held-out share of the bytes.
+      limit: its `files` are the first of the train split; the held-out files do not depend on it.
+      where: the corpus, for errors.
+      whole: whether only whole files may be held out.
 
     Raises:
-      LockstepError: none is small enough, and it has to be whole files.
+      LockstepError: no file is small enough, and only whole files may be held out.
     """
     sizes = {file.name: file.size for file in files}
     train, held_out = (set(names) for names in split_by_file(sizes, percent))
@@ -51,8 +51,8 @@ def plan(
         )
     within = False
     if not whole:
-        asked = sum(sizes.values()) * percent / 100
-        within = sum(sizes[name] for name in held_out) < NEAR * asked
+        target = sum(sizes.values()) * percent / 100
+        within = sum(sizes[name] for name in held_out) < NEAR * target
     most = None if limit is None else limit.files
     return Plan(
         [file for file in files if within or file.name in train][:most],
@@ -62,10 +62,10 @@ def plan(
 
 
 def split(plan: Plan, percent: float, bar: Progress) -> tuple[list[Source], list[Source]]:
-    """What is read for the train split, and for the held-out split.
+    """Return what is read for the train split and for the held-out split.
 
     Raises:
-      LockstepError: nothing of any file is small enough; or a file cannot be read.
+      LockstepError: no part of any file is small enough, or a file cannot be read.
     """
     if not plan.within:
         return plan.train, plan.held_out
@@ -81,12 +81,11 @@ def split(plan: Plan, percent: float, bar: Progress) -> tuple[list[Source], list
 
 
 def split_by_file(sizes: dict[str, int], held_out_percent: float) -> tuple[list[str], list[str]]:
-    """Train and held-out names: in the order of the SHA-256 of their names, files are held out as
-    long as they fit in `held_out_percent` of all bytes.
+    """Return train and held-out names: files that fit into `held_out_percent` of all bytes.
 
-    The order does not depend on what else there is, so another version of the corpus holds out
-    nearly the same files. One large file does not make the held-out part a multiple of what was
-    asked for, as a hash against a threshold would (5 % of files were 10 % of bytes).
+    Files are tried in the order of the SHA-256 of their names. So another version of the corpus
+    holds out nearly the same files, and one large file does not make the held-out part too large,
+    as comparing a hash with a threshold would (5 % of files were 10 % of bytes).
     """
     room = sum(sizes.values()) * held_out_percent / 100
     held_out = set()

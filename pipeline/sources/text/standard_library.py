@@ -1,4 +1,4 @@
-"""The corpus that every machine has: the source of Python's standard library, without its tests."""
+"""The corpus that every machine has: the source of Python's standard library, without tests."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ SKIP_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize")
 
 
 def find(root: Path) -> list[TextFile]:
-    """The sources under a folder, by name; they need not be UTF-8.
+    """Return the sources under a folder, by name; they need not be UTF-8.
 
     Raises:
       LockstepError: there are none.
@@ -28,16 +28,16 @@ def find(root: Path) -> list[TextFile]:
 
 
 def source_files(root: Path) -> dict[str, int]:
-    """The `.py` files under a folder that hold anything, tests apart: name -> bytes, by name."""
+    """Return the `.py` files under a folder that are not empty, without tests: name -> bytes."""
     sizes = {}
     for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if _wanted(name) and name not in SKIP_FOLDERS]
+        folders[:] = [name for name in folders if _is_source(name) and name not in SKIP_FOLDERS]
         for name in names:
             path = Path(parent, name)
-            if name.endswith(".py") and _wanted(name) and (size := path.stat().st_size):
+            if name.endswith(".py") and _is_source(name) and (size := path.stat().st_size):
                 sizes[path.relative_to(root).as_posix()] = size
     return dict(sorted(sizes.items()))
 
 
-def _wanted(name: str) -> bool:
+def _is_source(name: str) -> bool:
     return not name.startswith(SKIP_PREFIXES)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import PIECE, Piece, Version, cut, unreadable
+from pipeline.sources.text.documents import PIECE, FileVersion, Piece, cut, unreadable
 from pipeline.stage.progress import Progress
 
 BLOCK = PIECE  # bytes: at most so many characters
@@ -14,30 +14,31 @@ BLOCK = PIECE  # bytes: at most so many characters
 
 @dataclass(frozen=True)
 class TextFile:
-    """The bytes from `start` to `stop` of a text file, which are one document.
+    """One document: the bytes from `start` to `stop` of a text file.
 
     Args:
-      name: its path in the corpus.
-      path: where it lies.
-      version: as it was found.
-      start, stop: a part of the file, in bytes.
-      errors: "strict", or "replace" to read what is no UTF-8 as U+FFFD.
+      name: path in the corpus.
+      path: path on the disk.
+      version: size and time when it was found.
+      start: offset of the first byte.
+      stop: offset after the last byte.
+      errors: "strict", or "replace" to read invalid UTF-8 as U+FFFD.
     """
 
     name: str
     path: Path
-    version: Version
+    version: FileVersion
     start: int
     stop: int
     errors: str = "strict"
 
     @property
     def size(self) -> int:
+        """Bytes of the document."""
         return self.stop - self.start
 
     def split(self, percent: float, bar: Progress) -> tuple["TextFile", "TextFile | None"]:
-        """The last `percent` of its bytes are held out, or a little less: from the first line that
-        begins in them; from the first word, where no line does.
+        """Hold out the last `percent` of its bytes, from the first line or else word in them.
 
         Raises:
           LockstepError: it cannot be read.
@@ -51,10 +52,10 @@ class TextFile:
         return replace(self, stop=border), replace(self, start=border)
 
     def pieces(self, bar: Progress) -> Iterator[Piece]:
-        """Reads it.
+        """Yield the document.
 
         Raises:
-          LockstepError: it cannot be read, or is no UTF-8; names the byte.
+          LockstepError: it cannot be read, or is not UTF-8; names the byte.
         """
         yield from cut(self._decoded(bar))
 
@@ -74,7 +75,7 @@ class TextFile:
             bar.advance(len(block))
 
     def _after(self, byte: bytes, start: int) -> int | None:
-        """The place after the first such byte from `start` on, where something follows it."""
+        """Return the offset after the first such byte from `start` on, unless it is the last."""
         at = start
         for block in self._blocks(start):
             if (found := block.find(byte)) >= 0:

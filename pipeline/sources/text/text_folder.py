@@ -1,6 +1,6 @@
-"""The files of a corpus that a user names: one file, or all of a folder.
+"""The files of a user's corpus: one file, or all in a folder.
 
-A file is JSON lines where its name ends in .jsonl or .jsonl.gz, and text where it does not.
+A file whose name ends in .jsonl or .jsonl.gz is JSON lines; any other is text.
 """
 
 import codecs
@@ -14,26 +14,26 @@ from pipeline.sources.text.documents import Source, unreadable, version
 from pipeline.sources.text.json_lines import ENDINGS, JsonLines
 from pipeline.sources.text.text_file import TextFile
 
-HEAD_BYTES = 8000  # a NUL in so many tells a file that is no text, as git has it
+HEAD_BYTES = 8000  # a NUL in the first bytes marks a binary file, as in git
 PATH = "model.LLM.data_location.Corpus.path"
 
-# Why a file is left out, in words.
-EMPTY, BINARY, LINKS = "empty files", "files that are no text", "links that lead elsewhere"
+# Why a file is left out.
+EMPTY, BINARY, LINKS = "empty files", "binary files", "links out of the folder"
 
 
 def find(path: Path, key: str) -> tuple[list[Source], tuple[str, ...]]:
-    """The files with any text in them, by name; and a line for each kind that was left out.
+    """Return the files that have text, by name, and a warning for each kind that was left out.
 
-    Of a folder: all files below it but hidden ones and those in hidden folders. Left out with a
-    warning: empty files, files with a NUL at their beginning, and links to a folder or to a file
-    that lies outside.
+    Of a folder: all files below it except hidden ones and those in hidden folders. Left out with a
+    warning: empty files, files with a NUL at their beginning, and links to folders or out of the
+    folder.
 
     Args:
       path: a file or a folder.
-      key: of the text in a JSON line.
+      key: key of the text in a JSON line.
 
     Raises:
-      LockstepError: there is nothing, or nothing that can be read; or it holds no text.
+      LockstepError: the path does not exist, cannot be read, or holds no text.
     """
     if path.is_dir():
         named = dict(sorted(_walk(path)))
@@ -64,7 +64,7 @@ def find(path: Path, key: str) -> tuple[list[Source], tuple[str, ...]]:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, Path]]:
-    """The files below a folder, and the links to folders, by their names in it."""
+    """Yield the files below a folder, and the links to folders, with their names in it."""
 
     def fail(error: OSError) -> None:
         raise unreadable(Path(error.filename), error) from error
@@ -79,12 +79,12 @@ def _walk(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _left_out(root: Path, file: Path) -> str | None:
-    """Why a file is not read, or None."""
+    """Return why a file is not read, or None."""
     if file.is_symlink() and root.is_dir():
         inside = file.is_file() and file.resolve().is_relative_to(root.resolve())
         if not inside:
             return LINKS
-    if not file.is_file():  # a socket, or what a program waits for
+    if not file.is_file():  # a socket or a pipe
         return BINARY
     if not version(file).size:
         return EMPTY
@@ -94,11 +94,11 @@ def _left_out(root: Path, file: Path) -> str | None:
 
 
 def _source(name: str, file: Path, key: str) -> Source:
-    found = version(file)
+    current = version(file)
     if _is_json_lines(file):
-        return JsonLines(name, file, found, key)
+        return JsonLines(name, file, current, key)
     mark = len(codecs.BOM_UTF8) if _head(file).startswith(codecs.BOM_UTF8) else 0
-    return TextFile(name, file, found, start=mark, stop=found.size)
+    return TextFile(name, file, current, start=mark, stop=current.size)
 
 
 def _is_json_lines(file: Path) -> bool:

@@ -1,6 +1,5 @@
-"""Text into tokens: a byte-level BPE trained on it, and the shards that a tokenizer makes of it."""
+"""Text into tokens: a byte-level BPE trained on it, and the shards made with a tokenizer."""
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,23 +8,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.errors import LockstepError
 from pipeline.sources.text.documents import Piece
-from pipeline.stage.artifacts import write_bytes, write_json, write_text
-from pipeline.tokens.shards import ShardFile, Split, shard_path
+from pipeline.stage.artifacts import write_json, write_text
+from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 SHARD_TOKENS = 2**20
-# Pieces go to the tokenizer together until there are so many, or so many characters in them.
+# Limits of a batch of pieces for the tokenizer.
 PIECES_AT_ONCE, CHARACTERS_AT_ONCE = 1024, 2**20
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, where: str) -> Tokenizer:
-    """A byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; the same text gives the same.
+    """Train a byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; it is deterministic.
 
     Args:
-      texts: what it is trained on.
+      texts: the training text.
       vocab_size: 256 bytes, END, PAD and merges.
-      where: the text, in words.
+      where: the corpus, for errors.
 
     Raises:
       LockstepError: the text has too few pairs to merge.
@@ -49,18 +48,18 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, where: str) -> Tokeni
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes a tokenizer as transformers 4 and 5 read it; what 5 itself writes, 4 cannot read."""
+    """Write a tokenizer as transformers 4 and 5 read it; version 4 cannot read what 5 writes."""
     write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     special = {"bos_token": END, "eos_token": END, "pad_token": PAD}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name, said in (("tokenizer_config", config | special), ("special_tokens_map", special)):
-        write_json(folder / f"{name}.json", said)
+    for name, table in (("tokenizer_config", config | special), ("special_tokens_map", special)):
+        write_json(folder / f"{name}.json", table)
 
 
 def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[np.ndarray]:
-    """The tokens of each piece; `end` follows the last piece of a document, and nothing begins one.
+    """Yield the tokens of each piece; `end` follows the last piece of a document.
 
-    Text that spells a special token is text like any other.
+    Text that spells a special token is plain text.
 
     Raises:
       LockstepError: the tokenizer has no tokens for a text.
@@ -99,14 +98,14 @@ def write_split(
     token_size_in_bytes: int,
     most: int | None = None,
 ) -> list[ShardFile]:
-    """Joins token arrays and cuts them into shards of SHARD_TOKENS, the last one shorter.
+    """Write token arrays as shards of SHARD_TOKENS, the last one shorter.
 
     Args:
-      tokens: arrays of ids; no more of them are asked for than are needed.
+      tokens: arrays of ids, read only as far as needed.
       folder: the shards folder.
-      split: its name.
+      split: "train" or "held_out".
       token_size_in_bytes: 2 or 4.
-      most: tokens that are written at most; None: all.
+      most: limit of the tokens written; None is all.
     """
     shard_S, filled = np.empty(SHARD_TOKENS, f"<u{token_size_in_bytes}"), 0
     files: list[ShardFile] = []
@@ -119,22 +118,10 @@ def write_split(
             shard_S[filled : filled + len(part_t)] = part_t
             tokens_T, filled = tokens_T[len(part_t) :], filled + len(part_t)
             if filled == SHARD_TOKENS:
-                files.append(_write(shard_S, folder, split, len(files)))
+                files.append(write_shard(folder, split, len(files), shard_S))
                 filled = 0
         if most == 0:
             break
     if filled:
-        files.append(_write(shard_S[:filled], folder, split, len(files)))
+        files.append(write_shard(folder, split, len(files), shard_S[:filled]))
     return files
-
-
-def _write(shard_S: np.ndarray, folder: Path, split: Split, number: int) -> ShardFile:
-    path, data = shard_path(Path(), split, number), shard_S.tobytes()
-    write_bytes(folder / path, data)
-    return ShardFile(
-        path=path.as_posix(),
-        split=split,
-        tokens=len(shard_S),
-        sha256=hashlib.sha256(data).hexdigest(),
-        name=path.as_posix(),
-    )

@@ -1,8 +1,12 @@
-"""How these tests want their data."""
+"""How these tests want their data, and the error if they cannot have it."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
+
+from pipeline.errors import LockstepError
 from pipeline.runfile.data import Limit
 from pipeline.runfile.network import Network
 from pipeline.sources import FetchOptions
@@ -13,3 +17,11 @@ def options(store: Path, limit: Limit | None = None, *, stream: bool = False) ->
     """Options of a run that gives up soon."""
     network = Network(connections=4, attempts=2, stall_seconds=5)
     return FetchOptions(store, limit, stream, network, partial(Progress, "download"))
+
+
+def refusal(call: Callable, *arguments: object, **fields: object) -> str:
+    """Return the one line that a call ends with."""
+    with pytest.raises(LockstepError) as caught:
+        call(*arguments, **fields)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -3,9 +3,8 @@ import os
 import pytest
 
 from pipeline import runfile, sources
-from pipeline.errors import LockstepError
 from pipeline.sources.weighted_http import WeightedConfig
-from tests.pipeline.sources.options import options
+from tests.pipeline.sources.options import options, refusal
 from tests.servers.files import Files
 
 HOW = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
@@ -34,25 +33,12 @@ def numbered(files: Files, start: int, pad: int, count: int) -> runfile.DataHttp
     )
 
 
-def refusal(call, *arguments) -> str:
-    with pytest.raises(LockstepError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_numbered_files_come_in_the_order_of_their_numbers(files, tmp_path):
     for number in range(8, 12):
         files.put(f"{number:02}.ds", bytes([number, 0]))
     fetched = sources.fetch(numbered(files, 8, 2, 4), tmp_path, options(tmp_path / "store"))
     assert [file.name for file in fetched.files] == ["08.ds", "09.ds", "10.ds", "11.ds"]
     assert [(tmp_path / file.path).read_bytes()[0] for file in fetched.files] == [8, 9, 10, 11]
-
-
-def test_a_number_that_is_missing_is_named(files, tmp_path):
-    files.put("0.ds", b"12")
-    said = refusal(sources.fetch, numbered(files, 0, 1, 2), tmp_path, options(tmp_path / "store"))
-    assert said == f"{files.url('1.ds')}: answered 404 Not Found, expected a readable file"
 
 
 def test_a_file_of_odd_length_is_refused_before_it_is_fetched(files, tmp_path):

@@ -6,9 +6,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from pipeline import sources
-from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataLocal
-from tests.pipeline.sources.options import options
+from tests.pipeline.sources.options import options, refusal
 
 
 @pytest.fixture
@@ -42,13 +41,6 @@ def read(folder: Path) -> dict[str, list[int]]:
         path.relative_to(folder).as_posix(): np.fromfile(path, "<u2").tolist()
         for path in sorted(folder.rglob("*.ds"))
     }
-
-
-def refusal(call, *arguments) -> str:
-    with pytest.raises(LockstepError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_files_are_copied_in_the_order_of_their_names(root, tmp_path):

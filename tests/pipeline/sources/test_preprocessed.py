@@ -16,8 +16,8 @@ from pipeline.sources import Fetched, preprocessed
 from pipeline.tokens.columns import split
 from pipeline.tokens.sequences import open_shards
 from pipeline.tokens.shards import Shards, write_shards
-from tests.pipeline.sources.options import options
-from tests.pipeline.sources.test_local import put_tokenizer, refusal
+from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.test_local import put_tokenizer
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
 
@@ -345,15 +345,6 @@ def test_a_file_that_may_not_be_read_is_refused(root, tmp_path, monkeypatch):
     put(root / "a.parquet", rows_of(0))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may read anything
     assert "a.parquet: no permission, expected a readable file" in refusal(fetch, root, tmp_path)
-
-
-def test_rows_cannot_be_streamed(root, tmp_path):
-    put(root / "a.parquet", rows_of(0))
-    folder = tmp_path / "out"
-    folder.mkdir()
-    asked = options(tmp_path / "store", stream=True)
-    said = refusal(sources.fetch, DataPreprocessed(source=str(root)), folder, asked)
-    assert said.startswith("download.stream is true, expected false with model.LLM.data_location.P")
 
 
 def test_without_pyarrow_the_extra_is_named(root, tmp_path, monkeypatch):
