@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models
 
+from pipeline.__main__ import main
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 
@@ -27,7 +29,7 @@ class Place:
         tiny.write_run(self.run_file, tiny.run_document(self.data, **changes))
 
     def make(self, *stages: str) -> None:
-        tiny.by_hand(self.run_file, self.root, *stages)
+        tiny.make(self.run_file, self.root, *stages)
 
     def hf_folder(self) -> Path:
         """A Hugging Face folder, which the run file then names."""
@@ -48,36 +50,43 @@ class Place:
           file_bytes: the largest file that can be written, as on a disk that fills up.
         """
         before = {p: tiny.contents(p) for p in self.root.glob("data/*") if p.name != "runs"}
-
-        command = [sys.executable, "-m", "pipeline", stage]
-        done = subprocess.run(
-            [*limited(file_bytes), *command, "--run", self.run_file, "--root", self.root],
-            cwd=PROJECT,
-            env=tiny.environment(PROJECT),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 1, done.stdout + done.stderr
-        lines = done.stderr.splitlines()
-        assert len(lines) == 1, done.stderr
-        assert lines[0].startswith("error: ")
+        arguments = [stage, "--run", str(self.run_file), "--root", str(self.root)]
+        error = full_disk(file_bytes, arguments) if file_bytes else ended(arguments)
+        assert len(error.splitlines()) == 1, error
+        assert error.startswith("error: ")
         for part in said:
-            assert part in lines[0]
+            assert part in error
         for path, files in before.items():
             if path.is_dir() and path.name != "store":
                 assert tiny.contents(path) == files, path
 
 
-def limited(file_bytes: int | None) -> list[str]:
-    """A prefix for a command that then cannot write a larger file; empty without a limit."""
-    if file_bytes is None:
-        return []
+def ended(arguments: list[str]) -> str:
+    """Return what the command says as it ends with status 1; it runs in this process."""
+    with pytest.MonkeyPatch.context() as patch, tiny.like_a_process():
+        patch.setattr(sys, "argv", ["lockstep", *arguments])
+        patch.setattr(signal, "signal", lambda *_: None)
+        with pytest.raises(SystemExit) as caught:
+            main()
+    assert isinstance(caught.value.code, str), caught.value  # which Python prints, for a status 1
+    return caught.value.code
+
+
+def full_disk(file_bytes: int, arguments: list[str]) -> str:
+    """Return what the command says as it ends with status 1; it can write no larger file."""
     program = (
-        "import os, resource, sys; "
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_bytes}, {file_bytes})); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
+        "import resource; from pipeline.__main__ import main; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_bytes}, {file_bytes})); main()"
     )
-    return [sys.executable, "-c", program]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=PROJECT,
+        env=tiny.environment(PROJECT),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stderr
 
 
 @pytest.fixture
@@ -130,7 +139,7 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
     (folder := place.data / "tokenizer").mkdir()
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.save(str(folder / "tokenizer.json"))
-    said = tiny.by_hand(place.run_file, place.root, "download", "convert", "train")
+    said = tiny.make(place.run_file, place.root, "download", "convert", "train")
     assert f"has {tiny.VOCABULARY + 6} tokens, and the model {tiny.VOCABULARY}: " in said
 
 

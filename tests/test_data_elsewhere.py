@@ -36,7 +36,7 @@ def train(folder: Path, location: dict, stream: bool) -> None:
     folder.mkdir()
     changes = {"model__LLM__data_location": location, "download__stream": stream}
     tiny.write_run(folder / "run.toml", tiny.run_document(folder, **changes))
-    tiny.by_hand(folder / "run.toml", folder, "download", "convert", "train")
+    tiny.make(folder / "run.toml", folder, "download", "convert", "train")
 
 
 def results(root: Path) -> dict[str, bytes]:
@@ -66,7 +66,7 @@ def test_what_is_read_while_training_is_a_part_of_what_there_is(trained):
 def test_a_witness_reads_the_same_ranges_again_and_accepts(trained):
     folder, hub = trained
     asked = len(hub.elsewhere)
-    said = tiny.by_hand(folder / "stream" / "run.toml", folder / "stream", "witness")
+    said = tiny.make(folder / "stream" / "run.toml", folder / "stream", "witness")
     verdict = read_json(folder / "stream" / "data/verdict/verdict.json")
     assert (verdict["accepted"], verdict["method"]) == (True, "bitwise"), said
     assert len(hub.elsewhere) > asked
@@ -75,6 +75,6 @@ def test_a_witness_reads_the_same_ranges_again_and_accepts(trained):
 def test_the_export_is_measured_on_held_out_tokens_that_lie_elsewhere(trained):
     folder, _ = trained
     run_file, root = folder / "stream" / "run.toml", folder / "stream"
-    tiny.by_hand(run_file, root, "witness", "export", "evaluate")
+    tiny.make(run_file, root, "witness", "export", "evaluate")
     measured = read_json(root / "metrics" / "evaluate.json")
     assert 0 < measured["held_out_loss"] < 10

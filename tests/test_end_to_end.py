@@ -45,7 +45,7 @@ def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(
             "Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 5}
         },
     )
-    tiny.by_hand(run_file, root, devices=2)
+    tiny.by_hand(run_file, root, devices=2) if model is tiny.MODEL else tiny.make(run_file, root)
     metrics, verdict = (
         read_json(root / "metrics" / f"{stage}.json") for stage in ("train", "witness")
     )
@@ -67,7 +67,7 @@ def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimize
     if optimizer == "adamw":
         changes["model__LLM__optimizer"] = tiny.ADAMW
     run_file, root = start(tmp_path, **changes)
-    tiny.by_hand(run_file, root)
+    tiny.make(run_file, root)
     verdict = read_json(root / "data/verdict/verdict.json")
     assert not verdict["accepted"]
     assert [(f["round"], f["peer"], f["kind"]) for f in verdict["findings"]] == [(5, 1, "message")]
@@ -80,7 +80,7 @@ def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimize
 
 def test_dense_runs_audit_clean_and_keep_no_payload(tmp_path):
     run_file, root = start(tmp_path, model__LLM__optimizer=tiny.MUON)
-    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    tiny.make(run_file, root, *UP_TO_VERDICT)
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
     assert not list((root / "data/trained/transcript/payloads").iterdir())
     metrics = read_json(root / "metrics/train.json")
@@ -94,11 +94,11 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
     for folder in (whole, parts):
         folder.mkdir()
     run_file, root = start(whole, config__total_steps=6, **changes)
-    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    tiny.make(run_file, root, *UP_TO_VERDICT)
     expected = tiny.contents(root / "data/trained/transcript/snapshots/00006")
 
     run_file, root = start(parts, config__total_steps=3, **changes)
-    tiny.by_hand(run_file, root, "download", "convert", "train")
+    tiny.make(run_file, root, "download", "convert", "train")
     key = Keys(run_file).key("train")
     start(
         parts,
@@ -106,7 +106,7 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
         model__LLM__checkpoint={"Run": key},
         **changes,
     )
-    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    tiny.make(run_file, root, *UP_TO_VERDICT)
     assert tiny.contents(root / "data/trained/transcript/snapshots/00006") == expected
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
     assert read_json(root / "data/trained/final.json")["step"] == 6
@@ -120,7 +120,7 @@ def test_a_liar_is_named_where_values_travel_on_psyches_wire_during_the_next_rou
         model__LLM__optimizer__Distro__quantize_1bit=False,
         faults__schedule=[{"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}],
     )
-    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    tiny.make(run_file, root, *UP_TO_VERDICT)
     findings = read_json(root / "data/verdict/verdict.json")["findings"]
     assert [(f["round"], f["peer"]) for f in findings] == [(2, 1)]
 
@@ -132,7 +132,7 @@ def test_an_uneven_ramped_batch_trains_and_audits_clean(tmp_path):
         config__global_batch_size_end=5,
         config__global_batch_size_warmup_tokens=16 * 8,
     )
-    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    tiny.make(run_file, root, *UP_TO_VERDICT)
     lines = (root / "data/trained/transcript/rounds.jsonl").read_text().splitlines()
     sizes = [json.loads(line)["round"]["batch_size"] for line in lines]
     assert sizes[0] == 1 and sizes[-1] == 5 and len(set(sizes)) > 2
@@ -146,7 +146,7 @@ def test_fused_layouts_train_alike_and_are_audited_within_a_tolerance(tmp_path, 
         folder = tmp_path / name
         folder.mkdir()
         run_file, root = start(folder, peers__layout=name, peers__count=3)
-        tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+        tiny.make(run_file, root, *UP_TO_VERDICT)
         found[name] = read_json(root / "metrics/train.json")["held_out_loss"]
         verdict = read_json(root / "data/verdict/verdict.json")
         assert verdict["accepted"], verdict["findings"]
@@ -157,6 +157,6 @@ def test_fused_layouts_train_alike_and_are_audited_within_a_tolerance(tmp_path, 
 def test_a_fused_layout_does_not_hide_a_liar(tmp_path):
     fault = {"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}
     run_file, root = start(tmp_path, peers__layout="vmap", faults__schedule=[fault])
-    tiny.by_hand(run_file, root, *UP_TO_VERDICT)
+    tiny.make(run_file, root, *UP_TO_VERDICT)
     findings = read_json(root / "data/verdict/verdict.json")["findings"]
     assert [(f["round"], f["peer"]) for f in findings] == [(2, 1)]

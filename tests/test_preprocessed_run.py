@@ -4,39 +4,21 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pipeline import convert, download, evaluate, export, runfile, train, witness
 from pipeline.audit import bundle, repeat
 from pipeline.errors import LockstepError
-from pipeline.stage import devices
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import read_json
 from pipeline.weights.trees import load_nested, save_tree
 from tests import tiny
 
-STAGES = {
-    "download": download,
-    "convert": convert,
-    "train": train,
-    "witness": witness,
-    "export": export,
-    "evaluate": evaluate,
-}
+STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
 ROW = 16
 FLIP = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}
 OTHERWISE = {"kind": "wrong_precision", "peer": 0, "rounds": [5, 5]}  # by programs of its own
-
-
-@pytest.fixture(autouse=True)
-def one_device_and_the_tests_store_of_programs(monkeypatch):
-    """Each device would compile all programs, and a stage would move the process's store."""
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda: first)
-    monkeypatch.setattr(devices, "keep_compiled", lambda folder: None)
 
 
 def make(folder: Path, data: Path, *stages: str, **changes: object) -> Path:
@@ -44,8 +26,7 @@ def make(folder: Path, data: Path, *stages: str, **changes: object) -> Path:
     run_file, root = folder / "run.toml", folder / "root"
     folder.mkdir(exist_ok=True)
     tiny.write_run(run_file, tiny.run_document(data, **changes))
-    for stage in stages:
-        STAGES[stage].run(runfile.load(run_file), Paths(stage, run_file, root))
+    tiny.make(run_file, root, *stages)
     return root / "data"
 
 

@@ -7,6 +7,8 @@ import pytest
 from pipeline.stage.artifacts import read_json
 from tests import tiny
 
+pytestmark = pytest.mark.release
+
 # Wide enough that XLA splits its sums over the threads of a pool.
 MODEL = tiny.MODEL | {
     "hidden_size": 128,
@@ -36,7 +38,8 @@ def train(folder: Path, data: Path, devices: int) -> tuple[Path, Path]:
         runtime__checkpoint_every=60,
     )
     tiny.write_run(run_file, document)
-    tiny.by_hand(run_file, root, "download", "convert", "train", devices=devices)
+    tiny.make(run_file, root, "download", "convert")
+    tiny.by_hand(run_file, root, "train", devices=devices)
     return run_file, root
 
 
@@ -66,7 +69,8 @@ def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tm
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     settings = {"peers__fsdp": 2, "peers__threads": 8}
     tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens"), **settings))
-    said = tiny.by_hand(run_file, root, "download", "convert", "train", devices=4)
+    tiny.make(run_file, root, "download", "convert")
+    said = tiny.by_hand(run_file, root, "train", devices=4)
     assert "peer 1 runs on cpu:2, cpu:3" in said
     tiny.by_hand(run_file, root, "witness", devices=2)
     verdict = read_json(root / "data/verdict/verdict.json")

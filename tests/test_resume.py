@@ -82,7 +82,7 @@ def stopped(tmp_path) -> tuple[Path, Path, Path]:
     tiny.write_run(
         run_file, tiny.run_document(data, config__total_steps=400, runtime__checkpoint_every=1000)
     )
-    tiny.by_hand(run_file, root, "download", "convert")
+    tiny.make(run_file, root, "download", "convert")
     trainer = tiny.lockstep("train", run_file, root)
     assert any("a witness replays" in line for line in trainer.stdout)  # then it takes rounds
     time.sleep(1)

@@ -190,6 +190,7 @@ def test_the_gradient_of_unrolled_layers_never_sums_whole_stacks():
     assert {name for name, _ in made} == {"concatenate"}
 
 
+@pytest.mark.release
 def test_params_can_be_mapped_over_peers_and_devices():
     one = jax.jit(lambda p: llama.apply(CONFIG, p, TOKENS, scan=True, dtype=jnp.float32))
     params = llama.init(CONFIG, 0)

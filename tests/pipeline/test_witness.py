@@ -21,7 +21,7 @@ class Trained:
         self.data, self.run_file = tiny.write_data(folder / "tokens"), folder / "run.toml"
         self.root = folder / "root"
         self.set()
-        tiny.by_hand(self.run_file, self.root, "download", "convert", "train")
+        tiny.make(self.run_file, self.root, "download", "convert", "train")
 
     def set(self, **changes: object) -> Paths:
         asked = {f"witness__{name}": value for name, value in changes.items()}

@@ -1,7 +1,6 @@
 """A bundle: enough for a third party to repeat a replay, and of no use to blame anybody else."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,7 @@ def bundles(folder: Path, **changes: object) -> tuple[dict, dict[str, Path]]:
     """Trains and audits a run; leaves its verdict and, elsewhere, its bundles, and nothing else."""
     run_file, root, kept = folder / "run.toml", folder / "root", folder / "elsewhere"
     tiny.write_run(run_file, tiny.run_document(tiny.write_data(folder / "tokens"), **changes))
-    tiny.by_hand(run_file, root, "download", "convert", "train", "witness")
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
     verdict = read_json(root / "data/verdict/verdict.json")
     shutil.copytree(root / "data/verdict/bundles", kept)
     for gone in (root, folder / "tokens"):
@@ -72,19 +71,12 @@ def folder(flipped, tmp_path) -> Path:
     return shutil.copytree(flipped[1]["00001-00003-peer-01"], tmp_path / "bundle")
 
 
-@pytest.fixture(autouse=True)
-def _here_as_in_training(monkeypatch):
-    """XLA's flags as a stage's process has them, which adds its own to those of the tests."""
-    flags = os.environ["XLA_FLAGS"]
-    monkeypatch.setenv("XLA_FLAGS", f"{flags} {flags}")
-
-
 def replay(path: Path, **environment: str) -> subprocess.CompletedProcess:
     """The command, as a third party gives it: where there is no data of the run."""
     return subprocess.run(
         [sys.executable, "-m", "pipeline", "replay", path],
         cwd=path.parent,
-        env=tiny.environment(PROJECT) | {"XLA_FLAGS": ""} | environment,
+        env=tiny.environment(PROJECT) | environment,
         capture_output=True,
         text=True,
     )
@@ -108,7 +100,7 @@ def test_a_finding_is_confirmed_with_the_bundle_alone(flipped):
     verdict, found = flipped
     names = {finding["bundle"] for finding in verdict["findings"]}
     assert names == {f"bundles/{name}" for name in found} == {"bundles/00001-00003-peer-01"}
-    done = replay(found["00001-00003-peer-01"], XLA_FLAGS=os.environ["XLA_FLAGS"].split()[0])
+    done = replay(found["00001-00003-peer-01"])
     assert (done.returncode, done.stderr) == (0, "")
     (finding,) = verdict["findings"]
     assert done.stdout.splitlines() == [
@@ -376,7 +368,7 @@ def test_files_that_are_missing_or_too_many_are_named(folder):
 def test_the_command_exits_with_one_in_either_case_and_without_a_traceback(folder, change):
     change(folder)
     seal(folder)
-    done = replay(folder, XLA_FLAGS=os.environ["XLA_FLAGS"].split()[0])
+    done = replay(folder)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     lines = (done.stdout + done.stderr).splitlines()
     assert "  not confirmed" in lines or (len(lines) == 1 and lines[0].startswith("error: "))

@@ -60,6 +60,7 @@ def losses(run: runfile.Run, layout: str, devices: int, steps: int) -> list[floa
     return found
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("optimizer", PINNED)
 def test_losses_of_the_first_steps_are_as_they_were(optimizer):
     found = losses(a_run(optimizer), "each", devices=2, steps=4)

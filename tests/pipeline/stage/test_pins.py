@@ -19,7 +19,7 @@ def place(tmp_path) -> tuple[Path, Path, Path]:
     """A run that starts from a Hugging Face folder: its run file, its root, and that folder."""
     data, run_file, root = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml", tmp_path
     tiny.write_run(run_file, tiny.run_document(data))
-    tiny.by_hand(run_file, root, "convert")
+    tiny.make(run_file, root, "convert")
     model = (root / "data" / "init" / "hf").rename(tmp_path / "model")
     hub = {"Hub": {"repo_id": str(model)}}
     tiny.write_run(run_file, tiny.run_document(data, model__LLM__checkpoint=hub))
@@ -33,7 +33,7 @@ def pin(run_file: Path, root: Path) -> subprocess.CompletedProcess:
 
 def test_pinned_stages_run_again_and_refuse_what_has_changed(place):
     run_file, root, model = place
-    assert tiny.by_hand(run_file, root, "download", "convert").count("not pinned") == 2
+    assert tiny.make(run_file, root, "download", "convert").count("not pinned") == 2
     before = run_file.read_text()
     assert pin(run_file, root).returncode == 0
     written = tomlkit.parse(run_file.read_text())["pins"]
@@ -44,7 +44,7 @@ def test_pinned_stages_run_again_and_refuse_what_has_changed(place):
         if new != old
     ]  # fmt: skip
     assert [line.split()[0] for line in changed] == ["data", "checkpoint"]
-    said = tiny.by_hand(run_file, root, "download", "convert")
+    said = tiny.make(run_file, root, "download", "convert")
     assert said.count(", pinned)") == 2
 
     # the folders made under the pins are whole, but what they were made from has changed
