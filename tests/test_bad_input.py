@@ -51,7 +51,10 @@ class Place:
         """
         before = {p: tiny.contents(p) for p in self.root.glob("data/*") if p.name != "runs"}
         arguments = [stage, "--run", str(self.run_file), "--root", str(self.root)]
-        error = full_disk(file_bytes, arguments) if file_bytes else ended(arguments)
+        if file_bytes:
+            error = full_disk(file_bytes, arguments, compiled=self.folder / "compiled")
+        else:
+            error = ended(arguments)
         assert len(error.splitlines()) == 1, error
         assert error.startswith("error: ")
         for part in said:
@@ -72,8 +75,11 @@ def ended(arguments: list[str]) -> str:
     return caught.value.code
 
 
-def full_disk(file_bytes: int, arguments: list[str]) -> str:
-    """Return what the command says as it ends with status 1; it can write no larger file."""
+def full_disk(file_bytes: int, arguments: list[str], compiled: Path) -> str:
+    """Return what the command says as it ends with status 1; it can write no larger file.
+
+    Nor can it write a whole compiled program, so these are kept apart from other tests'.
+    """
     program = (
         "import resource; from pipeline.__main__ import main; "
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_bytes}, {file_bytes})); main()"
@@ -81,7 +87,7 @@ def full_disk(file_bytes: int, arguments: list[str]) -> str:
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=PROJECT,
-        env=tiny.environment(PROJECT),
+        env=tiny.environment(PROJECT) | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
         capture_output=True,
         text=True,
     )

@@ -208,8 +208,8 @@ def like_a_process() -> Iterator[None]:
         for name, value in environment(PROJECT).items():
             patch.setenv(name, value)
         patch.setattr(jax, "devices", lambda *_: first)
-        for stage in ("train", "witness"):
-            patch.setattr(f"pipeline.{stage}.Programs", _programs)
+        for module in ("swarm.begin", "train"):
+            patch.setattr(f"pipeline.{module}.Programs", _programs)
         logger.handlers = []
         try:
             yield
