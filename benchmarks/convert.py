@@ -124,8 +124,8 @@ def write_model(folder: Path, nbytes: int, dtype: str, *, hidden: int, vocabular
     )
     folder.mkdir()
     hf.write_folder(folder, config.to_hf(), params, dtype)
-    readers = map(tensorfile.Reader, hf.weight_files(folder))
-    return max(form.nbytes for reader in readers for form in reader.forms.values())
+    readers = map(tensorfile.TensorFile, hf.weight_files(folder))
+    return max(spec.nbytes for reader in readers for spec in reader.specs.values())
 
 
 def _noise(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -173,7 +173,7 @@ def _convert_unhashed(folder: Path) -> dict:
     from pipeline.weights import hf
 
     out = _empty(folder / PARAMS)
-    return _measured(lambda: hf.Folder(folder / SOURCE).save(out / "params.safetensors"))
+    return _measured(lambda: hf.HfFolder(folder / SOURCE).save(out / "params.safetensors"))
 
 
 def _export(folder: Path) -> dict:
@@ -183,7 +183,7 @@ def _export(folder: Path) -> dict:
 
     def export() -> None:
         hf_config = hf.read_config(folder / SOURCE)
-        params = tensorfile.Reader(folder / PARAMS / "params.safetensors")
+        params = tensorfile.TensorFile(folder / PARAMS / "params.safetensors")
         hf.write_folder(out, hf_config, params, hf_config["dtype"])
 
     return _measured(export)

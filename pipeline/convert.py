@@ -2,10 +2,10 @@
 
     params.safetensors   the params in float32, named by their paths joined with "/"
     hf/                  config.json and the tokenizer's files; for `Init` the fresh weights too
-    source.json          what was read: the SHA-256 of each file and of all, the hub's commit
-                         or the bucket's generations
+    source.json          the source: SHA-256 of each file and of all, the hub's commit or the
+                         bucket's generations
 
-Training that goes on from an earlier run (`Run`) finds that run's state here as well.
+For a run that extends an earlier one (`Run`), data/init also holds that run's final state.
 """
 
 import logging
@@ -27,7 +27,7 @@ from pipeline.weights import bucket, earlier_run, hf, hub
 
 log = logging.getLogger(__name__)
 
-# The model_types that an architecture of Psyche's stands for; HfAuto takes any that is known.
+# The model_types of each architecture in Psyche's words; HfAuto accepts all that are known.
 ARCHITECTURES = {
     "HfLlama": ("llama",),
     "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
@@ -42,11 +42,11 @@ CHECKPOINTS = (
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Makes or reads the model that the run starts from.
+    """Create or read the model that the run starts from.
 
     Raises:
-      LockstepError: there is no reader for the checkpoint, it is not the architecture that the run
-        file names, a file of it is missing or damaged, or it is not what `[pins] checkpoint` holds.
+      LockstepError: The checkpoint is of an unsupported kind or of another architecture than the
+        run file names, a file of it is missing or damaged, or it differs from `[pins] checkpoint`.
     """
     devices.keep_compiled(paths.store / "compiled")
     architecture, checkpoint = run.llm.architecture, run.llm.checkpoint
@@ -72,26 +72,26 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 sha256 = earlier_run.copy(key, paths, folder)
                 _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
                 source = {"key": key, "sha256": sha256}
-        what = f"model.LLM.checkpoint.{checkpoint.tag()}"
-        pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], what)
+        name = f"model.LLM.checkpoint.{checkpoint.tag()}"
+        pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], name)
         artifacts.write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
-    log.info(f"convert: read {what} (sha256 {source['sha256'][:12]}, {pinned})")
+    log.info(f"convert: read {name} (sha256 {source['sha256'][:12]}, {pinned})")
 
 
 # ---- Fresh weights ----
 
 
 def _init(checkpoint: runfile.CheckpointInit, architecture: str, folder: Path) -> dict[str, Any]:
-    """Writes a real Hugging Face folder of fresh weights, and reads it like any other.
+    """Write a Hugging Face folder of fresh weights, and read it like any other.
 
-    They are drawn by the model's own init, all in memory; what follows holds a tensor at a time.
+    All fresh weights are in memory while they are drawn; afterwards, a tensor at a time.
     """
     where = "model.LLM.checkpoint.Init.config"
     hf_config = {"model_type": (ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
     _check_architecture(architecture, hf_config, where)
     model, model_config = hf.model_of(hf_config, where)
     written = model_config.to_hf()
-    for key, value in hf_config.items():  # hub configs hold much that nobody reads; ours may not
+    for key, value in hf_config.items():  # unlike a config of the hub, ours has no unused keys
         if key not in written:
             known = ", ".join(sorted(written))
             raise LockstepError(f"{where}.{key}: unknown key, expected one of {known}")
@@ -105,7 +105,7 @@ def _init(checkpoint: runfile.CheckpointInit, architecture: str, folder: Path) -
 
 
 def _cpu() -> jax.Device:
-    """Where fresh weights are drawn, on every machine: other devices differ in the last bit."""
+    """Return the device on which fresh weights are drawn: other kinds differ in the last bit."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
@@ -121,31 +121,31 @@ def _cpu() -> jax.Device:
 def _hub(
     checkpoint: runfile.CheckpointHub, architecture: str, paths: Paths, folder: Path
 ) -> dict[str, Any]:
-    """Reads a local folder where `repo_id` is one and no revision is given, else the hub's."""
+    """Read a local folder where `repo_id` is one and no revision is given, else the hub."""
     source = Path(checkpoint.repo_id).expanduser()
     commit = None
     if checkpoint.revision is not None or not source.is_dir():
         source = hub.download(checkpoint.repo_id, checkpoint.revision, paths.store / "hub")
         commit = source.name
-    asked = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision, "commit": commit}
-    return asked | _read(source, architecture, folder)
+    identity = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision, "commit": commit}
+    return identity | _read(source, architecture, folder)
 
 
 def _gcs(
     checkpoint: runfile.CheckpointGcs, architecture: str, paths: Paths, folder: Path
 ) -> dict[str, Any]:
-    """Reads a bucket, by the generations that its manifest names."""
-    read = bucket.download(checkpoint, paths.store / "gcs")
-    asked = {
+    """Read a bucket, by the generations that its manifest names."""
+    fetched = bucket.download(checkpoint, paths.store / "gcs")
+    identity = {
         "bucket": checkpoint.bucket,
         "prefix": checkpoint.prefix,
         "generation": checkpoint.generation,
     }
-    return asked | read.source | _read(read.folder, architecture, folder)
+    return identity | fetched.source | _read(fetched.folder, architecture, folder)
 
 
 def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
-    """Reads a model's folder, and copies what stands beside the weights; describes what it was."""
+    """Read a model's folder, copy its other files, and return what source.json says of it."""
     _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
     companions = [source / name for name in hf.COMPANIONS if (source / name).is_file()]
     described = write_params(source, folder, companions)
@@ -160,39 +160,43 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
 
 
 def _check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
-    found, expected = hf_config.get("model_type"), ARCHITECTURES[architecture]
-    if expected is not None and found not in expected:
+    model_type, expected = hf_config.get("model_type"), ARCHITECTURES[architecture]
+    if expected is not None and model_type not in expected:
         names = " or ".join(map(repr, expected))
         raise LockstepError(
-            f"{where}: model_type is {found!r}, expected {names} as "
-            f"model.LLM.architecture = {architecture}; HfAuto takes any that is known"
+            f"{where}: model_type is {model_type!r}, expected {names} as "
+            f"model.LLM.architecture = {architecture}; HfAuto accepts any that is known"
         )
 
 
 def write_params(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:
-    """Reads the model in `source`, writes its params into `folder`; describes what was read.
+    """Read the model in `source`, and write its params into `folder`.
 
     Args:
-      source: a Hugging Face folder.
-      folder: where to; it exists.
-      companions: files that were copied from `source`.
+      source: Hugging Face folder.
+      folder: Existing folder to write to.
+      companions: Files copied from `source`.
+
+    Returns:
+      A description of the model for source.json.
 
     Raises:
-      LockstepError: a file is missing or damaged, or a tensor is missing, extra or of a wrong form.
+      LockstepError: A file is missing or damaged, or a tensor is missing, unexpected or of another
+        shape or dtype.
     """
-    model = hf.Folder(source)
+    model = hf.HfFolder(source)
     files = [source / hf.CONFIG, *hf.weight_files(source), *companions]
     if (source / hf.INDEX).is_file():
         files.append(source / hf.INDEX)
-    beside = ThreadPoolExecutor(1)  # hashing takes about as long as the rest
+    hashing = ThreadPoolExecutor(1)  # takes about as long as the rest
     try:
-        sha256 = beside.map(artifacts.sha256_file, files)
+        sha256 = hashing.map(artifacts.sha256_file, files)
         with Progress("convert", total=model.nbytes, unit="byte") as bar:
             model.save(folder / "params.safetensors", bar.advance)
-        hashes = {file.name: found for file, found in zip(files, sha256, strict=True)}
+        hashes = {file.name: digest for file, digest in zip(files, sha256, strict=True)}
     finally:
-        beside.shutdown(cancel_futures=True)
-    parameters = sum(math.prod(form.shape) for form in model.forms.values())
+        hashing.shutdown(cancel_futures=True)
+    parameters = sum(math.prod(spec.shape) for spec in model.specs.values())
     log.info(f"convert: {model.hf_config['model_type']}, {parameters:,} parameters")
     return {
         "model_type": model.hf_config["model_type"],

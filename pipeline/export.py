@@ -12,7 +12,7 @@ from pipeline.stage.progress import Progress
 from pipeline.transcript.entry import Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import generation_config, hf
-from pipeline.weights.tensorfile import Reader
+from pipeline.weights.tensorfile import TensorFile
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             return
         transcript = Transcript(trained / "transcript")
         last = transcript.snapshots[-1]
-        params = Reader(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
+        params = TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
         model = _model(transcript.header)
         with Progress("export", total=params.nbytes, unit="byte") as bar:
             hf.write_folder(folder, model, params, run.export.dtype, advance=bar.advance)

@@ -1,0 +1,1 @@
+"""Params on disk, on the Hugging Face hub and in buckets."""

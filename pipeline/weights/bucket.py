@@ -1,9 +1,8 @@
-"""Google Cloud Storage: a model read by the generations of its manifest, an export written so.
+"""Google Cloud Storage: a model read by the generations in its manifest, an export pushed as one.
 
-The manifest (manifest.py) is written last and names a generation of each file, so who reads by it
-reads one checkpoint whole, whatever has been written since: in a bucket that keeps what is
-overwritten. Credentials come from the environment, as Google's own tools find them; without any,
-one reads what everybody may.
+The manifest (manifest.py) is written last and names a generation of each file. So in a bucket with
+object versioning its readers get one whole checkpoint, whatever was written since. Credentials come
+from the environment, as Google's own tools find them; without any, public buckets can be read.
 """
 
 import base64
@@ -23,36 +22,38 @@ from pipeline.stage import lock
 from pipeline.stage.artifacts import write_json
 from pipeline.stage.progress import Progress
 from pipeline.weights import hf, manifest
-from pipeline.weights.manifest import Entry
-from pipeline.weights.tensorfile import Reader
+from pipeline.weights.manifest import FileVersion
+from pipeline.weights.tensorfile import TensorFile
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob, Bucket
 
 log = logging.getLogger(__name__)
 
-SMALL = (hf.CONFIG, hf.INDEX, *hf.COMPANIONS)  # what is read beside weights: no code, no pickle
-RETRY_SECONDS = 60.0  # for which a request is tried again, where that can help
+SMALL = (hf.CONFIG, hf.INDEX, *hf.COMPANIONS)  # read beside the weights: no code, no pickle
+RETRY_SECONDS = 60.0  # during which a request is retried
 CHUNK_BYTES = 2**25  # of an upload, a multiple of 256 KiB: what a broken connection can cost
-MANIFEST_BYTES = 2**24  # at most: it is read into memory
+MANIFEST_BYTES = 2**24  # upper bound: a manifest is read into memory
 
 
-class Read(NamedTuple):
-    """A model that was read: its folder here, and what source.json says of where it came from."""
+class Download(NamedTuple):
+    """A model that was fetched from a bucket."""
 
     folder: Path
+    """Local folder of the model."""
     source: dict
+    """Generations of the manifest and of each file, for source.json."""
 
 
-class Place:
-    """A folder of a bucket, open to requests.
+class BucketFolder:
+    """A folder of a bucket, with a client to access it.
 
     Args:
-      bucket: its name.
-      prefix: the folder; empty is the whole bucket.
+      bucket: Name of the bucket.
+      prefix: Name of the folder; empty for the whole bucket.
 
     Raises:
-      LockstepError: the client is not installed, or the environment's credentials are none.
+      LockstepError: The client is not installed, or the environment's credentials are invalid.
     """
 
     def __init__(self, bucket: str, prefix: str):
@@ -64,7 +65,7 @@ class Place:
                 f"gs://{bucket}: google-cloud-storage is not installed, expected the extra gcs: "
                 "pip install -c constraints.txt -e '.[gcs]'"
             ) from error
-        for library in ("google", "urllib3"):  # they say of a retry what failed, whatever it holds
+        for library in ("google", "urllib3"):  # their warnings of retries may hold credentials
             logging.getLogger(library).setLevel(logging.ERROR)
         folder = prefix.rstrip("/")
         self.name = f"gs://{bucket}/{folder}".rstrip("/")
@@ -74,11 +75,14 @@ class Place:
         self.bucket: Bucket = storage.Client(credentials=self.credentials).bucket(bucket)
 
     @contextmanager
-    def asked(self, expected: str) -> Iterator[None]:
-        """Inside, requests are made; what goes wrong with them is one line without credentials.
+    def requests(self, expected: str) -> Iterator[None]:
+        """Turn an error of a request inside into one line without credentials.
+
+        Args:
+          expected: What the error says was expected.
 
         Raises:
-          LockstepError: a request failed.
+          LockstepError: A request failed.
         """
         from google.api_core.exceptions import PreconditionFailed
 
@@ -93,15 +97,15 @@ class Place:
             ) from None
         except Exception as error:  # the client's, the network's and the file system's
             message = redact.message(error, self.credentials.token)
-            # the library's error may hold what is hidden here, so none is shown behind ours
+            # not chained: the library's error may hold what is hidden here
             raise LockstepError(f"{self.name}: {message}, expected {expected}") from None
 
     def version(self, name: str, generation: int | None) -> "Blob | None":
-        """A file at one generation, or as it is now; None where there is no such thing."""
+        """Return a file at one generation, or the newest; None where it does not exist."""
         return self.bucket.get_blob(self.prefix + name, generation=generation, retry=self.retry)
 
-    def listed(self) -> dict[str, "Blob"]:
-        """The files of the folder as they are now, without those of folders in it."""
+    def newest(self) -> dict[str, "Blob"]:
+        """Return the newest versions of the folder's files, without those of folders in it."""
         blobs = self.bucket.list_blobs(prefix=self.prefix, delimiter="/", retry=self.retry)
         return {blob.name.removeprefix(self.prefix): blob for blob in blobs}
 
@@ -109,105 +113,106 @@ class Place:
 # ---- Reading ----
 
 
-def download(repo: runfile.CheckpointGcs, cache: Path) -> Read:
-    """Fetches a model into `cache`, what is new of it.
+def download(repo: runfile.CheckpointGcs, cache: Path) -> Download:
+    """Fetch a model into `cache`; files that are there already are only checked.
 
     Args:
-      repo: the bucket, the folder in it, and the manifest's generation where one is asked for.
-      cache: to fill: bucket/prefix/step-<step>-<the manifest's generation>, or .../no_manifest.
+      repo: Bucket, folder in it, and optional generation of the manifest.
+      cache: Folder to fill: bucket/prefix/step-<step>-<the manifest's generation>, or
+        bucket/prefix/no_manifest.
 
     Raises:
-      LockstepError: there is no such model, it may not be read, its manifest says what cannot be,
-        or a file is not what manifest and server say it is.
+      LockstepError: The model does not exist or cannot be read, its manifest is invalid, or a file
+        differs from what manifest and server say of it.
     """
-    place = Place(repo.bucket, repo.prefix or "")
-    with place.asked("a model in a bucket that may be read"):
-        blob = place.version(manifest.NAME, repo.generation)
+    remote = BucketFolder(repo.bucket, repo.prefix or "")
+    with remote.requests("a model in a bucket that may be read"):
+        blob = remote.version(manifest.NAME, repo.generation)
         if blob is None and repo.generation is not None:
-            raise _gone(place, manifest.NAME, repo.generation)
+            raise _missing(remote, manifest.NAME, repo.generation)
         if blob is None:
-            files, name = _by_listing(place), "no_manifest"
+            files, name = _by_listing(remote), "no_manifest"
             log.warning(
-                f"convert: warning: {place.name} has no {manifest.NAME}: what lies there today is "
-                "read; `lockstep pin` holds the run to that"
+                f"convert: warning: {remote.name} has no {manifest.NAME}: its files as of today "
+                "are read; `lockstep pin` holds the run to them"
             )
         else:
-            files, step = _by_manifest(place, blob)
+            files, step = _by_manifest(remote, blob)
             name = f"step-{step}-{blob.generation}"
             if repo.generation is None:
                 log.warning(
-                    f"convert: warning: {place.name}/{manifest.NAME} is generation "
+                    f"convert: warning: {remote.name}/{manifest.NAME} is generation "
                     f"{blob.generation} today; set generation to that, so that the run stays the "
                     "same"
                 )
-        folder = cache / repo.bucket / place.prefix / name
+        folder = cache / repo.bucket / remote.prefix / name
         with lock.hold(folder.with_name(f".{name}.lock")):
-            _fetch(place, files, folder)
+            _fetch(remote, files, folder)
             if hf.WEIGHTS not in files and hf.INDEX not in files:
                 _write_index(folder, files)
     generations = {name: file.generation for name, file in sorted(files.items())}
     of_manifest = blob.generation if blob else None
-    return Read(folder, {"manifest_generation": of_manifest, "generations": generations})
+    return Download(folder, {"manifest_generation": of_manifest, "generations": generations})
 
 
-def _by_manifest(place: Place, blob: "Blob") -> tuple[dict[str, "Blob"], int]:
-    """The files that a manifest names, each at its generation, and the manifest's step."""
-    where = f"{place.name}/{manifest.NAME}"
+def _by_manifest(remote: BucketFolder, blob: "Blob") -> tuple[dict[str, "Blob"], int]:
+    """Return the files that a manifest names, each at its generation, and the manifest's step."""
+    where = f"{remote.name}/{manifest.NAME}"
     if blob.size > MANIFEST_BYTES:
         raise LockstepError(f"{where}: {blob.size} bytes, expected at most {MANIFEST_BYTES}")
-    said = manifest.parse(blob.download_as_bytes(retry=place.retry), where)
-    entries = [*said.files, *(entry for entry in said.companions or () if entry.filename in SMALL)]
-    files = {entry.filename: _entry(place, entry) for entry in entries}
-    if said.companions is None:
-        # Psyche's; it leaves the index out, so that one that is there may be of other weights
-        there = place.listed()
-        files |= {name: there[name] for name in SMALL if name in there and name != hf.INDEX}
-    return _checked(place, files), said.metadata.step
+    content = manifest.parse(blob.download_as_bytes(retry=remote.retry), where)
+    small = [file for file in content.companions or () if file.filename in SMALL]
+    files = {file.filename: _version(remote, file) for file in (*content.files, *small)}
+    if content.companions is None:
+        # Psyche's manifests leave the index out, so an existing one may be of other weights
+        newest = remote.newest()
+        files |= {name: newest[name] for name in SMALL if name in newest and name != hf.INDEX}
+    return _checked(remote, files), content.metadata.step
 
 
-def _entry(place: Place, entry: Entry) -> "Blob":
-    blob = place.version(entry.filename, entry.generation)
+def _version(remote: BucketFolder, file: FileVersion) -> "Blob":
+    blob = remote.version(file.filename, file.generation)
     if blob is None:
-        raise _gone(place, entry.filename, entry.generation)
-    if blob.size != entry.size_bytes:
+        raise _missing(remote, file.filename, file.generation)
+    if blob.size != file.size_bytes:
         raise LockstepError(
-            f"{place.name}/{entry.filename}: generation {entry.generation} has {blob.size} bytes, "
-            f"expected {entry.size_bytes} as {manifest.NAME} says"
+            f"{remote.name}/{file.filename}: generation {file.generation} has {blob.size} bytes, "
+            f"expected {file.size_bytes} as {manifest.NAME} says"
         )
     return blob
 
 
-def _gone(place: Place, name: str, generation: int) -> LockstepError:
+def _missing(remote: BucketFolder, name: str, generation: int) -> LockstepError:
     return LockstepError(
-        f"{place.name}/{name}: found no generation {generation}, expected it; a bucket without "
+        f"{remote.name}/{name}: found no generation {generation}, expected it; a bucket without "
         "object versioning keeps only the newest"
     )
 
 
-def _by_listing(place: Place) -> dict[str, "Blob"]:
-    """What lies in the folder now, of what makes a model."""
-    there = place.listed()
-    weights = [name for name in there if re.fullmatch(r"model[\w.-]*\.safetensors", name)]
+def _by_listing(remote: BucketFolder) -> dict[str, "Blob"]:
+    """Return the newest versions of the files of a model."""
+    newest = remote.newest()
+    weights = [name for name in newest if re.fullmatch(r"model[\w.-]*\.safetensors", name)]
     if hf.WEIGHTS in weights:
         weights = [hf.WEIGHTS]
-    return _checked(place, {name: there[name] for name in (*SMALL, *weights) if name in there})
+    return _checked(remote, {name: newest[name] for name in (*SMALL, *weights) if name in newest})
 
 
-def _checked(place: Place, files: dict[str, "Blob"]) -> dict[str, "Blob"]:
+def _checked(remote: BucketFolder, files: dict[str, "Blob"]) -> dict[str, "Blob"]:
     if hf.CONFIG not in files:
-        raise LockstepError(f"{place.name}: found no {hf.CONFIG}, expected one beside the weights")
+        raise LockstepError(f"{remote.name}: found no {hf.CONFIG}, expected one beside the weights")
     if not any(name.endswith(".safetensors") for name in files):
-        raise LockstepError(f"{place.name}: found no {hf.WEIGHTS} and no shards, expected weights")
+        raise LockstepError(f"{remote.name}: found no {hf.WEIGHTS} and no shards, expected weights")
     for name, blob in files.items():
         if blob.content_encoding:
             raise LockstepError(
-                f"{place.name}/{name}: stored as {blob.content_encoding}, expected plain bytes"
+                f"{remote.name}/{name}: stored as {blob.content_encoding}, expected plain bytes"
             )
     return files
 
 
-def _fetch(place: Place, files: dict[str, "Blob"], folder: Path) -> None:
-    """Leaves just these files in a folder; what is there already is checked, not fetched again."""
+def _fetch(remote: BucketFolder, files: dict[str, "Blob"], folder: Path) -> None:
+    """Make a folder hold exactly these files; those already there are checked, not fetched."""
     folder.mkdir(parents=True, exist_ok=True)
     asides = {name: f".{name}.{blob.generation}" for name, blob in files.items()}
     for path in folder.iterdir():
@@ -219,41 +224,41 @@ def _fetch(place: Place, files: dict[str, "Blob"], folder: Path) -> None:
             if path.is_file() and _differs(path, blob) is None:
                 bar.advance(blob.size)
                 continue
-            with open(aside, "ab") as file:  # goes on where a killed process stopped
+            with open(aside, "ab") as file:  # resumes where a killed process stopped
                 bar.advance(start := file.tell())
                 if start < blob.size:
                     blob.download_to_file(
                         _Counted(file, bar),
                         start=start or None,
                         raw_download=True,
-                        checksum=None,  # it would see the end alone
-                        retry=place.retry,
+                        checksum=None,  # of a resumed download it would cover only the end
+                        retry=remote.retry,
                     )
             if (wrong := _differs(aside, blob)) is not None:
                 aside.unlink()
                 raise LockstepError(
-                    f"{place.name}/{name}: {wrong}; the damaged copy is removed: run again"
+                    f"{remote.name}/{name}: {wrong}; the damaged copy is removed: run again"
                 )
             os.replace(aside, path)
 
 
 def _differs(path: Path, blob: "Blob") -> str | None:
-    """How a file is not what the server says of it: its size, its CRC32C, else its MD5."""
+    """Return how a file differs from the server's size and CRC32C, or else MD5; None if equal."""
     size = path.stat().st_size
     if size != blob.size:
         return f"has {size} bytes, expected {blob.size}"
     for kind, encoded in (("crc32c", blob.crc32c), ("md5", blob.md5_hash)):
         if encoded is not None:
-            found, expected = checksum.of_file(path, kind), base64.b64decode(encoded).hex()
-            return None if found == expected else f"has {kind} {found}, expected {expected}"
+            actual, expected = checksum.of_file(path, kind), base64.b64decode(encoded).hex()
+            return None if actual == expected else f"has {kind} {actual}, expected {expected}"
     return None
 
 
 def _write_index(folder: Path, names: Iterable[str]) -> None:
-    """Writes the index of shards that came without one, out of their headers."""
+    """Write the index of shards that came without one, from their headers."""
     weight_map = {}
     for name in sorted(name for name in names if name.endswith(".safetensors")):
-        weight_map |= dict.fromkeys(Reader(folder / name), name)
+        weight_map |= dict.fromkeys(TensorFile(folder / name), name)
     write_json(folder / hf.INDEX, {"metadata": {}, "weight_map": weight_map})
 
 
@@ -263,69 +268,71 @@ def _write_index(folder: Path, names: Iterable[str]) -> None:
 def push(
     files: Sequence[Path], bucket: str, prefix: str, *, step: int, epoch: int, run: str
 ) -> int:
-    """Uploads files: weights, then what stands beside them, and the manifest last.
+    """Upload files: the weights, then their companions, and the manifest last.
 
-    What lies there with the same bytes is not sent again. Nothing is overwritten that another
-    pusher wrote since this began.
+    Files that are already there with the same bytes are not sent again. Nothing is overwritten that
+    somebody else wrote since this push began.
 
     Args:
-      files: of one folder.
-      bucket: its name.
-      prefix: the folder in it, which may be empty.
-      step: the last that was trained.
-      epoch: its epoch.
-      run: the run's key.
+      files: Files of one folder.
+      bucket: Name of the bucket.
+      prefix: Name of the folder in it, which may be empty.
+      step: Last trained step.
+      epoch: Epoch of that step.
+      run: Key of the run.
 
     Returns:
-      The manifest's generation, by which all of it is read again.
+      The generation of the manifest, with which the checkpoint can be read.
 
     Raises:
-      LockstepError: the bucket refused, cannot be reached, or somebody else pushed to it meanwhile.
+      LockstepError: The bucket refused or cannot be reached, or somebody else pushed to it.
     """
-    place = Place(bucket, prefix)
+    remote = BucketFolder(bucket, prefix)
     weights = [file for file in files if file.suffix == ".safetensors"]
-    beside = [file for file in files if file.suffix != ".safetensors"]
-    with place.asked(f"a bucket that the credentials of {KEY} may list and write to"):
-        there = place.listed()
+    companions = [file for file in files if file.suffix != ".safetensors"]
+    with remote.requests(f"a bucket that the credentials of {KEY} may list and write to"):
+        newest = remote.newest()
         total = sum(file.stat().st_size for file in files)
         with Progress("push", total=total, unit="byte") as bar:
-            sent = [_send(place, file, there.get(file.name), bar) for file in [*weights, *beside]]
+            sent = [
+                _send(remote, file, newest.get(file.name), bar) for file in [*weights, *companions]
+            ]
         text = manifest.render(step, epoch, run, sent[: len(weights)], sent[len(weights) :])
-        blob = place.bucket.blob(place.prefix + manifest.NAME)
+        blob = remote.bucket.blob(remote.prefix + manifest.NAME)
         blob.upload_from_string(
             text,
             content_type="application/json",
-            if_generation_match=_generation(there.get(manifest.NAME)),
-            retry=place.retry,
+            if_generation_match=_generation(newest.get(manifest.NAME)),
+            retry=remote.retry,
         )
         return blob.generation
 
 
-def _send(place: Place, path: Path, there: "Blob | None", bar: Progress) -> Entry:
+def _send(remote: BucketFolder, path: Path, old: "Blob | None", bar: Progress) -> FileVersion:
     size = path.stat().st_size
-    if there is not None and not there.content_encoding and _differs(path, there) is None:
+    if old is not None and not old.content_encoding and _differs(path, old) is None:
         bar.advance(size)
-        return Entry(filename=path.name, generation=there.generation, size_bytes=size)
-    blob = place.bucket.blob(place.prefix + path.name, chunk_size=CHUNK_BYTES)
+        return FileVersion(filename=path.name, generation=old.generation, size_bytes=size)
+    blob = remote.bucket.blob(remote.prefix + path.name, chunk_size=CHUNK_BYTES)
     with open(path, "rb") as file:
         blob.upload_from_file(
             _Counted(file, bar),
             size=size,
             content_type="application/octet-stream",
             checksum="crc32c",
-            if_generation_match=_generation(there),
-            retry=place.retry,
+            if_generation_match=_generation(old),
+            retry=remote.retry,
         )
-    return Entry(filename=path.name, generation=blob.generation, size_bytes=size)
+    return FileVersion(filename=path.name, generation=blob.generation, size_bytes=size)
 
 
 def _generation(blob: "Blob | None") -> int:
-    """What must still be there: a generation, or, by the server's rule, 0 for nothing."""
+    """Return the precondition of a write: the newest generation, or 0 where there is no file."""
     return blob.generation if blob is not None else 0
 
 
 class _Counted:
-    """A file whose bytes move a bar, once each, however often they are sent."""
+    """A file that advances a bar by each byte once, however often it is read or written."""
 
     def __init__(self, file: BinaryIO, bar: Progress):
         self.file, self.bar, self.furthest = file, bar, file.tell()

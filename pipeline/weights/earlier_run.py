@@ -9,31 +9,31 @@ from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 
-# data/init/earlier/ holds the state in which a run ended that is extended, and this file says where
+# data/init/earlier/ holds the final state of the run that is extended; this file, its position
 EARLIER = "earlier.json"
 
 
 def trained_steps(init: Path) -> int:
-    """Rounds behind the run that data/init starts: 0 unless it extends an earlier one."""
+    """Return the rounds that the extended run had trained; 0 for a run that extends none."""
     file = init / EARLIER
     return artifacts.read_json(file)["step"] if file.exists() else 0
 
 
 def copy(key: str, paths: Paths, folder: Path) -> str:
-    """Writes what stage train goes on from into `folder`: params, state, and hf/ files.
+    """Copy what stage train continues from into `folder`: params, state and hf/ files.
 
     Args:
-      key: of the earlier run's train stage, as `made-<key>.json` in its data/trained has it.
-      paths: of stage convert.
-      folder: to fill.
+      key: Key of the earlier run's train stage, as in the name of data/trained/made-<key>.json.
+      paths: Paths of stage convert.
+      folder: Folder to fill.
 
     Returns:
-      SHA-256 of the run's made file, which holds that of every other.
+      The SHA-256 of the run's made file, which holds that of every other.
 
     Raises:
-      LockstepError: no run of that key is in data/trained, in data/store or in DVC's cache.
+      LockstepError: No run of that key is in data/trained, data/store or DVC's cache.
     """
-    trained = _keep(key, paths)
+    trained = _stored(key, paths)
     artifacts.verify(trained / f"made-{key}.json")
     final = artifacts.read_json(trained / "final.json")
     snapshot = trained / "transcript" / "snapshots" / f"{final['step']:05}"
@@ -47,13 +47,13 @@ def copy(key: str, paths: Paths, folder: Path) -> str:
     return artifacts.sha256_file(trained / f"made-{key}.json")
 
 
-def _keep(key: str, paths: Paths) -> Path:
-    """The earlier run's folder, kept in data/store: its data/trained is about to be replaced."""
-    kept = paths.store / "runs" / key
+def _stored(key: str, paths: Paths) -> Path:
+    """Copy the earlier run to data/store, since its data/trained is about to be replaced."""
+    copied = paths.store / "runs" / key
     made = f"made-{key}.json"
-    if (kept / made).is_file():
-        return kept
-    aside = kept.with_name(f".{key}")
+    if (copied / made).is_file():
+        return copied
+    aside = copied.with_name(f".{key}")
     shutil.rmtree(aside, ignore_errors=True)
     if (paths.out("train") / made).is_file():
         shutil.copytree(paths.out("train"), aside)
@@ -62,23 +62,23 @@ def _keep(key: str, paths: Paths) -> Path:
         if listing is None:
             raise LockstepError(
                 f"model.LLM.checkpoint.Run: {key}, expected the key of a finished run: no {made} "
-                f"in {paths.out('train')}, {kept.parent} or DVC's cache"
+                f"in {paths.out('train')}, {copied.parent} or DVC's cache"
             )
         for name, source in listing.items():
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, aside / name)
-    aside.rename(kept)
-    return kept
+    aside.rename(copied)
+    return copied
 
 
 def _cached_folders(project: Path, made: str) -> Iterator[dict[str, Path]]:
-    """The folders in DVC's cache that hold `made`: relative name -> cached file.
+    """Yield the folders in DVC's cache that hold `made`: relative name -> cached file.
 
-    DVC keeps a folder as a JSON list of {md5, relpath} named <md5>.dir, and each file by its MD5.
+    DVC stores a folder as a JSON list of {md5, relpath} named <md5>.dir, and each file by its MD5.
     """
     cache = project / ".dvc" / "cache" / "files" / "md5"
     for path in cache.glob("*/*.dir"):
         files = {file["relpath"]: file["md5"] for file in json.loads(path.read_text())}
-        found = {name: cache / md5[:2] / md5[2:] for name, md5 in files.items()}
-        if made in found and all(file.is_file() for file in found.values()):
-            yield found
+        cached = {name: cache / md5[:2] / md5[2:] for name, md5 in files.items()}
+        if made in cached and all(file.is_file() for file in cached.values()):
+            yield cached

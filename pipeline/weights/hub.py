@@ -1,6 +1,6 @@
 """The Hugging Face hub: a model fetched by its revision, an export pushed as one commit.
 
-$HF_ENDPOINT says which hub, and $HF_TOKEN (or a login of the client's) who asks.
+$HF_ENDPOINT is the hub's address; the token is $HF_TOKEN, or from a login of the client.
 """
 
 import logging
@@ -14,23 +14,23 @@ from pipeline.weights import hf
 
 log = logging.getLogger(__name__)
 
-# What of a repository makes a model; nothing else is fetched, or removed by a push.
+# The files of a model; no other files of a repository are fetched, or removed by a push.
 MODEL = (hf.CONFIG, hf.INDEX, "model*.safetensors", *hf.COMPANIONS)
 
 
 def download(repo_id: str, revision: str | None, cache: Path) -> Path:
-    """Fetches a model into `cache`, what is new of it.
+    """Fetch a model into `cache`, except for files that are there already.
 
     Args:
-      repo_id: owner/name.
-      revision: a commit, a branch or a tag; None is the main branch.
-      cache: the client's own form of folder.
+      repo_id: Repository, as owner/name.
+      revision: Commit, branch or tag; None: the main branch.
+      cache: Folder in the client's own format.
 
     Returns:
       The model's folder, named after its commit.
 
     Raises:
-      LockstepError: there is no such model or revision, it cannot be read, or it came damaged.
+      LockstepError: The model or revision does not exist, cannot be read, or arrived damaged.
     """
     name = f"model.LLM.checkpoint.Hub: {repo_id}"
     if revision is not None:
@@ -43,22 +43,22 @@ def download(repo_id: str, revision: str | None, cache: Path) -> Path:
 
 
 def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) -> str:
-    """Uploads files as one commit, and makes the repository where there is none.
+    """Upload files as one commit, and create the repository where it does not exist.
 
-    What an earlier push left of a model and this one does not have goes in the same commit: weights
-    in other shards would be read in place of these.
+    The same commit deletes model files of an earlier push that this one does not have: weights in
+    other shards would be read in place of these.
 
     Args:
-      files: of one folder.
-      repo_id: owner/name.
-      message: the commit's.
-      private: whether a new repository is; one that is there stays as it is.
+      files: Files of one folder.
+      repo_id: Repository, as owner/name.
+      message: Message of the commit.
+      private: Whether a new repository is private; an existing one stays as it is.
 
     Returns:
       The commit, 40 hexadecimal digits.
 
     Raises:
-      LockstepError: the hub refused, cannot be reached, or somebody else pushed to it meanwhile.
+      LockstepError: The hub refused or cannot be reached, or somebody else pushed meanwhile.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
@@ -68,14 +68,14 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         before = api.model_info(repo_id)
-        there = [entry.rfilename for entry in before.siblings or ()]
-        gone = [name for name in there if name not in names and _is_of_a_model(name)]
+        old = [sibling.rfilename for sibling in before.siblings or ()]
+        deleted = [name for name in old if name not in names and _is_model_file(name)]
         adds = [CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file) for file in files]
-        deletes = [CommitOperationDelete(path_in_repo=name) for name in gone]
+        deletes = [CommitOperationDelete(path_in_repo=name) for name in deleted]
         commit = api.create_commit(
             repo_id, [*adds, *deletes], commit_message=message, parent_commit=before.sha
         )
-    except Exception as error:  # as above
+    except Exception as error:  # dozens of kinds; not chained, since it may hold the token
         reason = redact.message(error, get_token())
         raise LockstepError(
             f"{repo_id}: {reason}, expected a repository on the hub that HF_TOKEN may write to"
@@ -83,5 +83,5 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
     return commit.oid
 
 
-def _is_of_a_model(name: str) -> bool:
+def _is_model_file(name: str) -> bool:
     return "/" not in name and any(fnmatch(name, pattern) for pattern in MODEL)

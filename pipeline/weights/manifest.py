@@ -1,10 +1,10 @@
-"""manifest.json in a bucket: which versions of which files make a checkpoint.
+"""manifest.json in a bucket: which versions of which files make up a checkpoint.
 
     {"metadata": {"timestamp": ..., "epoch": ..., "step": ..., "run_id": ...},
      "files": [{"filename": ..., "generation": ..., "size_bytes": ...}, ...]}
 
-A generation is one version of an object. The form is Psyche's, whose `files` are the weights alone;
-`companions`, of the same form, is ours, and Psyche does not look at it.
+A generation is one version of an object. The format is Psyche's, whose `files` are only the
+weights; `companions`, in the same format, is ours, and Psyche ignores it.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.errors import LockstepError
-from pipeline.runfile.explain import validate
+from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import AsTuple, Table
 from pipeline.weights import hf
 
@@ -24,50 +24,46 @@ NAME = "manifest.json"
 Count = Annotated[int, Field(ge=0)]
 
 
-class Entry(Table):
+class FileVersion(Table):
     """One version of a file."""
 
     filename: str
-    """Its name in the manifest's folder."""
+    """Name of the file in the manifest's folder."""
     generation: Annotated[int, Field(ge=1)]
-    """Its version in the bucket."""
+    """Version in the bucket."""
     size_bytes: Count
-    """Its size."""
+    """Size in bytes."""
 
 
 class Metadata(Table, extra="ignore"):
-    """Which checkpoint it is, as far as a reader needs it."""
+    """The checkpoint, as far as a reader needs to know it."""
 
     step: Count
-    """The last step that was trained."""
+    """Last trained step."""
 
 
 class Manifest(Table, extra="ignore"):
-    """What a reader takes from a manifest; keys beside these are other programs'."""
+    """The keys of a manifest that a reader uses; other programs may write more."""
 
     metadata: Metadata
-    """Which checkpoint it is."""
-    files: Annotated[tuple[Entry, ...], AsTuple, Field(min_length=1)]
+    """The checkpoint."""
+    files: Annotated[tuple[FileVersion, ...], AsTuple, Field(min_length=1)]
     """The weights."""
-    companions: Annotated[tuple[Entry, ...], AsTuple] | None = None
-    """What stands beside the weights; absent from Psyche's manifests."""
+    companions: Annotated[tuple[FileVersion, ...], AsTuple] | None = None
+    """Other files of the model; absent from Psyche's manifests."""
 
 
 def parse(content: bytes, where: str) -> Manifest:
-    """Reads a manifest.
+    """Parse a manifest.
 
     Args:
-      content: its bytes.
-      where: what errors call it.
+      content: JSON.
+      where: Name of the manifest in error messages.
 
     Raises:
-      LockstepError: it is none, or names a file that cannot be a model's weights in that folder.
+      LockstepError: The manifest is invalid, or names a file that cannot be weights in its folder.
     """
-    try:
-        document = json.loads(content)
-    except ValueError as error:
-        raise LockstepError(f"{where}: expected JSON: {error}") from error
-    manifest = validate(Manifest, document, where)
+    manifest = validate_json(Manifest, content, where)
     names = [entry.filename for entry in manifest.files]
     for number, name in enumerate(names):
         if not re.fullmatch(hf.SHARD, name):
@@ -83,18 +79,20 @@ def parse(content: bytes, where: str) -> Manifest:
     return manifest
 
 
-def render(step: int, epoch: int, run: str, files: Sequence[Entry], beside: Sequence[Entry]) -> str:
-    """A manifest's text.
+def render(
+    step: int, epoch: int, run: str, files: Sequence[FileVersion], companions: Sequence[FileVersion]
+) -> str:
+    """Return the text of a manifest.
 
     Args:
-      step: the last that was trained.
-      epoch: its epoch.
-      run: the run's name.
-      files: the weights.
-      beside: what stands beside them.
+      step: Last trained step.
+      epoch: Epoch of that step.
+      run: Key of the run.
+      files: Versions of the weights.
+      companions: Versions of the other files.
     """
     metadata = {
-        "client_id": "lockstep",  # which some of Psyche's releases ask for
+        "client_id": "lockstep",  # required by some of Psyche's releases
         "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "epoch": epoch,
         "step": step,
@@ -102,7 +100,7 @@ def render(step: int, epoch: int, run: str, files: Sequence[Entry], beside: Sequ
     }
     document = {
         "metadata": metadata,
-        "files": [entry.model_dump() for entry in files],
-        "companions": [entry.model_dump() for entry in beside],
+        "files": [file.model_dump() for file in files],
+        "companions": [file.model_dump() for file in companions],
     }
     return json.dumps(document, indent=2) + "\n"

@@ -1,16 +1,14 @@
 """A safetensors file, read and written piece by piece: a model may be larger than the memory.
 
-The library reads and checks such a file, and maps it into memory, but it writes only tensors that
-are all in memory at once. The bytes written here are those that it writes of the same tensors.
+The library checks such a file, but it writes only tensors that are all in memory at once: of a
+checkpoint that is stored transposed or in another dtype, that is the whole model. The bytes written
+here are those that it writes.
 """
 
 import json
-import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401 - NumPy then knows bfloat16 by its name
 import numpy as np
@@ -39,58 +37,59 @@ DTYPES = {
     "U64": "uint64",
 }
 CODES = {name: code for code, name in DTYPES.items()}
-ORDER = {code: -place for place, code in enumerate(DTYPES)}
+ORDER = {code: -index for index, code in enumerate(DTYPES)}
 
 PIECE = 2**21  # elements, 8 MiB of float32: they fit a processor's cache, and the calls are few
 NARROWEST = 64  # columns read at once of a tensor to transpose: fewer read each page too often
-TILE = 256  # a transposition in squares of this many rows and columns took a fifth of the time
-BEHIND = 2  # pieces that wait to be written while the next is made
-FLUSH = 2**28  # bytes between two flushes: else the disk stands still until the end
-PADDING = 16  # elements after a row of a tile: rows a power of two apart share a cache's places
+TILE = 256  # rows and columns: a transposition in squares took a fifth of the time
+PADDING = 16  # elements after a row of a tile, whose rows would else share lines of the cache
 
 
-class Form(NamedTuple):
-    """What a header says of a tensor: its dtype as the file names it, and its shape."""
+class TensorSpec(NamedTuple):
+    """What a header says of a tensor."""
 
     dtype: str
+    """Dtype, as the file names it."""
     shape: tuple[int, ...]
+    """Shape."""
 
     @property
     def nbytes(self) -> int:
+        """Size of the values in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(DTYPES[self.dtype]).itemsize
 
 
-def form_of(dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -> Form:
-    """The form of a tensor of NumPy's `dtype`.
+def spec_of(dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -> TensorSpec:
+    """Return the spec of a tensor of NumPy's `dtype`.
 
     Raises:
-      ValueError: a safetensors file has no such dtype.
+      ValueError: A safetensors file cannot hold that dtype.
     """
     name = np.dtype(dtype).name
     if name not in CODES:
         raise ValueError(f"dtype {name}, expected one of {', '.join(CODES)}")
-    return Form(CODES[name], tuple(shape))
+    return TensorSpec(CODES[name], tuple(shape))
 
 
 # ---- Reading ----
 
 
-class Reader(Mapping[str, np.ndarray]):
-    """A file's tensors by name; one that is asked for is mapped into memory, and read when used.
+class TensorFile(Mapping[str, np.ndarray]):
+    """The tensors of a file by name; each is mapped into memory when it is looked up.
 
-    What was read of it leaves the memory with the array: who keeps none of them holds none.
+    The memory is freed with the array.
 
     Args:
-      path: of the file.
+      path: Path of the file.
 
     Raises:
-      LockstepError: it is no safetensors file, or a part of one.
+      LockstepError: The file is not a safetensors file, or is truncated.
     """
 
     def __init__(self, path: Path):
         self.path = path
         try:
-            with safe_open(path, framework="np"):  # checks all that the header says
+            with safe_open(path, framework="np"):  # checks the whole header
                 pass
             with open(path, "rb") as file:
                 length = int.from_bytes(file.read(8), "little")
@@ -98,15 +97,15 @@ class Reader(Mapping[str, np.ndarray]):
         except (OSError, SafetensorError) as error:
             raise LockstepError(f"{path}: expected a safetensors file: {error}") from error
         header.pop("__metadata__", None)
-        self.forms = {n: Form(said["dtype"], tuple(said["shape"])) for n, said in header.items()}
-        self.nbytes = sum(form.nbytes for form in self.forms.values() if form.dtype in DTYPES)
-        self._starts = {n: 8 + length + said["data_offsets"][0] for n, said in header.items()}
+        self.specs = {n: TensorSpec(t["dtype"], tuple(t["shape"])) for n, t in header.items()}
+        self.nbytes = sum(spec.nbytes for spec in self.specs.values() if spec.dtype in DTYPES)
+        self._starts = {n: 8 + length + t["data_offsets"][0] for n, t in header.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        dtype, shape = self.forms[name]
+        dtype, shape = self.specs[name]
         if dtype not in DTYPES:
             raise LockstepError(f"{self.path}: {name} is {dtype}, expected {', '.join(DTYPES)}")
-        if 0 in shape:  # of nothing there is no map
+        if 0 in shape:  # an empty range cannot be mapped
             return np.empty(shape, DTYPES[dtype])
         try:
             mapped = np.memmap(self.path, DTYPES[dtype], "r", self._starts[name], shape)
@@ -115,14 +114,14 @@ class Reader(Mapping[str, np.ndarray]):
         return mapped.view(np.ndarray)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.forms)
+        return iter(self.specs)
 
     def __len__(self) -> int:
-        return len(self.forms)
+        return len(self.specs)
 
 
 def pieces(array: np.ndarray, *, transposed: bool = False) -> Iterator[np.ndarray]:
-    """Yields an array, or a matrix transposed, in C order and in contiguous pieces."""
+    """Yield an array, or a transposed matrix, in C order and in contiguous pieces."""
     array = np.asarray(array)
     if not transposed:
         flat = np.ascontiguousarray(array).reshape(-1)
@@ -155,90 +154,48 @@ def _transposed(matrix: np.ndarray) -> np.ndarray:
 
 def write(
     path: Path,
-    forms: Mapping[str, Form],
+    specs: Mapping[str, TensorSpec],
     pieces: Callable[[str], Iterable[np.ndarray]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes a file whose tensors need never be in memory: whole or absent, at any kill.
+    """Write a file whose tensors need never be in memory; it is whole or absent, at any kill.
 
     Args:
-      path: of the file.
-      forms: of the tensors, by name.
-      pieces: returns a tensor's values by its name, in C order, in contiguous arrays of any shape.
-        It is asked for each tensor once, in the order in which they lie in the file.
-      metadata: of the file, for its readers.
+      path: Path of the file.
+      specs: Specs of the tensors, by name.
+      pieces: Returns the values of a tensor by its name, in C order, in contiguous arrays of any
+        shape. It is called once for each tensor, in the order in which they lie in the file.
+      metadata: Metadata of the file, for its readers.
 
     Raises:
-      LockstepError: it could not be written.
-      ValueError: the pieces of a tensor are not of its form.
+      LockstepError: The file could not be written.
+      ValueError: The pieces of a tensor do not fit its spec.
     """
-    ordered = sorted(forms, key=lambda name: (ORDER[forms[name].dtype], name))
-    with written(path) as file, _Behind(file) as behind:
-        behind.write(_header({name: forms[name] for name in ordered}, metadata))
+    ordered = sorted(specs, key=lambda name: (ORDER[specs[name].dtype], name))
+    with written(path) as file:
+        file.write(_header({name: specs[name] for name in ordered}, metadata))
         for name in ordered:
-            left = forms[name].nbytes
+            missing = specs[name].nbytes
             for piece in pieces(name):
-                if piece.dtype != DTYPES[forms[name].dtype]:
-                    raise ValueError(f"{name}: piece of {piece.dtype}, expected {forms[name]}")
-                behind.write(piece.reshape(-1).view(np.uint8))
-                left -= piece.nbytes
-            if left:
-                raise ValueError(f"{name}: pieces of {left} bytes less, expected {forms[name]}")
+                if piece.dtype != DTYPES[specs[name].dtype]:
+                    raise ValueError(f"{name}: piece of {piece.dtype}, expected {specs[name]}")
+                file.write(piece.reshape(-1).view(np.uint8))
+                missing -= piece.nbytes
+            if missing:
+                raise ValueError(f"{name}: {missing} bytes are missing, expected {specs[name]}")
 
 
-def _header(forms: dict[str, Form], metadata: Mapping[str, str] | None) -> bytes:
-    """The header's length and the header, filled up with spaces as the format asks for."""
+def _header(specs: dict[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
+    """Return the header's length and the header, padded with spaces as the format requires."""
     table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
-    for name, form in forms.items():
-        start, end = end, end + form.nbytes
+    for name, spec in specs.items():
+        start, end = end, end + spec.nbytes
         table[name] = {
-            "dtype": form.dtype,
-            "shape": list(form.shape),
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
             "data_offsets": [start, end],
         }
-    said = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
-    said += b" " * (-len(said) % 8)
-    return len(said).to_bytes(8, "little") + said
-
-
-class _Behind:
-    """Writes to a file in a thread, a few pieces behind; another flushes it to the disk meanwhile.
-
-    What the system refuses is raised by a later call, at the latest on leaving.
-    """
-
-    def __init__(self, file: BinaryIO):
-        self._file, self._unflushed = file, 0
-        self._writer, self._flusher = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._waiting: deque[Future[None]] = deque()
-        self._flush: Future[None] | None = None
-
-    def __enter__(self) -> "_Behind":
-        return self
-
-    def write(self, data: bytes | np.ndarray) -> None:
-        if len(self._waiting) > BEHIND:
-            self._waiting.popleft().result()
-        self._waiting.append(self._writer.submit(self._write, data))
-
-    def _write(self, data: bytes | np.ndarray) -> None:
-        self._file.write(data)
-        self._unflushed += len(data)
-        if self._unflushed > FLUSH and (self._flush is None or self._flush.done()):
-            self._check_flush()
-            self._unflushed = 0
-            self._flush = self._flusher.submit(os.fsync, self._file.fileno())
-
-    def _check_flush(self) -> None:
-        """The system says only once that the disk did not take what was written."""
-        if self._flush is not None:
-            self._flush.result()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._writer.shutdown(cancel_futures=kind is not None)
-        self._flusher.shutdown()
-        if kind is None:
-            for last in self._waiting:
-                last.result()
-            self._check_flush()
+    header = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header

@@ -17,37 +17,34 @@ from pipeline.wire.commitment import flatten
 
 
 def save_tree(path: Path, tree: Tree) -> None:
-    """Writes a tree's arrays to one safetensors file, named by their paths joined with "/"."""
+    """Write the arrays of a tree to one safetensors file, named by their paths joined with "/"."""
     arrays = flatten(tree)
-    forms = {name: tensorfile.form_of(array.dtype, array.shape) for name, array in arrays.items()}
-    tensorfile.write(path, forms, lambda name: tensorfile.pieces(arrays[name]))
+    specs = {name: tensorfile.spec_of(array.dtype, array.shape) for name, array in arrays.items()}
+    tensorfile.write(path, specs, lambda name: tensorfile.pieces(arrays[name]))
 
 
 def load_tree(path: Path, like: Tree) -> Tree:
-    """Reads what `save_tree` wrote, in the structure of `like`.
+    """Read what `save_tree` wrote, in the structure of `like`.
 
     Raises:
-      LockstepError: a tensor is missing, extra, or of another shape or dtype than in `like`.
+      LockstepError: A tensor is missing, unexpected, or of another shape or dtype than in `like`.
     """
-    found, expected = _load(path), flatten(like)
-    for name in sorted(found.keys() | expected.keys()):
-        if name not in found or name not in expected:
-            word = "missing" if name in expected else "not expected"
-            raise LockstepError(f"{path}: tensor {name} is {word}")
-        form = found[name].shape, found[name].dtype
-        if form != (expected[name].shape, expected[name].dtype):
-            raise LockstepError(
-                f"{path}: tensor {name} is {form[1]}{list(form[0])}, expected "
-                f"{expected[name].dtype}{list(expected[name].shape)}"
-            )
-    return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in expected])
+    arrays, expected = _load(path), flatten(like)
+    for name in sorted(arrays.keys() | expected.keys()):
+        if name not in arrays or name not in expected:
+            problem = "missing" if name in expected else "not expected"
+            raise LockstepError(f"{path}: tensor {name} is {problem}")
+        actual, wanted = (f"{a.dtype}{list(a.shape)}" for a in (arrays[name], expected[name]))
+        if actual != wanted:
+            raise LockstepError(f"{path}: tensor {name} is {actual}, expected {wanted}")
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in expected])
 
 
 def load_nested(path: Path) -> dict:
-    """Reads what `save_tree` wrote of nested dicts, such as params, whatever their structure.
+    """Read nested dicts, such as params, that `save_tree` wrote.
 
     Raises:
-      LockstepError: it is no safetensors file.
+      LockstepError: The file is not a safetensors file.
     """
     tree: dict = {}
     for name, array in _load(path).items():

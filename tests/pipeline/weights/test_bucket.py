@@ -275,7 +275,7 @@ def test_without_a_manifest_what_lies_there_is_read(tmp_path, served, caplog, sh
     out = read(tmp_path)
     assert same_params(out, model)
     assert source_of(out)["manifest_generation"] is None
-    assert f"{WHERE} has no manifest.json: what lies there today is read" in caplog.text
+    assert f"{WHERE} has no manifest.json: its files as of today are read" in caplog.text
     assert all(name.startswith("no_manifest/") for name in cached(tmp_path))
     assert not {f"no_manifest/{name}" for name in JUNK} & cached(tmp_path).keys()
 
@@ -391,9 +391,9 @@ def test_a_name_that_leaves_the_folder_or_is_no_safetensors_is_refused(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "expected JSON: "),
+        (b"{", "EOF while parsing an object at line 1 column 1, expected JSON"),
         (b"[]", "found [], expected a table"),
-        (b"{}", "metadata: missing, expected it (Which checkpoint it is)"),
+        (b"{}", "metadata: missing, expected it (The checkpoint)"),
         (b'{"metadata": {"step": 1}, "files": []}', "files is [], expected "),
         (b'{"metadata": {"step": -1}, "files": [{}]}', "metadata.step is -1, expected "),
         (

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.convert import ALLOWANCE, SOURCE, write_model
 from models.llama import llama
 from pipeline.weights import hf
-from pipeline.weights.tensorfile import Reader
+from pipeline.weights.tensorfile import TensorFile
 from tests import tiny
 
 NBYTES = 750_000_000
@@ -26,7 +26,7 @@ from benchmarks import resident
 from pipeline import convert, runfile
 from pipeline.weights import hf
 from pipeline.stage.artifacts import Paths
-from pipeline.weights.tensorfile import Reader
+from pipeline.weights.tensorfile import TensorFile
 
 root = Path(sys.argv[2])
 
@@ -36,7 +36,7 @@ def stage():
 
 def export():
     (root / "export").mkdir()
-    params = Reader(root / "data" / "init" / "params.safetensors")
+    params = TensorFile(root / "data" / "init" / "params.safetensors")
     hf.write_folder(root / "export", hf.read_config(root / "source"), params, "float32")
 
 def whole():
@@ -67,8 +67,8 @@ def test_convert_and_export_of_a_large_model_hold_a_tensor_or_two(root):
     document["model"]["LLM"]["checkpoint"] = {"Hub": {"repo_id": str(root / SOURCE)}}
     tiny.write_run(root / "run.toml", document)
     assert peak_of("convert", root) <= bound
-    params = Reader(root / "data" / "init" / "params.safetensors")
-    source = Reader(file)
+    params = TensorFile(root / "data" / "init" / "params.safetensors")
+    source = TensorFile(file)
     for path in params:
         name, transposed = llama.names[path]
         stacked = params[path] if "{layer}" in name else params[path][None]

@@ -1,0 +1,121 @@
+"""Which tensor of a Hugging Face file is which param of a model, and whether all are there."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from models.architecture import Architecture
+from pipeline.errors import LockstepError
+from pipeline.weights.tensorfile import TensorFile
+
+FLOATS = ("F32", "BF16", "F16")  # dtypes that a tensor may be stored in, as safetensors names them
+
+
+class Slot(NamedTuple):
+    """The part of a param that one tensor of a file holds."""
+
+    path: str
+    """Path of the param, joined with "/"."""
+    index: tuple[int, ...]
+    """Layer and expert within the param, as many of them as it has."""
+    transposed: bool
+    """Whether the tensor is stored transposed."""
+    shape: tuple[int, ...]
+    """Shape of the tensor."""
+    float32: bool
+    """Whether the tensor is stored in float32, whatever the dtype of the others."""
+
+
+def param_shapes(model: Architecture, config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every param by its path joined with "/"; nothing is computed."""
+    shapes = jax.eval_shape(partial(model.init, config, 0))
+    return {path: leaf.shape for path, leaf in flatten_dict(shapes, sep="/").items()}
+
+
+def slots_of(model: Architecture, config: Any) -> dict[str, Slot]:
+    """Return the slot of every tensor that a file of this model holds, by the tensor's name."""
+    slots = {}
+    for path, shape in param_shapes(model, config).items():
+        template, transposed = model.names[path]
+        first = config.first_layers.get(path.split("/")[0], 0)
+        axes = sum(number in template for number in ("{layer}", "{expert}"))
+        own = shape[axes:][::-1] if transposed else shape[axes:]
+        for index in np.ndindex(shape[:axes]):
+            layer, expert = (*index, 0, 0)[:2]  # a template names those that it has
+            name = template.format(layer=first + layer, expert=expert)
+            slots[name] = Slot(path, index, transposed, own, path in model.float32)
+    return slots
+
+
+def check_tensors(
+    model: Architecture,
+    config: Any,
+    slots: Mapping[str, Slot],
+    files: Mapping[str, TensorFile],
+    where: str,
+) -> dict[str, str]:
+    """Compare the tensors of files with the slots of a model.
+
+    Args:
+      model: Architecture of the model.
+      config: Config of the model.
+      slots: Expected tensors.
+      files: File of each tensor that was found, by the tensor's name.
+      where: What an error names first.
+
+    Returns:
+      Copies of tied tensors: name -> name of the tensor that it must equal.
+
+    Raises:
+      LockstepError: Tensors are missing, unexpected, or of another shape or dtype.
+    """
+    problems, copies = [], {}
+    for name in sorted(slots.keys() | files.keys()):
+        if name not in files:
+            problems.append(f"{name} {list(slots[name].shape)} is missing")
+            continue
+        path, (dtype, shape) = files[name].path, files[name].specs[name]
+        if name not in slots:
+            if model.tied.get(name) in files:
+                copies[name] = model.tied[name]
+            elif not _is_ignored(name, model, config):
+                problems.append(f"{name} {list(shape)} in {path.name} is not expected")
+        elif shape != slots[name].shape:
+            expected = list(slots[name].shape)
+            problems.append(f"{name} in {path.name} is {list(shape)}, expected {expected}")
+        elif dtype not in FLOATS:
+            problems.append(f"{name} in {path.name} is {dtype}, expected {', '.join(FLOATS)}")
+    if problems:
+        raise LockstepError(f"{where}: {'; '.join(problems)}")
+    return copies
+
+
+def _is_ignored(name: str, model: Architecture, config: Any) -> bool:
+    match = re.fullmatch(model.ignored, name)
+    if match is None:
+        return False
+    beyond = match.groupdict().get("beyond")
+    return beyond is None or int(beyond) >= config.num_hidden_layers
+
+
+def check_params(
+    params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Compare params with the shapes of a model, by path.
+
+    Raises:
+      LockstepError: Params are missing, unexpected or of another shape.
+    """
+    problems = [f"{path} is missing" for path in sorted(shapes.keys() - params.keys())]
+    problems += [f"{path} is not expected" for path in sorted(params.keys() - shapes.keys())]
+    for path in sorted(shapes.keys() & params.keys()):
+        if params[path].shape != shapes[path]:
+            shape, expected = list(params[path].shape), list(shapes[path])
+            problems.append(f"{path} is {shape}, expected {expected}")
+    if problems:
+        raise LockstepError(f"{where}: {'; '.join(problems)}")
