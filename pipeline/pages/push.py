@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline import runfile
+from pipeline.audit.verdict_text import blame
 from pipeline.errors import LockstepError
-from pipeline.pages.summary import blame
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths, read_json
