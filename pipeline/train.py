@@ -1,6 +1,6 @@
-"""Stage train: the peers take rounds until total_steps -> data/trained, metrics/train.json.
+"""Stage train: peers take rounds until total_steps -> data/trained, metrics/train.json.
 
-Work in progress lies in data/runs/<key>: the transcript as it grows, and checkpoints. Killed at any
+Work in progress is in data/runs/<key>: the growing transcript, and checkpoints. Killed at any
 moment and started again, the stage ends with the same bytes.
 """
 
@@ -25,10 +25,10 @@ from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.swarm.faults import Faults
-from pipeline.swarm.swarm import NotFinite, Swarm, Taken
+from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
-from pipeline.transcript import curves as history
+from pipeline.transcript import curves
 from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights.checkpoints import Checkpoints
@@ -36,11 +36,11 @@ from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
 
-WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  # a snapshot has them
+WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  # in a snapshot
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Trains from data/init on data/shards, going on from this key's newest checkpoint."""
+    """Train data/init on data/shards, resuming from this key's newest checkpoint."""
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
     cudnn.check(run, artifacts.read_json(init / "hf" / "config.json"))
@@ -56,20 +56,20 @@ def run(run: runfile.Run, paths: Paths) -> None:
     training.take_rounds()
 
     transcript = Transcript(training.writer.folder)
-    rows = history.rows(transcript)
-    metrics = history.metrics(rows, transcript, setup.start.state.params)
+    rows = curves.rows(transcript)
+    metrics = curves.metrics(rows, transcript, setup.start.state.params)
     with paths.building() as folder:
-        # no bytes are copied, and a kill before the end finds the source whole
+        # hard links: no bytes are copied, and a kill before the end leaves the source whole
         shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)
         shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
-        history.write(rows, folder / METRICS)
+        curves.write(rows, folder / METRICS)
         artifacts.write_json(folder / METRICS / "train.json", metrics)
-        artifacts.write_json(folder / "final.json", history.final(transcript))
+        artifacts.write_json(folder / "final.json", curves.final(transcript))
     shutil.rmtree(paths.scratch)
 
 
 class _Training:
-    """A training in progress: what take_rounds needs, and what a kill must not lose."""
+    """A training in progress, and what a kill must not lose of it."""
 
     def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray):
         self.setup, self.paths, self.held_out_NW = setup, paths, held_out_NW
@@ -83,7 +83,7 @@ class _Training:
         )
 
     def prepare(self) -> None:
-        """Goes back to the newest checkpoint, or begins."""
+        """Restore the newest checkpoint, or begin."""
         run, setup, start = self.run, self.setup, self.setup.start
         saved = self.checkpoints.newest(start.state)
         self.step = saved.step if saved else start.step
@@ -91,7 +91,7 @@ class _Training:
         self.peers = make_peers(setup.programs, run.peers.layout, state, jax.devices())
         if saved:
             self._check_environment()
-            log.info(f"train: goes on after round {self.step}")
+            log.info(f"train: resumes after round {self.step}")
             self.progress = driver.RunProgress.from_json(saved.rest["progress"], run.config)
             self.faults.restore(saved.rest["faults"])
         else:
@@ -114,7 +114,7 @@ class _Training:
         self._say_where()
 
     def take_rounds(self) -> None:
-        """Takes rounds until the last; asked to stop, saves and ends the process."""
+        """Take rounds until the last; on a request to stop, save and end the process."""
         run, began, tokens_done = self.run, None, 0
         shown = self.header.held_out_loss
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
@@ -151,7 +151,7 @@ class _Training:
     def _take_round(self) -> Taken | None:
         try:
             self.progress, taken = self.swarm.take_round(self.progress)
-        except NotFinite as error:
+        except NotFiniteError as error:
             raise self._stopped(str(error)) from error
         except LockstepError:  # too few peers are left
             self.checkpoints.close()  # else the save in progress dies with a traceback
@@ -159,7 +159,7 @@ class _Training:
         return taken
 
     def _keep(self, taken: Taken, measured: float | None, last: bool, stop: bool) -> None:
-        """Appends the round to the transcript; where due, a snapshot and a checkpoint."""
+        """Append the round to the transcript, and take the snapshot and checkpoint that are due."""
         run = self.run
         entry = taken.entry.model_copy(update={"held_out_loss": measured})
         self.writer.round(entry, taken.payloads, taken.others)
@@ -178,7 +178,7 @@ class _Training:
             self.checkpoints.save(self.step, state, rest)
 
     def _imprecise(self) -> Programs:
-        """The run's programs in another precision, for a peer that is to compute by them."""
+        """The run's programs in another precision, for a peer with that fault."""
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         peers = self.run.peers.model_copy(update={"precision": other})
         run, setup = self.run.model_copy(update={"peers": peers}), self.setup
@@ -208,23 +208,23 @@ class _Training:
         )
 
     def _check_environment(self) -> None:
-        """What goes on elsewhere would not end with the bytes of a run that was never killed."""
+        """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
         here, there = devices.describe(), Transcript(self.writer.folder).header.environment
         for name in sorted(here.keys() | there.keys()):
             if here.get(name) != there.get(name):
                 raise LockstepError(
                     f"{self.paths.scratch}: {name} is {here.get(name)!r} here, expected "
-                    f"{there.get(name)!r} as where this run began; go on there, or begin anew "
+                    f"{there.get(name)!r} as where this run began; resume it there, or start over "
                     "after `lockstep clean`"
                 )
 
     def _say_who(self, entry: Entry) -> None:
-        """Who left the run or came to it."""
+        """Log the peers that left the run or joined it."""
         step = entry.round.step
         for peer, why in entry.decision.ejected.items():
             log.info(f"train: round {step}: peer {peer} is ejected: {why}")
         for peer in entry.decision.dropped:
-            log.info(f"train: round {step}: nobody heard from peer {peer}; it is out of the epoch")
+            log.info(f"train: round {step}: nobody heard from peer {peer}; it leaves the epoch")
         for peer in entry.round.joined:
             log.info(f"train: round {step}: peer {peer} has joined")
 
@@ -235,7 +235,7 @@ class _Training:
         device = self.header.environment["device_kind"]
         how = "bit for bit" if equal else "within a tolerance"
         log.info(f"train: attention by {self.run.peers.attention}, in {self.run.peers.precision}")
-        log.info(f"train: on {device}, layout {self.run.peers.layout}: a witness replays {how}")
+        log.info(f"train: on {device}, layout {self.run.peers.layout}: an audit replays {how}")
 
 
 def _tokens(entry: Entry, length: int) -> int:
@@ -274,6 +274,6 @@ def _check_tokens(setup: Setup, shards: Path) -> None:
     if known is not None and known > vocab_size:
         log.warning(
             f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
-            f"{vocab_size}: an id that the model has not is refused where it occurs"
+            f"{vocab_size}: token ids beyond the model's vocabulary are rejected when read"
         )
     check_ids(shards, vocab_size, run.llm.max_seq_len)

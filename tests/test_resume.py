@@ -84,7 +84,7 @@ def stopped(tmp_path) -> tuple[Path, Path, Path]:
     )
     tiny.make(run_file, root, "download", "convert")
     trainer = tiny.lockstep("train", run_file, root)
-    assert any("a witness replays" in line for line in trainer.stdout)  # then it takes rounds
+    assert any("an audit replays" in line for line in trainer.stdout)  # then it takes rounds
     time.sleep(1)
     trainer.send_signal(signal.SIGTERM)
     trainer.communicate()
@@ -102,7 +102,7 @@ def refusal(run_file: Path, root: Path) -> str:
 
 def test_a_trainer_asked_to_stop_saves_and_goes_on_where_it_was(stopped):
     run_file, root, _ = stopped
-    assert "goes on after round" in tiny.by_hand(run_file, root, "train")
+    assert "resumes after round" in tiny.by_hand(run_file, root, "train")
 
 
 def test_a_run_does_not_go_on_where_its_bits_would_differ(stopped):

@@ -1,4 +1,4 @@
-"""Fused attention: used where the run file asks for it, and then proven to be what was compiled."""
+"""cuDNN's fused attention: if the run file asks for it, XLA must have compiled it."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ import models
 from pipeline import runfile
 from pipeline.errors import LockstepError
 
-KERNEL = "__cudnn$fmha"  # begins the name of XLA's call of cuDNN's fused multi-head attention
+KERNEL = "__cudnn$fmha"  # prefix of XLA's calls of cuDNN's fused multi-head attention
 
 
 def check(run: runfile.Run, hf_config: dict) -> None:
-    """Does nothing unless `[peers] attention` asks for cuDNN's kernel.
+    """Check that cuDNN's kernel is what is compiled, if `[peers] attention` asks for it.
 
     Raises:
-      LockstepError: it cannot run here, or a program that asks for it compiles to another.
+      LockstepError: It cannot run here, or XLA compiles something else.
     """
     if run.peers.attention != "cudnn":
         return
@@ -32,7 +32,7 @@ def check(run: runfile.Run, hf_config: dict) -> None:
 
 
 def _compiled(run: runfile.Run, hf_config: dict) -> str:
-    """One layer's forward and backward pass as XLA compiled it: quick, and of the run's shapes."""
+    """One layer's forward and backward pass as XLA compiles it: quick, with the run's shapes."""
     model = models.get(hf_config["model_type"])
     shape = model.Config.from_hf(hf_config).shortened(1)
     params = jax.eval_shape(lambda: model.init(shape, 0))

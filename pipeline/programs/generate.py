@@ -1,6 +1,6 @@
-"""A language model writes: one token at a time, each a pure function of the tokens before it.
+"""Text generation: one token at a time, each a pure function of the tokens before it.
 
-Shapes: L tokens that the model sees, V vocabulary.
+Shapes: L tokens of context, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,23 +23,23 @@ def generate(
     seed: int,
     ends: Sequence[int],
 ) -> list[int]:
-    """Continues `prompt`, and returns the new tokens.
+    """Return the tokens that continue `prompt`.
 
     token_t ~ softmax(logits / temperature), drawn with the key `fold_in(key(seed), t)`, where t is
-    its position in the whole text: nothing is carried from token to token, so any can be redrawn.
+    its position in the whole text: no state is carried from token to token.
 
-    Each token takes a whole forward pass over one padded shape, so one program is compiled. What
-    stands after a token does not change its logits, for the model is causal.
+    Each token takes a whole forward pass over one padded shape, so a single program is compiled.
+    The model is causal: what follows a token does not change its logits.
 
     Args:
-      apply: apply(params, tokens_BL) -> logits_BLV.
-      params: of the model.
-      prompt: token ids, at least one.
-      max_new_tokens: after which it stops.
-      context: the most tokens the model is shown; beyond it, the first ones drop out of sight.
-      temperature: 0 takes the likeliest token each time.
-      seed: of the draws.
-      ends: tokens that end a text; the one that does is returned as well.
+      apply: Model, as apply(params, tokens_BL) -> logits_BLV.
+      params: Params of the model.
+      prompt: Token ids, at least one.
+      max_new_tokens: Largest number of new tokens.
+      context: Largest number of tokens that the model sees; earlier ones are cut off.
+      temperature: Temperature of the softmax; 0 takes the likeliest token each time.
+      seed: Seed of the draws.
+      ends: Tokens that end a text; the one that does is returned as well.
     """
     length = min(context, len(prompt) + max_new_tokens)
 

@@ -1,4 +1,4 @@
-"""Loss on text that no peer trains on."""
+"""Held-out loss: on text that no peer trains on."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,18 +16,18 @@ from pipeline.tokens.shards import PLAIN, Column, read_shards
 
 
 class HeldOut(NamedTuple):
-    """What is measured: int32 rows_NW, N of them 0 where there are none, and their columns."""
+    """Held-out rows: int32 [N, W], with N = 0 where nothing is held out; and their columns."""
 
-    rows_NW: np.ndarray
+    rows_NW: np.ndarray  # noqa: N815 - a shape
     columns: tuple[Column, ...]
 
 
 def read(run: runfile.Run, shards: Path) -> HeldOut:
-    """The held-out rows that are measured: those of which anything counts.
+    """Read the held-out rows that are measured: those with anything that counts.
 
     Args:
-      run: the whole run; at most its `[held_out] sequences` are read.
-      shards: what stage download left.
+      run: The whole run; at most its `[held_out] sequences` are read.
+      shards: What stage download left.
     """
     listed = read_shards(shards)
     length, network = run.llm.max_seq_len, run.runtime.network
@@ -43,14 +43,14 @@ def mean_loss(
     size: int,
     columns: tuple[Column, ...] = PLAIN,
 ) -> float:
-    """Mean cross-entropy in nats per predicted token that counts, over all rows.
+    """Return the mean cross-entropy over all rows, nats per predicted token that counts.
 
     Args:
-      measure: each row's cross-entropy, `Programs.measure`.
-      params_on: a copy of the params on each device group that may help.
-      rows_NW: int32 held-out rows; something counts of each.
-      size: rows measured at once; the last lot is padded, so that one shape is compiled.
-      columns: of the rows.
+      measure: Each row's cross-entropy, `Programs.measure`.
+      params_on: A copy of the params on each device group that may help.
+      rows_NW: Held-out rows, int32; something counts in each.
+      size: Rows measured at once; the last lot is padded, so a single shape is compiled.
+      columns: Columns of the rows.
     """
     groups = list(params_on)
     count = len(rows_NW)
@@ -61,6 +61,6 @@ def mean_loss(
         for lot, group in zip(lots, groups * len(lots), strict=False)
     ]
     losses_N = np.concatenate(jax.device_get(losses))[:count]
-    if "labels" not in columns:  # each row has as many
+    if "labels" not in columns:  # as many count in each row
         return float(np.mean(losses_N, dtype=np.float64))
     return float(np.average(losses_N, weights=counted(rows_NW, columns).sum(axis=1)))

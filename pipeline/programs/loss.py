@@ -1,11 +1,11 @@
-"""The loss: next-token cross-entropy, of the last layer's output and the head's kernel.
+"""The loss: next-token cross-entropy, from the last layer's output and the head's kernel.
 
-Logits are the largest thing that a model of many tokens makes: V for each place of a text. Where
-they would be more than `LARGEST` numbers, they are made for some places at a time, and in training
-turned into the gradients of features and kernel at once, so that no more of them are ever kept.
+Logits are the largest array of a model with a large vocabulary: V for each position of a text.
+Where they would be more than `LARGEST` numbers, they are computed for some positions at a time,
+and in training turned into gradients of features and kernel at once, so no more are ever held.
 
 Shapes in names: B sequences of T tokens, N = B * T, S = T - 1 predictions of each, C tokens at a
-time, D width, V vocabulary.
+time, M such parts, D width, V vocabulary.
 """
 
 import jax
@@ -17,29 +17,30 @@ LARGEST = 2**25  # logits at a time: 128 MiB of float32
 
 
 def cross_entropy(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Each sequence's mean next-token cross-entropy in nats: [B], float32.
+    """Return each sequence's mean next-token cross-entropy in nats: [B], float32.
 
     The last token of a sequence is a label only, as in Psyche: T - 1 predictions.
 
     Args:
-      x_ND: features, what the head's kernel multiplies; in the dtype of that product.
-      kernel_DV: of the head, cast to that dtype.
-      tokens_BT: int32.
+      x_ND: Features that the head's kernel multiplies, in the dtype of that product.
+      kernel_DV: The head's kernel; cast to that dtype.
+      tokens_BT: Token ids, int32.
     """
     return jnp.mean(_predicted(x_ND, kernel_DV, tokens_BT), axis=-1)
 
 
 def targets(rows: Columns) -> jax.Array:
-    """What is predicted, [B, T]: the labels, any token where they are UNCOUNTED; or the inputs."""
+    """Return the predicted tokens, [B, T]: labels, any token where UNCOUNTED; or the inputs."""
     return rows.inputs if rows.labels is None else jnp.maximum(rows.labels, 0)
 
 
 def measured(x_ND: jax.Array, kernel_DV: jax.Array, rows: Columns) -> jax.Array:
-    """Each row's mean cross-entropy over what counts of it: [B]; 0 where nothing does.
+    """Return each row's mean cross-entropy over its tokens that count: [B]; 0 without any.
 
     Args:
-      x_ND, kernel_DV: as in `cross_entropy`.
-      rows: its labels say what counts; without labels it is every token but the first.
+      x_ND: As in `cross_entropy`.
+      kernel_DV: As in `cross_entropy`.
+      rows: Labels mark the tokens that count; without labels all but the first do.
     """
     if rows.labels is None:
         return cross_entropy(x_ND, kernel_DV, rows.inputs)
@@ -51,13 +52,15 @@ def measured(x_ND: jax.Array, kernel_DV: jax.Array, rows: Columns) -> jax.Array:
 def weighted_cross_entropy(
     x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    """The sum of cross-entropies, each times its weight; for gradients.
+    """Return the weighted sum of cross-entropies; for gradients.
 
     Weights are not differentiated.
 
     Args:
-      x_ND, kernel_DV, tokens_BT: as in `cross_entropy`.
-      weight: of each sequence's mean, [B]; or of each prediction, [B, S], 0 where it is UNCOUNTED.
+      x_ND: As in `cross_entropy`.
+      kernel_DV: As in `cross_entropy`.
+      tokens_BT: As in `cross_entropy`.
+      weight: Weight of each sequence's mean, [B]; or of each prediction, [B, S], 0 if UNCOUNTED.
     """
     if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
         return _total(x_ND, kernel_DV, tokens_BT, weight)
@@ -95,13 +98,13 @@ def _in_parts(
 def _forward(
     x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The loss and its gradients: of a number, they are known but for what it is multiplied by.
+    """The loss and its gradients, which are known up to the factor that multiplies the loss.
 
-    Three products of N x D x V, as many as without parts; the logits are never made twice.
+    Three products of N x D x V, as many as without parts; no logits are computed twice.
     """
     B, T = tokens_BT.shape
-    # the weight of what a token predicts; the last one predicts nothing
-    if weight.ndim == 1:  # its share of its sequence's
+    # weight of each token's prediction; the last one predicts nothing
+    if weight.ndim == 1:  # a share of its sequence's
         weight_BT = jnp.broadcast_to(weight[:, None] / (T - 1), (B, T)).at[:, -1].set(0.0)
     else:
         weight_BT = jnp.pad(weight, ((0, 0), (0, 1)))
@@ -140,7 +143,7 @@ def _logits(x: jax.Array, kernel_DV: jax.Array) -> jax.Array:
 def _losses(
     x_CD: jax.Array, labels_C: jax.Array, kernel_DV: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each token's cross-entropy, the logits, and the logarithm of their exponentials' sum."""
+    """Each token's cross-entropy, the logits, and their log-sum-exp."""
     logits_CV = _logits(x_CD, kernel_DV)
     sum_C = jax.nn.logsumexp(logits_CV, axis=-1)
     label_logits_C = jnp.take_along_axis(logits_CV, labels_C[:, None], axis=-1)[:, 0]
@@ -150,8 +153,10 @@ def _losses(
 def _some(
     x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Features and labels of as many tokens at a time as `LARGEST` allows, padded with zeros:
-    [M, C, D] and [M, C]. The label of a token is the next one; of a sequence's last, nothing."""
+    """Features [M, C, D] and labels [M, C], as many tokens at a time as `LARGEST` allows.
+
+    Padded with zeros. A token's label is the next token; the last of a sequence has none.
+    """
     N, D = x_ND.shape
     parts = -(-N * kernel_DV.shape[1] // LARGEST)
     C = -(-N // parts)

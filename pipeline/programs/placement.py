@@ -1,7 +1,7 @@
 """The devices a peer computes on: one, or a group of `[peers] fsdp` that hold its arrays in parts.
 
 Each array is cut along its longest axis that the devices divide, and a batch by its sequences. XLA
-gathers what a product needs just before it, and leaves each device its part of a gradient: fully
+gathers each operand just before its product, and leaves each device its part of a gradient: fully
 sharded data parallelism, by annotations alone.
 """
 
@@ -34,16 +34,16 @@ class DeviceGroup:
         return ", ".join(map(str, self.devices))
 
     def put(self, tree: Tree) -> Tree:
-        """Params, an optimizer's state, messages: each array in parts, one on each device."""
+        """Put params, states or messages there: each array in parts, one on each device."""
         parts = len(self.devices)
         return jax.device_put(tree, jax.tree.map(lambda x: self._on(cut(x.shape, parts)), tree))
 
     def put_whole(self, tree: Tree) -> Tree:
-        """Each array whole on every device."""
+        """Put each array whole on every device."""
         return jax.device_put(tree, self._on(Spec()))
 
     def put_sequences(self, tokens: np.ndarray) -> jax.Array:
-        """Micro-batches [..., B, T], their sequences spread over the devices."""
+        """Put micro-batches [..., B, T] there, their sequences spread over the devices."""
         return jax.device_put(tokens, self._on(cut_sequences(tokens.ndim)))
 
     def _on(self, spec: Spec) -> jax.sharding.Sharding:
@@ -62,7 +62,7 @@ def device_groups(devices: Sequence[jax.Device], parts: int) -> list[DeviceGroup
     """Cut the devices into groups of `parts` each; devices left over stay idle.
 
     Raises:
-      LockstepError: there are fewer devices.
+      LockstepError: There are fewer devices.
     """
     if len(devices) < parts:
         raise LockstepError(
@@ -98,8 +98,10 @@ def side_by_side(
 
 
 def cut(shape: tuple[int, ...], parts: int) -> Spec:
-    """How an array lies on `parts` devices: cut along its longest axis that they divide, of equal
-    ones the last; whole where there is none."""
+    """Return how an array lies on `parts` devices: cut along its longest axis that they divide.
+
+    Of equally long axes the last; whole where they divide none.
+    """
     axes = [axis for axis, size in enumerate(shape) if size and size % parts == 0]
     if parts == 1 or not axes:
         return Spec()
@@ -108,16 +110,16 @@ def cut(shape: tuple[int, ...], parts: int) -> Spec:
 
 
 def cut_sequences(axes: int) -> Spec:
-    """How micro-batches of so many axes lie there: the last axis but one is cut."""
+    """Return how micro-batches with this many axes lie there: the second to last axis is cut."""
     return Spec(*[None] * (axes - 2), AXIS)
 
 
 def keep_cut(tree: Tree, parts: int) -> Tree:
-    """Inside of a program: these arrays stay in parts, as `DeviceGroup.put` puts them."""
+    """Keep arrays inside a program in parts, as `DeviceGroup.put` lays them out."""
     if parts == 1:
         return tree
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:  # but in shard_map, which knows its mesh
+    if mesh.empty:  # not so inside shard_map, which knows its mesh
         mesh = AbstractMesh((parts,), (AXIS,), axis_types=(AxisType.Auto,))
 
     def keep(x: jax.Array) -> jax.Array:

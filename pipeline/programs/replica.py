@@ -22,7 +22,7 @@ class Work(NamedTuple):
     rows_MBW: int32 rows in micro-batches, padded to one shape. count: How many rows are real.
     """
 
-    rows_MBW: np.ndarray
+    rows_MBW: np.ndarray  # noqa: N815 - a shape
     count: int
 
 
@@ -65,7 +65,9 @@ class Replica:
         """Return a sent message's distance from the replayed one, and the peer's state after it.
 
         Args:
-          own, work, step: As in `step`; `own` is not donated.
+          own: The peer's state on this group's devices; not donated.
+          work: The rows that it trained on.
+          step: The round, from 1.
           message: The message that was sent.
         """
         return self.programs.compare(*self._arguments(own, work, step), message)

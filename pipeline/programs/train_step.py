@@ -1,10 +1,9 @@
-"""The two jitted programs that are the whole of a round: `peer_step` and `receive`.
+"""A run's jitted programs; `peer_step` and `receive` are the whole of a round.
 
-A trainer and a witness call the very same programs on the same shapes, so that a witness gets the
-same bits.
+Training and audit call the very same programs on the same shapes, so an audit gets the same bits.
 
-Shapes in names: M micro-batches, B sequences of one, T tokens of one, S = T - 1 predictions, W the
-length of a row (columns.py), which is T of plain data, P peers.
+Shapes in names: M micro-batches of B sequences of T tokens, S = T - 1 predictions, W the length of
+a row (columns.py; T for plain data), N tokens of a micro-batch, D width, P peers.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from pipeline.tokens.shards import PLAIN, Column
 
 
 class PeerResult(NamedTuple):
-    """What a peer leaves of a round: its state, its message and its loss before the round."""
+    """A peer's state after its step, its message, and its loss before the round."""
 
     own: Tree
     message: Tree
@@ -42,13 +41,13 @@ class Programs:
     """A run's jitted programs.
 
     Args:
-      run: the whole run.
-      hf_config: the model's `config.json`.
-      first_step: rounds trained by the run that this one extends, 0 for a new run.
-      columns: of the data's rows.
+      run: The whole run.
+      hf_config: The model's `config.json`.
+      first_step: Rounds trained by the run that this one extends, 0 for a new run.
+      columns: Columns of the data's rows.
 
     Raises:
-      LockstepError: the run asks for what this model, or this data, cannot have.
+      LockstepError: The run asks for what this model or this data does not support.
     """
 
     def __init__(
@@ -104,36 +103,39 @@ class Programs:
 
     @cached_property
     def init(self) -> Callable[[Tree], tuple[Tree, Tree]]:
-        """init(params) -> own, shared."""
+        """The states before the first step: (params) -> own, shared."""
         return jax.jit(lambda params: self.keep_cut(self.optimizer.init(params)))
 
     @cached_property
     def peer_step(self) -> Callable[..., PeerResult]:
-        """peer_step(params, own, shared, rows_MBW, count, step) -> PeerResult; donates `own`."""
+        """A peer's step, see `step_of_a_peer`: (params, own, shared, rows_MBW, count, step).
+
+        It donates `own`.
+        """
         return jax.jit(self.step_of_a_peer, donate_argnums=1)
 
     @cached_property
     def gradient(self) -> Callable[[Tree, jax.Array, jax.Array], tuple[jax.Array, Tree]]:
-        """gradient(params, rows_MBW, count) -> loss, gradient; for benchmarks."""
+        """A peer's gradient, for benchmarks: (params, rows_MBW, count) -> loss, gradient."""
         return jax.jit(self._gradient)
 
     @cached_property
     def receive(self) -> Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """receive(messages, present_P, params, shared, step) -> params, shared."""
+        """The update of all: (messages, present_P, params, shared, step) -> params, shared."""
         return jax.jit(self._receive)
 
     @cached_property
     def compare(self) -> Callable[..., tuple[jax.Array, Tree]]:
-        """compare(params, own, shared, rows_MBW, count, step, message) -> distance, own.
+        """An audit's step on other hardware: arguments of `peer_step`, message -> distance, own.
 
-        For an audit on other hardware: how far the sent message lies from the replayed one, and the
-        peer's state after having sent it (`Optimizer.compare`).
+        The distance of the sent message from the replayed one, and the peer's state after sending
+        it (`Optimizer.compare`).
         """
         return jax.jit(self._compare)
 
     @cached_property
     def measure(self) -> Callable[[Tree, jax.Array], jax.Array]:
-        """measure(params, rows_BW) -> each row's cross-entropy, the mean over what counts, [B]."""
+        """Each row's mean cross-entropy over tokens that count: (params, rows_BW) -> loss_B."""
         return jax.jit(lambda params, rows: measured(*self._read(params, rows)))
 
     def step_of_a_peer(
@@ -148,12 +150,12 @@ class Programs:
         """Gradient on `count` sequences, accumulated in the optimizer's state, and the message.
 
         Args:
-          params: what all peers agree on.
-          own: the peer's part of the optimizer's state.
-          shared: the part that is one copy.
-          rows_MBW: int32; those after the first `count` are padding.
-          count: int32; how many sequences this peer was assigned.
-          step: int32, from 1.
+          params: Params that all peers agree on.
+          own: The peer's own part of the optimizer's state.
+          shared: The part that is one copy for all.
+          rows_MBW: Rows, int32; those after the first `count` are padding.
+          count: Number of sequences assigned to this peer, int32.
+          step: The round, int32, from 1.
         """
         own, loss = self._inner(params, own, shared, rows_MBW, count, step)
         message, own = self.optimizer.send(own, params, shared, step)
@@ -177,12 +179,11 @@ class Programs:
     ) -> tuple[jax.Array, Tree]:
         """Mean loss and gradient over the first `count` rows.
 
-        Each row weighs alike; where the data has labels, each label that counts does, of the whole
-        batch, so that it does not matter how that is cut. Without any, loss and gradient are 0.
+        Rows have equal weight; where the data has labels, all labels of the batch that count have,
+        however it is cut. Without any, loss and gradient are 0.
 
-        The number of micro-batches is counted while running, so that a batch ramp or an uneven
-        assignment compiles nothing anew; where no peer is ever assigned more than one, there is no
-        loop.
+        The number of micro-batches is dynamic, so a batch ramp or an uneven assignment compiles
+        nothing anew; if no peer is ever assigned more than one, there is no loop.
         """
         size = rows_MBW.shape[1]
         weight_MBS = self._label_weights(rows_MBW, count)
@@ -192,7 +193,7 @@ class Programs:
             return weighted_cross_entropy(x_ND, kernel_DV, targets(rows), weight)
 
         def of_one(micro: jax.Array | int) -> tuple[jax.Array, Tree]:
-            # the mean's weights, so that nothing is left to divide: a pass over all gradients less
+            # weights of the mean, so no division is left: one pass over all gradients fewer
             if weight_MBS is None:
                 weight = jnp.where(micro * size + jnp.arange(size) < count, 1 / count, 0.0)
             else:
@@ -203,7 +204,7 @@ class Programs:
         def add(micro: jax.Array, sums: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             return jax.tree.map(jnp.add, sums, of_one(micro))
 
-        if rows_MBW.shape[0] == 1:  # no sums: two passes over all gradients less
+        if rows_MBW.shape[0] == 1:  # no sums: two passes over all gradients fewer
             value, grads = of_one(0)
         else:
             zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
@@ -211,21 +212,23 @@ class Programs:
         return value, self.keep_cut(grads)
 
     def _read(self, params: Tree, rows_BW: jax.Array) -> tuple[jax.Array, jax.Array, Columns]:
-        """Features and the head's kernel, as a loss takes them, and the rows by column."""
+        """Features, the head's kernel, and the rows by column: what the loss takes."""
         rows = split(rows_BW, self.columns)
         positions, sequences = rows.position_ids, rows.sequence_ids
         x_ND = self.features(params, rows.inputs, positions_BT=positions, sequences_BT=sequences)
         return x_ND, self.head(params), rows
 
     def _label_weights(self, rows_MBW: jax.Array, count: jax.Array) -> jax.Array | None:
-        """Each prediction's share in the mean over all labels that count in the first `count` rows,
-        [M, B, S]; None where there are no labels."""
+        """Each prediction's weight in the mean over labels that count; None without labels.
+
+        [M, B, S]; 0 beyond the first `count` rows.
+        """
         labels_MBT = split(rows_MBW, self.columns).labels
         if labels_MBT is None:
             return None
         M, B, _ = labels_MBT.shape
-        there_MB = jnp.arange(M * B).reshape(M, B) < count
-        counted_MBS = (labels_MBT[:, :, 1:] != UNCOUNTED) & there_MB[:, :, None]
+        real_MB = jnp.arange(M * B).reshape(M, B) < count
+        counted_MBS = (labels_MBT[:, :, 1:] != UNCOUNTED) & real_MB[:, :, None]
         return counted_MBS / jnp.maximum(counted_MBS.sum(), 1)
 
     def _receive(
@@ -250,12 +253,12 @@ class Programs:
 
 
 def micro_batches(rows_NW: np.ndarray, capacity: int, size: int) -> np.ndarray:
-    """Rows cut into micro-batches of one shape, padded with zeros: [M, B, W].
+    """Cut rows into micro-batches of one shape, padded with zeros: [M, B, W].
 
     Args:
-      rows_NW: int32, the sequences assigned to a peer.
-      capacity: the largest number of sequences any peer is assigned in this run.
-      size: B, sequences of a micro-batch.
+      rows_NW: Sequences assigned to a peer, int32.
+      capacity: Largest number of sequences that any peer is assigned.
+      size: Sequences in a micro-batch (B).
     """
     count, length = rows_NW.shape
     micro = -(-capacity // size)

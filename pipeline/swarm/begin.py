@@ -160,7 +160,7 @@ def repeats_bit_for_bit(setup: Setup) -> bool:
 
 
 def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
-    """What stage convert left: fresh params, or the whole state in which an earlier run ended."""
+    """Stage convert's output: fresh params, or the whole final state of an earlier run."""
     params = load_nested(init / "params.safetensors")
     group = device_groups(jax.devices(), programs.parts)[0]
     own, shared = jax.tree.map(np.asarray, programs.init(group.put(params)))
@@ -171,7 +171,7 @@ def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
     if earlier["peers"] != run.peers.count:
         raise LockstepError(
             f"[peers] count = {run.peers.count}, expected {earlier['peers']} as in run "
-            f"{earlier['key']}, which this one extends: each peer goes on with its own state"
+            f"{earlier['key']}, which this one extends: each peer continues with its own state"
         )
     folder = init / "earlier"
     state = State(

@@ -1,8 +1,8 @@
-"""What goes wrong in a run, on purpose, when and for whom: wrappers around each part of a round.
+"""Injected faults: what goes wrong on purpose, when and for whom, as wrappers of a round's parts.
 
-Neither the optimizer nor an honest peer knows of it, nor does the auditor: faults are seeded and
-leave their traces in the transcript alone. `pipeline/runfile/fault_kinds.py` lists the kinds, and
-`pipeline/swarm/lies.py` has what they make of a message.
+Neither the optimizer nor honest peers nor the auditor know of them: faults are seeded, and their
+traces are in the transcript alone. `pipeline/runfile/fault_kinds.py` lists the kinds, and
+`pipeline/swarm/lies.py` has the messages that liars send.
 """
 
 import base64
@@ -25,31 +25,31 @@ from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
 
-FALSE = Claim("f" * 64, "f" * 64)  # what a false verifier says that it found
+FALSE = Claim("f" * 64, "f" * 64)  # a false verifier's report
 
 
 class Faults:
-    """A run's schedule of faults, and how often each kind has changed something.
+    """A run's schedule of faults, and how often each kind changed something.
 
     Args:
       schedule: `[faults] schedule`.
       seed: `[peers] seed`.
-      form: of the run's messages.
+      form: Form of the run's messages.
     """
 
     def __init__(self, schedule: Sequence[runfile.Fault], seed: int, form: wire.Form):
         self.schedule, self.seed, self.form = schedule, seed, form
         self.fired: Counter[str] = Counter()
-        self._returned: set[int] = set()  # faults whose peer came back before its time
-        self._older: dict[int, bytes] = {}  # by fault, the message that a stale peer sends again
+        self._returned: set[int] = set()  # faults whose peer came back early
+        self._older: dict[int, bytes] = {}  # by fault, the old message that a stale peer sends
 
     def to_json(self) -> dict:
-        """What a training that goes on must know, as `json.dumps` takes it."""
+        """Return what a resumed training needs, as `json.dumps` takes it."""
         older = {str(n): base64.b64encode(data).decode() for n, data in self._older.items()}
         return {"fired": self.fired, "returned": sorted(self._returned), "older": older}
 
     def restore(self, data: dict) -> None:
-        """Takes back what `to_json` gave."""
+        """Restore what `to_json` returned."""
         self.fired = Counter(data["fired"])
         self._returned = set(data["returned"])
         self._older = {int(n): base64.b64decode(text) for n, text in data["older"].items()}
@@ -57,32 +57,32 @@ class Faults:
     # ---- Around the clock ----
 
     def asks(self, step: int) -> tuple[int, ...]:
-        """The peers that ask to take part again, or at last, before a round."""
+        """Return the peers that ask to join before a round, again or for the first time."""
         back = [peer for _, f, peer in self._of("crash", "join") if f.rounds[1] + 1 == step]
         return tuple(dict.fromkeys(back))
 
     def away(self, step: int) -> frozenset[int]:
-        """The peers that are not there in a round."""
+        """Return the peers that are away in a round."""
         return frozenset(peer for _, _, peer in self._now(step, "crash", "join"))
 
     def return_early(self, step: int) -> tuple[int, ...]:
-        """The peers that are away come back now, since the run waits for them."""
+        """Bring back the peers that are away, since the run waits for them, and return them."""
         back = list(self._now(step, "crash", "join"))
         self._returned |= {number for number, _, _ in back}
         return tuple(dict.fromkeys(peer for _, _, peer in back))
 
     def silence(self, round_: Round) -> tuple[int, ...]:
-        """The members of a round that are away."""
+        """Return the members of a round that are away."""
         silent = tuple(peer for peer in round_.peers if peer in self.away(round_.step))
         for _, fault, peer in self._now(round_.step, "crash"):
             self.fired[fault.kind] += peer in silent
         for fault in self.schedule:
-            if fault.kind == "join":  # it has happened once the peer takes part
+            if fault.kind == "join":  # it fires when the peer takes part
                 self.fired[fault.kind] += len(set(fault.peers) & set(round_.joined))
         return silent
 
     def delay(self, arrivals: Mapping[int, float], step: int) -> dict[int, float]:
-        """When messages arrive, in seconds; those that never do are absent."""
+        """Return when messages arrive, in seconds; lost messages are absent."""
         late = dict(arrivals)
         for _, fault, peer in self._now(step, "dropped", "late"):
             if peer in late:
@@ -98,12 +98,12 @@ class Faults:
     def work(
         self, work: Mapping[int, Work], round_: Round, read: Callable[[Span], Work]
     ) -> dict[int, Work]:
-        """What peers really train on.
+        """Return the work that peers really do.
 
         Args:
-          work: what they were assigned.
-          round: the round.
-          read: the work of other sequences.
+          work: Work that they were assigned.
+          round_: The round.
+          read: Returns the work of other sequences.
         """
         done = dict(work)
         for _, fault, peer in self._now(round_.step, "lazy", "wrong_data"):
@@ -122,7 +122,7 @@ class Faults:
         return done
 
     def imprecise(self, work: Mapping[int, Work], step: int) -> frozenset[int]:
-        """Those with work who compute in another precision than the run's."""
+        """Return the peers that compute in another precision than the run's."""
         peers = {peer for _, _, peer in self._now(step, "wrong_precision") if peer in work}
         if peers:
             self.fired["wrong_precision"] += len(peers)
@@ -131,7 +131,7 @@ class Faults:
     # ---- Around the exchange ----
 
     def messages(self, true: Mapping[int, Tree], step: int) -> dict[int, Tree]:
-        """The message that each peer commits to and sends."""
+        """Return the message that each peer commits to and sends."""
         sent = dict(true)
         for number, fault, peer in self._of(*_kinds("message")):
             active = fault.rounds[0] <= step <= fault.rounds[1]
@@ -141,35 +141,35 @@ class Faults:
                 elif number not in self._older or step < fault.rounds[0]:
                     self._older[number] = wire.encode(true[peer], self.form)
             elif peer in true and active:
-                others = [true[p] for p in _after(sorted(true), peer)]
+                areas, others = self.form.areas, [true[p] for p in _after(sorted(true), peer)]
                 if fault.kind == "copycat":
-                    said = others[0] if others else true[peer]
+                    false = others[0] if others else true[peer]
                 elif fault.kind == "collude":
                     leader = next(p for p in fault.peers if p in true)
-                    said = lie("sign_flip", None, true[leader], (), self.form.areas, self._rng(0))
+                    false = lie("sign_flip", None, true[leader], (), areas, self._rng(0))
                 else:
                     rng = self._rng(step, peer, fault.kind)
-                    said = lie(fault.kind, fault.strength, true[peer], others, self.form.areas, rng)
-                self._lie(sent, fault, peer, said)
+                    false = lie(fault.kind, fault.strength, true[peer], others, areas, rng)
+                self._lie(sent, fault, peer, false)
         return sent
 
-    def _lie(self, sent: dict[int, Tree], fault: runfile.Fault, peer: int, said: Tree) -> None:
-        before, after = (b"".join(wire.fields(message)) for message in (sent[peer], said))
-        sent[peer] = said
+    def _lie(self, sent: dict[int, Tree], fault: runfile.Fault, peer: int, false: Tree) -> None:
+        before, after = (b"".join(wire.fields(message)) for message in (sent[peer], false))
+        sent[peer] = false
         self.fired[fault.kind] += before != after
 
     def tamper(
         self, sent: Mapping[int, Sent], messages: Mapping[int, Tree], round_: Round
     ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
-        """The bytes that go out: to everyone; an equivocator's others; and to whom those go."""
+        """Return the bytes sent to everyone; an equivocator's other bytes; and their receivers."""
         sent, others, to = dict(sent), {}, {}
         for _, fault, peer in self._now(round_.step, *_kinds("bytes")):
             if peer not in sent:
                 continue
             rng = self._rng(round_.step, peer, fault.kind)
             if fault.kind == "equivocation":
-                said = lie("forged", None, messages[peer], (), self.form.areas, rng)
-                others[peer] = exchange.send(said, peer, round_, self.form)
+                false = lie("forged", None, messages[peer], (), self.form.areas, rng)
+                others[peer] = exchange.send(false, peer, round_, self.form)
                 to[peer] = round_.peers[1::2]
             else:
                 payload = tamper(fault.kind, sent[peer].payload, messages[peer], self.form, rng)
@@ -177,22 +177,22 @@ class Faults:
             self.fired[fault.kind] += 1
         return sent, others, to
 
-    # ---- Around what witnesses and verifiers say ----
+    # ---- Around attestations and checks ----
 
     def attest(
-        self, words: Sequence[Attestation], round_: Round, evidence: Evidence
+        self, honest: Sequence[Attestation], round_: Round, evidence: Evidence
     ) -> tuple[Attestation, ...]:
-        """What the witnesses say, honest or not."""
-        said = []
-        for word in words:
+        """Return the witnesses' attestations, honest or not."""
+        given = []
+        for one in honest:
             holds = {
-                peer: (evidence.others if peer in word.others else evidence.messages)[
+                peer: (evidence.others if peer in one.others else evidence.messages)[
                     peer
                 ].commitment
-                for peer in word.received
+                for peer in one.received
             }
             for _, fault, peer in self._now(round_.step, "false_witness", "denying_witness"):
-                if peer != word.witness:
+                if peer != one.witness:
                     continue
                 claims = dict(holds)
                 if fault.kind == "false_witness":
@@ -204,15 +204,15 @@ class Faults:
                 self.fired[fault.kind] += claims != holds
                 holds = claims
             heard = [peer for peer in round_.peers if peer not in evidence.silent]
-            others = [peer for peer in word.others if peer in holds]
-            refused = [peer for peer in word.refused if peer not in holds]
-            said.append(
-                attestation.attest(word.witness, round_.seed, heard, holds, others, refused)
+            others = [peer for peer in one.others if peer in holds]
+            refused = [peer for peer in one.refused if peer not in holds]
+            given.append(
+                attestation.attest(one.witness, round_.seed, heard, holds, others, refused)
             )
-        return tuple(said)
+        return tuple(given)
 
     def found(self, check: Check, claimed: Claim | None, step: int) -> Claim:
-        """What a verifier says that it found."""
+        """Return the result that a verifier reports."""
         if any(peer == check.verifier for _, _, peer in self._now(step, "false_verifier")):
             self.fired["false_verifier"] += 1
             return FALSE
@@ -221,7 +221,7 @@ class Faults:
         return check.found
 
     def ruled(self, judge: int, check: Check, claimed: Claim, honest: Claim, step: int) -> Claim:
-        """What a tie-breaker says that it found: its group is right."""
+        """Return the result that a tie-breaker reports: its group's members are right."""
         if self._together(judge, check.peer, step):
             return claimed
         if self._together(judge, check.verifier, step):
@@ -231,7 +231,7 @@ class Faults:
     # ---- The schedule ----
 
     def _of(self, *kinds: str) -> Iterator[tuple[int, runfile.Fault, int]]:
-        """Each fault of some kinds, with its number and each of its peers."""
+        """Each fault of these kinds, with its index in the schedule and each of its peers."""
         for number, fault in enumerate(self.schedule):
             if fault.kind in kinds and number not in self._returned:
                 yield from ((number, fault, peer) for peer in fault.peers)
@@ -257,5 +257,5 @@ def _kinds(wraps: str) -> tuple[str, ...]:
 
 def _after(peers: Sequence[int], peer: int) -> list[int]:
     """The other peers, in a circle from the one after `peer`."""
-    place = peers.index(peer)
-    return [*peers[place + 1 :], *peers[:place]]
+    position = peers.index(peer)
+    return [*peers[position + 1 :], *peers[:position]]

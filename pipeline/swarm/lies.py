@@ -1,10 +1,11 @@
-"""What a lying peer sends: functions of messages, and of their bytes; a row for each kind of fault.
+"""A lying peer's messages: functions of messages, and of their bytes; one for each kind of fault.
 
-A lie in form is a message like any other: its places ascend within a block and are in range, its
-values are finite, so that nobody can tell from it alone. What `tamper` gives is no message, or not
-the one that was committed to. All draws are of the given generator, so a run repeats its lies.
+A well-formed lie is a message like any other: its indices ascend within a block and are in range,
+and its values are finite, so nobody can tell from it alone. `tamper` returns bytes that do not
+decode, or not to what was committed to. All randomness is drawn from the given generator, so a run
+repeats its lies.
 
-Shapes: P other peers, N blocks of a parameter, K coefficients kept of each, A places in a block.
+Shapes: P other peers, N blocks of a parameter, K coefficients kept of each, A positions in a block.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +20,16 @@ from pipeline.optim.distro import Coefficients
 from pipeline.optim.optimizer import Tree
 from pipeline.wire import message as wire
 
-DRIFT_SEED = 0  # of the one direction of a drift, the same in every round and of every peer
+DRIFT_SEED = 0  # seed of a drift's direction, the same in every round and for every peer
 
 Leaf = Coefficients | np.ndarray
 
 
 class Parameter(NamedTuple):
-    """What a liar knows of one parameter as it lies.
+    """What a liar knows of one parameter.
 
-    true: what it would send in truth. others: what the others send. area: A; 0 of a whole array.
-    number: the parameter's place in the message. size: of the fault.
+    true: Its true message. others: The others' messages. area: A; 0 for a whole array. number: The
+    parameter's index in the message. size: Strength of the fault. rng: Source of randomness.
     """
 
     true: Leaf
@@ -47,15 +48,15 @@ def lie(
     areas: Tree,
     rng: np.random.Generator,
 ) -> Tree:
-    """The message that is sent in place of the true one; of the same form.
+    """Return the message that is sent in place of the true one, in the same form.
 
     Args:
-      kind: one of `LIES`.
-      size: of the fault, or its kind's default.
-      message: nested dict of Coefficients, of float32 arrays, or of both.
-      others: the other peers' messages; who is alone has but its own to go by.
+      kind: One of `LIES`.
+      size: Strength of the fault, or its kind's default.
+      message: Nested dict of Coefficients, float32 arrays, or both.
+      others: The other peers' messages; a lone peer uses its own.
       areas: A of each parameter, as in `wire.Form`.
-      rng: everything random.
+      rng: Source of randomness.
     """
     leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
     rows = zip(*(structure.flatten_up_to(other) for other in others or [message]), strict=True)
@@ -71,13 +72,17 @@ def lie(
 def tamper(
     kind: str, payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator
 ) -> bytes:
-    """The bytes that are sent in place of `payload`, which is `message` as `form` writes it.
+    """Return the bytes that are sent in place of a payload.
 
     Args:
-      kind: one of `TAMPER`.
+      kind: One of `TAMPER`.
+      payload: The true message's bytes.
+      message: The true message.
+      form: Form of the run's messages.
+      rng: Source of randomness.
 
     Raises:
-      LockstepError: no block has two places that could be one.
+      LockstepError: No block sends two indices.
     """
     return TAMPER[kind](payload, message, form, rng)
 
@@ -86,30 +91,30 @@ def tamper(
 
 
 def _free_rider(p: Parameter) -> Leaf:
-    """No work: the first K places, and zeros, which as signs are positive."""
+    """No work: the first K indices, and zeros, which as signs are positive."""
     if not _is_sparse(p.true):
         return np.zeros_like(p.true)
-    places_K = np.arange(p.true.index_NK.shape[1], dtype=p.true.index_NK.dtype)
-    index_NK = np.broadcast_to(places_K, p.true.index_NK.shape).copy()
+    index_K = np.arange(p.true.index_NK.shape[1], dtype=p.true.index_NK.dtype)
+    index_NK = np.broadcast_to(index_K, p.true.index_NK.shape).copy()
     return Coefficients(index_NK, np.zeros_like(p.true.value_NK))
 
 
 def _sign_flip(p: Parameter) -> Leaf:
-    """-q: of signs and of values alike, places untouched."""
+    """-q, for signs and values alike; indices unchanged."""
     if _is_signs(p.true):
         return p.true._replace(value_NK=~np.asarray(p.true.value_NK))
     return _with(p.true, -_values(p.true))
 
 
 def _scaled(p: Parameter) -> Leaf:
-    """size * q."""
+    """The values times the size: size * q."""
     return p.true if _is_signs(p.true) else _with(p.true, p.size * _values(p.true))
 
 
 def _noise(p: Parameter) -> Leaf:
-    """q + size * rms(q) * normal; a sign is turned with probability min(1, size) / 2.
+    """Noise: q + size * rms(q) * normal; a sign flips with probability min(1, size) / 2.
 
-    So size 1 leaves nothing of signs, and half of the power of values.
+    Size 1 thus leaves nothing of signs, and half of the power of values.
     """
     if _is_signs(p.true):
         turned = p.rng.random(p.true.value_NK.shape) < min(1.0, p.size) / 2
@@ -119,7 +124,7 @@ def _noise(p: Parameter) -> Leaf:
 
 
 def _opposite(p: Parameter) -> Leaf:
-    """-mean of the others: the inner product with what they want is as negative as can be.
+    """The others' negative mean: their inner product is as negative as possible.
 
     References:
       Xie, Koyejo, Gupta, Fall of Empires, https://arxiv.org/abs/1903.03936
@@ -128,7 +133,7 @@ def _opposite(p: Parameter) -> Leaf:
 
 
 def _little_enough(p: Parameter) -> Leaf:
-    """mean - size * std of the others, each coefficient for itself; std over P, not P - 1.
+    """The others' mean - size * std for each coefficient; std over P, not P - 1.
 
     References:
       Baruch, Baruch, Goldberg, A Little Is Enough, https://arxiv.org/abs/1902.06156
@@ -139,18 +144,18 @@ def _little_enough(p: Parameter) -> Leaf:
 
 
 def _pushed(p: Parameter) -> Leaf:
-    """q + size * rms(q) * d, with d = -1 or 1 for each place, the same in every round."""
+    """A push: q + size * rms(q) * d, with d = -1 or 1 for each index, the same every round."""
     q, rng = _values(p.true), np.random.default_rng((DRIFT_SEED, p.number))
     if _is_sparse(p.true):
         d_NA = rng.integers(2, size=(len(q), p.area), dtype=np.int8)
-        d = np.take_along_axis(d_NA, _places(p.true), axis=1)
+        d = np.take_along_axis(d_NA, _indices(p.true), axis=1)
     else:
         d = rng.integers(2, size=q.shape, dtype=np.int8)
     return _with(p.true, q + p.size * _rms(q) * (2.0 * d - 1.0))
 
 
 def _forged(p: Parameter) -> Leaf:
-    """Places drawn evenly; signs by a coin, or normal values of the true RMS."""
+    """Indices drawn uniformly; signs by a coin, or normal values of the true RMS."""
     if not _is_sparse(p.true):
         q = _values(p.true)
         return _with(p.true, _rms(q) * p.rng.standard_normal(q.shape))
@@ -171,7 +176,7 @@ def _each(change: Callable[[Parameter], Leaf]) -> Callable[[list[Parameter]], li
 
 
 def _drift(message: list[Parameter]) -> list[Leaf]:
-    """A push too small for any threshold; where signs have no size, one single sign turned."""
+    """A push too small for any threshold; among signs, a single flipped sign."""
     sizes = [p.true.value_NK.size if _is_signs(p.true) else 0 for p in message]
     if not any(sizes):
         return [_pushed(p) for p in message]
@@ -201,35 +206,35 @@ LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
 
 
 def _malformed(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
-    """The first half: a header, and too little after it."""
+    """The first half of the bytes: a header, and too little after it."""
     del message, form, rng
     return payload[: len(payload) // 2]
 
 
 def _not_finite(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
-    """NaN at a random place of each parameter, and infinity at another."""
+    """NaN at a random position of each parameter, and infinity at another."""
     del payload
 
     def spoil(leaf: Leaf) -> Leaf:
         if _is_signs(leaf):
             return leaf
         values = np.array(leaf.value_NK if _is_sparse(leaf) else leaf)
-        places = rng.choice(values.size, min(2, values.size), replace=False)
-        values.flat[places] = (np.nan, np.inf)[: len(places)]
+        chosen = rng.choice(values.size, min(2, values.size), replace=False)
+        values.flat[chosen] = (np.nan, np.inf)[: len(chosen)]
         return leaf._replace(value_NK=values) if _is_sparse(leaf) else values
 
     return wire.encode(jax.tree.map(spoil, message, is_leaf=_is_sparse), form)
 
 
 def _duplicated(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
-    """In one block, the first place twice; of the parameter that sends the most of a block."""
+    """The first index twice in one block, of the parameter that sends the most of a block."""
     del payload
     leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
     kept = [leaf.index_NK.shape[1] if _is_sparse(leaf) else 0 for leaf in leaves]
     number = int(np.argmax(kept))
     if kept[number] < 2:
         raise LockstepError(
-            "faults.schedule: duplicated, expected a block of which two places are sent"
+            "faults.schedule: duplicated, expected a block of which two indices are sent"
         )
     index_NK = np.array(leaves[number].index_NK)
     block = rng.integers(len(index_NK))
@@ -239,7 +244,7 @@ def _duplicated(payload: bytes, message: Tree, form: wire.Form, rng: np.random.G
 
 
 def _wrong_hash(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
-    """Another message, well-formed: only its hash tells that it is not the one committed to."""
+    """Another message, well-formed: only its hash shows that it is not the one committed to."""
     del payload
     return wire.encode(lie("forged", None, message, (), form.areas, rng), form)
 
@@ -263,19 +268,19 @@ def _is_signs(leaf: Leaf) -> bool:
     return _is_sparse(leaf) and leaf.value_NK.dtype == bool
 
 
-def _places(leaf: Coefficients) -> np.ndarray:
+def _indices(leaf: Coefficients) -> np.ndarray:
     return np.asarray(leaf.index_NK).astype(np.int64)
 
 
 def _values(leaf: Leaf) -> np.ndarray:
-    """The numbers that are sent of a parameter, in float64; a sign is -1 or 1."""
+    """The values sent for a parameter, in float64; a sign is -1 or 1."""
     if _is_signs(leaf):
         return np.where(leaf.value_NK, -1.0, 1.0)
     return np.asarray(leaf.value_NK if _is_sparse(leaf) else leaf).astype(np.float64)
 
 
 def _with(leaf: Leaf, values: np.ndarray) -> Leaf:
-    """`leaf` with other values: as signs, or rounded to its dtype and no more than that holds."""
+    """`leaf` with other values: as signs, or rounded and clipped to its dtype."""
     if _is_signs(leaf):
         return leaf._replace(value_NK=values < 0)
     dtype = (leaf.value_NK if _is_sparse(leaf) else leaf).dtype
@@ -289,22 +294,21 @@ def _rms(values: np.ndarray) -> float:
 
 
 def _spread(leaf: Leaf, area: int) -> np.ndarray:
-    """All that a message says of a parameter: [N, A], zero where it is silent; or the array."""
+    """A parameter's message as a whole array: [N, A], zero where nothing is sent."""
     if not _is_sparse(leaf):
         return _values(leaf)
     whole_NA = np.zeros((len(leaf.index_NK), area))
-    np.put_along_axis(whole_NA, _places(leaf), _values(leaf), axis=1)
+    np.put_along_axis(whole_NA, _indices(leaf), _values(leaf), axis=1)
     return whole_NA
 
 
 def _mean(p: Parameter) -> np.ndarray:
-    """Over all others, in the order of peers; who is silent about a place counts as zero there."""
+    """Mean over all others, in the order of peers; an index that is not sent counts as zero."""
     return sum(_spread(other, p.area) for other in p.others) / len(p.others)
 
 
 def _selected(like: Leaf, whole: np.ndarray) -> Leaf:
-    """As a peer would send `whole`: the K of largest magnitude of each block, of ties the lowest
-    place; or the array."""
+    """Select as a peer would: the K largest magnitudes of each block, ties to the lowest index."""
     if not _is_sparse(like):
         return _with(like, whole)
     kept = like.index_NK.shape[1]

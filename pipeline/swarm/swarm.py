@@ -38,7 +38,7 @@ class Taken(NamedTuple):
     others: dict[int, bytes]
 
 
-class NotFinite(Exception):
+class NotFiniteError(Exception):
     """The peers' mean loss is not finite; nothing of the round was sent."""
 
 
@@ -66,7 +66,7 @@ class Swarm:
         """Take the next round, or return None where the run has finished.
 
         Raises:
-          NotFinite: The loss is not finite.
+          NotFiniteError: The loss is not finite.
           LockstepError: Too few peers are left.
         """
         progress, asked, round_ = self._begin(progress)
@@ -178,7 +178,7 @@ class Swarm:
         done = self.peers.step(work, round_.step, programs)
         loss = float(np.mean([d.loss for d in done.values()]))
         if not np.isfinite(loss):
-            raise NotFinite(f"loss is {loss} at round {round_.step}")
+            raise NotFiniteError(f"loss is {loss} at round {round_.step}")
         return {peer: d.message for peer, d in done.items()}, loss
 
     def _messages(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Message]:

@@ -1,5 +1,6 @@
-"""What a transcript says: its header, and one entry for each round. Strict, since it is read from
-whoever wrote it. Docs: docs/reference/transcript.md.
+"""A transcript's records: its header, and an entry for each round (docs/reference/transcript.md).
+
+Strict, since a transcript may come from anyone.
 """
 
 from typing import Any
@@ -9,42 +10,42 @@ from pipeline.protocol.round import Decision, Evidence, Round
 from pipeline.runfile.table import Table
 
 FORMAT = 2
-TABLES = {"config", "model", "peers", "links"}  # of the run file, that Header.run holds
+TABLES = {"config", "model", "peers", "links"}  # the run file's tables that Header.run holds
 
 
 class Header(Table):
     """header.json."""
 
     format: int = FORMAT
-    """Its version; see docs/reference/transcript.md."""
+    """Version of the format."""
     key: str
-    """Of the run's stage train."""
+    """Key of the run's stage train."""
     run: dict[str, Any]
-    """The tables of the run file that the rounds follow from."""
+    """The run file's tables that determine the rounds."""
     model: dict[str, Any]
     """The model's config.json."""
     environment: dict[str, str]
-    """What of the machine can change bits."""
+    """Everything about the machine that can change bits."""
     bitwise: bool
     """Whether a peer's step, taken twice before training, gave the same bits."""
     held_out_loss: float | None
-    """Before the first round, nats per token; null where nothing is held out."""
+    """Held-out loss before the first round, nats per token; null where nothing is held out."""
 
 
 class Entry(Table):
     """A line of rounds.jsonl: one round."""
 
     asked: tuple[int, ...]
-    """Peers that asked to take part before it."""
+    """Peers that asked to join before it."""
     round: Round
-    """What the round was before anybody trained."""
+    """The round before training."""
     joined_params: Hash | None
-    """Hash of the params that joining peers were given; null where none joined."""
+    """Hash of the params that joining peers received; null where no peer joined."""
     evidence: Evidence
     """What was sent and said in it."""
     decision: Decision
     """What it came to."""
     loss: float | None
-    """Mean over peers, at the params before the round, nats per token; null where none trained."""
+    """Mean loss of the peers before the round, nats per token; null where no peer trained."""
     held_out_loss: float | None
-    """After the round; null where it was not measured."""
+    """Held-out loss after the round; null where it was not measured."""

@@ -7,9 +7,9 @@ from pipeline.wire.commitment import tree_hash
 
 
 class State(NamedTuple):
-    """The state on the host: what snapshots and checkpoints hold.
+    """The state on the host, as snapshots and checkpoints hold it.
 
-    params: what all peers agree on; shared: the optimizer's one copy; own: one tree per peer.
+    params: Params that all peers agree on. shared: The optimizer's one copy. own: A tree per peer.
     """
 
     params: Tree
@@ -18,7 +18,7 @@ class State(NamedTuple):
 
 
 def hashes(state: State) -> dict:
-    """The hashes of a state's parts, as a snapshot records them."""
+    """Return the hashes of a state's parts, as a snapshot records them."""
     return {
         "params": tree_hash(state.params),
         "shared": tree_hash(state.shared),

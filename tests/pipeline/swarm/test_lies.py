@@ -340,5 +340,5 @@ def test_malformed_is_the_first_half():
 def test_a_place_that_cannot_be_named_twice_is_one_line():
     message = one_block([3], [True], bool)
     form = wire.Form(message, {"w": 8}, "psyche")
-    with pytest.raises(LockstepError, match="expected a block of which two places are sent"):
+    with pytest.raises(LockstepError, match="expected a block of which two indices are sent"):
         tamper("duplicated", b"", message, form, np.random.default_rng(0))
