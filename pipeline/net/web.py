@@ -37,6 +37,11 @@ LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
 LISTING_BYTES = 2**26  # at most: a listing is read into memory
 NUMBER = "[0-9]{1,18}"
 OFFLINE = "HF_HUB_OFFLINE"
+PROXY_VARIABLES = [
+    spelling
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for spelling in (name, name.upper())
+]
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 
@@ -216,7 +221,13 @@ def _pool(connections: int, proxy: str | None) -> urllib3.PoolManager:
 
 def _proxy(url: str) -> str | None:
     parts = urlsplit(url)
-    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+    variables = tuple(map(os.environ.get, PROXY_VARIABLES))
+    return _find_proxy(parts.scheme, parts.netloc, variables)
+
+
+@lru_cache(maxsize=64)  # searching the environment takes 0.4 ms, a small file 1.1 ms
+def _find_proxy(scheme: str, host: str, variables: tuple[str | None, ...]) -> str | None:
+    return None if proxy_bypass(host) else getproxies().get(scheme)
 
 
 @contextmanager
