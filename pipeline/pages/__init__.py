@@ -1,0 +1,1 @@
+"""What people read: the report, the model card, the summary, and their plots."""

@@ -82,7 +82,7 @@ class LocationNumberedFiles(Location):
     """Number of files."""
 
     @model_validator(mode="after")
-    def _one_place_for_the_number(self) -> "LocationNumberedFiles":
+    def _number_has_one_position(self) -> "LocationNumberedFiles":
         if self.url_template.count("{}") != 1:
             raise wrong("url_template", "exactly one {}")
         return self
@@ -199,7 +199,7 @@ class DataCorpus(Data):
         if (self.vocab_size is None) == (self.tokenizer is None):
             raise wrong("vocab_size", "either vocab_size or tokenizer")
         if self.tokenizer_revision is not None and self.tokenizer is None:
-            raise wrong("tokenizer_revision", "none without tokenizer")
+            raise wrong("tokenizer_revision", "no revision without tokenizer")
         return self
 
 
@@ -217,8 +217,7 @@ AnyData = one_of(
 
 
 class Limit(Table):
-    """The part of a data location that a run uses: its first files, its first tokens, or as much as
-    some steps need."""
+    """The part of a data location to use: its first files or tokens, or as much as steps need."""
 
     files: Annotated[int, Field(ge=1)] | None = None
     """Number of files of the train split."""
@@ -234,10 +233,10 @@ class Limit(Table):
     @model_validator(mode="after")
     def _one_measure(self) -> "Limit":
         if [self.files, self.tokens, self.steps].count(None) != 2:
-            raise wrong((), "one of files, tokens and steps")
+            raise wrong((), "exactly one of files, tokens and steps")
         for key in ("batch", "max_seq_len"):
             if (getattr(self, key) is None) != (self.steps is None):
-                raise wrong(key, "just with steps: both or neither")
+                raise wrong(key, "batch and max_seq_len with steps, and neither without")
         return self
 
     @property

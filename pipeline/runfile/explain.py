@@ -108,6 +108,8 @@ def _expected(error: dict) -> str:
             return f"at least {_items(error['ctx']['min_length'])}"
         case "too_long":
             return f"at most {_items(error['ctx']['max_length'])}"
+        case "string_too_long":
+            return f"at most {error['ctx']['max_length']} characters"
         case "string_pattern_mismatch":
             return f"a string that matches {error['ctx']['pattern']}"
     text = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")

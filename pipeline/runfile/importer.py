@@ -1,4 +1,4 @@
-"""`lockstep import FILE`: a whole run file, every table and key in it, out of a Psyche file."""
+"""`lockstep import FILE`: a complete run file, with every table and key, from a Psyche file."""
 
 import json
 import re
@@ -12,17 +12,17 @@ from pipeline.runfile.psyche import STATE_KEYS
 from pipeline.runfile.serde_enum import Variant
 from pipeline.runfile.table import Table
 
-WIDTH = 98  # of a comment, without its "# "
+WIDTH = 98  # characters of a comment line without its "# "
 
 
 def import_psyche(source: Path) -> str:
-    """Makes a run file of a Psyche configuration or coordinator state file.
+    """Convert a Psyche configuration or coordinator state file to a run file.
 
-    Psyche's tables keep their spelling and values; tables of ours that the source does not have
-    get their defaults. Each key has its meaning above it.
+    Psyche's tables keep their spelling and values; Lockstep's own tables that the source lacks get
+    their defaults. Each key has its meaning above it.
 
     Raises:
-      LockstepError: the source cannot be read, or what it describes is no run.
+      LockstepError: The source cannot be read, or does not describe a valid run.
     """
     document = runfile.read_toml(source)
     dropped = [key for key in STATE_KEYS if key in document]
@@ -32,7 +32,7 @@ def import_psyche(source: Path) -> str:
     lines = ["#:schema ./run.schema.json", *_comment(f"Imported from {source.name}.")]
     if dropped:
         lines += _comment(
-            f"Left out, since it says where a run was and not what it is: {', '.join(dropped)}."
+            f"Left out, as the state of a run and not its configuration: {', '.join(dropped)}."
         )
     return "\n".join([*lines, *_table(run, ())]) + "\n"
 

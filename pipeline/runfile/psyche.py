@@ -129,7 +129,7 @@ class CurrentConfig(Coordinator):
         return self
 
     def cold_start_limit(self) -> tuple[int, str]:
-        """The rounds that surely fit into an epoch, and the formula."""
+        """Return the number of rounds that always fit into an epoch, and its formula."""
         rounds = (self.epoch_time - self.warmup_time) // self.max_round_train_time
         return rounds, "(epoch_time - warmup_time) / max_round_train_time"
 
@@ -143,7 +143,7 @@ DESTINATION_FORM = (
 
 
 def destination(text: str) -> CheckpointHub | CheckpointGcs | None:
-    """Where `lockstep push` can go, as what it is loaded from later; None: it is no place."""
+    """Return a destination of `lockstep push` as the checkpoint to load from it, or None."""
     form = re.fullmatch(DESTINATION, text)
     names = {key: name for key, name in form.groupdict().items() if name} if form else {}
     if form is None or any(len(name.encode()) > NAME_BYTES for name in names.values()):
@@ -198,12 +198,12 @@ class OlderConfig(Coordinator):
         return 0
 
     def cold_start_limit(self) -> tuple[int, str]:
-        """The rounds of an epoch, and the key that says so."""
+        """Return the number of rounds in an epoch, and its key."""
         return self.rounds_per_epoch, "rounds_per_epoch"
 
 
 def read_config(table: Any) -> Any:
-    """The `[config]` table in the spelling that its keys belong to."""
+    """Return the `[config]` table in the spelling that its keys belong to."""
     if not isinstance(table, dict):
         raise wrong((), "a table")
     older = [key for key in OlderConfig.model_fields if key not in CurrentConfig.model_fields]
@@ -213,8 +213,8 @@ def read_config(table: Any) -> Any:
     if found_older and found_current:
         raise wrong(
             found_older[0],
-            f"one spelling, and {', '.join(found_current)} belong to the current one "
-            f"while {', '.join(found_older)} belong to the older one",
+            f"one spelling: {', '.join(found_current)} belong to the current one, "
+            f"{', '.join(found_older)} to the older one",
         )
     return (OlderConfig if found_older else CurrentConfig).model_validate(table)
 

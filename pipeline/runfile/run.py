@@ -113,7 +113,10 @@ class Run(Table):
         if limit.batch != batch:
             raise wrong(("download", "limit", "batch"), f"{batch}, the largest batch of [config]")
         if limit.max_seq_len != length:
-            raise wrong(("download", "limit", "max_seq_len"), f"{length}, as model.LLM has it")
+            raise wrong(
+                ("download", "limit", "max_seq_len"),
+                f"{length}, the value of model.LLM.max_seq_len",
+            )
         if limit.steps < self.config.total_steps:
             steps = self.config.total_steps
             raise wrong(("download", "limit", "steps"), f"at least config.total_steps ({steps})")
@@ -128,14 +131,12 @@ class Run(Table):
         joining = {p for f in self.faults.schedule if f.kind == "join" for p in f.peers}
         most = self.peers.count - self.config.init_min_clients
         if len(joining) > most:
-            text = (
-                f"at most {most} peers that join: config.init_min_clients are there from the start"
-            )
+            text = f"at most {most} peers that join, beside config.init_min_clients from the start"
             raise wrong(("faults", "schedule"), text)
         return self
 
     def _misfit(self, fault: Fault) -> tuple[str, str] | None:
-        """The key of a fault that the rest of the run makes impossible, and what was expected."""
+        """The key of a fault that the rest of the run rules out, and what was expected; or None."""
         count, steps, optimizer = self.peers.count, self.config.total_steps, self.llm.optimizer
         signs = isinstance(optimizer, Compressing) and optimizer.quantize_1bit
         needs = KINDS[fault.kind].needs
@@ -144,32 +145,35 @@ class Run(Table):
         if fault.rounds[1] > steps:
             return "rounds", f"rounds up to config.total_steps ({steps})"
         if fault.kind in OF_OTHERS and count < 2:
-            return "kind", "a kind for one peer: this one is about others"
+            return "kind", "a kind for a lone peer: this one involves others"
         if needs == "values" and signs:
-            return "kind", "a kind for signs, or quantize_1bit = false: signs have no size"
+            return "kind", "a kind for signs, or quantize_1bit = false, since signs have no size"
         if needs == "plain" and not isinstance(optimizer, Compressing):
-            return "kind", "a kind for gradients: they name no places"
+            return "kind", "a kind for gradients, which have no indices"
         if needs == "plain" and self.peers.wire != "psyche":
-            return "kind", 'peers.wire = "psyche" with it: coded places cannot be named twice'
+            return "kind", 'peers.wire = "psyche" with it, since compressed indices cannot repeat'
         if needs == "plain" and min(optimizer.compression_topk, optimizer.compression_chunk) < 2:
-            return "kind", "more than one coefficient of a block, to name one twice"
+            return "kind", "at least 2 coefficients per block, so that one can be sent twice"
         if fault.kind == "wrong_precision" and self.peers.layout != "each":
-            return "kind", 'peers.layout = "each" with it: one peer alone runs another program'
+            return "kind", 'peers.layout = "each" with it, so that one peer can run another program'
         if fault.kind == "wrong_precision" and self.peers.attention == "cudnn":
-            return "kind", 'peers.attention = "matmul" with it: cuDNN computes in bfloat16 only'
+            return (
+                "kind",
+                'peers.attention = "matmul" with it, since cuDNN computes in bfloat16 only',
+            )
         if fault.kind == "false_verifier" and not self.config.verification_percent:
-            return "kind", "config.verification_percent above 0 with it: nobody verifies"
+            return "kind", "config.verification_percent above 0 with it, so that peers verify"
         return None
 
     @model_validator(mode="after")
     def _verifiers_fit(self) -> "Run":
         key, percent = ("config", "verification_percent"), self.config.verification_percent
         if percent and self.peers.layout != "each":
-            text = "a verifier runs a trainer's own program"
-            raise wrong(key, f"0 with peers.layout = {self.peers.layout}: {text}")
+            text = "since a verifier runs the trainer's own program"
+            raise wrong(key, f"0 with peers.layout = {self.peers.layout}, {text}")
         least = self.config.min_clients
         if least - least * percent // 100 < 1:
-            raise wrong(key, f"less than 100: of min_clients ({least}) one at least must train")
+            raise wrong(key, f"less than 100, so that at least one of min_clients ({least}) trains")
         return self
 
     @model_validator(mode="after")
@@ -184,10 +188,10 @@ class Run(Table):
 
 
 def load(path: Path) -> Run:
-    """Reads and validates a run file.
+    """Read and validate a run file.
 
     Raises:
-      LockstepError: no such file, no TOML, or not a run.
+      LockstepError: The file is missing, is not TOML, or is not a valid run.
     """
     document = read_toml(path)
     for key in STATE_KEYS:
@@ -200,23 +204,23 @@ def load(path: Path) -> Run:
 
 
 def parse(document: dict, name: str) -> Run:
-    """Validates a parsed run file.
+    """Validate a parsed run file.
 
     Args:
-      document: what `tomllib` made of it.
-      name: what errors call the file.
+      document: The parsed TOML.
+      name: Name of the file in error messages.
 
     Raises:
-      LockstepError: it is not a run.
+      LockstepError: The document is not a valid run.
     """
     return validate(Run, document, name)
 
 
 def read_toml(path: Path) -> dict:
-    """Parses a TOML file.
+    """Parse a TOML file.
 
     Raises:
-      LockstepError: no such file, or no TOML; the line number is named.
+      LockstepError: The file is missing, or is not TOML; the message has the line number.
     """
     try:
         content = path.read_bytes()
@@ -229,8 +233,8 @@ def read_toml(path: Path) -> dict:
         byte = content[error.start]
         raise LockstepError(f"{path}:{line}: byte 0x{byte:02x}, expected UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        place = re.search(r" \(at line (\d+), column \d+\)$", str(error))
-        line = int(place[1]) if place else content.count(b"\n") + 1
+        position = re.search(r" \(at line (\d+), column \d+\)$", str(error))
+        line = int(position[1]) if position else content.count(b"\n") + 1
         reason = str(error).split(" (at ")[0]
         raise LockstepError(f"{path}:{line}: {reason}, expected TOML") from error
     except (ValueError, RecursionError) as error:  # numbers of 4300 digits, lists 300 deep

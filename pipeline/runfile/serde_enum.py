@@ -9,33 +9,33 @@ from pipeline.runfile.table import Table, wrong
 
 
 class Variant(Table):
-    """One variant of an externally tagged enum, written as serde writes it.
+    """One variant of an externally tagged enum, as serde writes it.
 
-    A variant without fields is a string, `optimizer = "Dummy"`; one that holds a single value is a
-    table with one key, `{ Server = "host:port" }`; the others are `[...optimizer.Distro]`. A class
-    derived from this one stands for the enum, those derived from that for its variants, and their
-    names start with the enum's: `OptimizerDistro` is `Distro` of `Optimizer`.
+    A variant without fields is a string, `optimizer = "Dummy"`; one with a single value is a table
+    with one key, `{ Server = "host:port" }`; the others are `[...optimizer.Distro]`. A subclass of
+    this class is an enum, and its subclasses are the variants. Their names start with the enum's:
+    `OptimizerDistro` is `Distro` of `Optimizer`.
     """
 
     where: ClassVar[str]
-    """Where the enum stands in a run file."""
+    """Dotted name of the enum in a run file."""
     newtype: ClassVar[str | None] = None
-    """The field that a bare value, in place of a table, goes to."""
+    """Name of the field that a plain value stands for, in place of a table."""
 
     @classmethod
     def tag(cls) -> str:
-        """The variant's name in a run file."""
+        """Return the variant's name in a run file."""
         enum = next(base for base in cls.__mro__ if Variant in base.__bases__)
         return cls.__name__.removeprefix(enum.__name__)
 
     @classmethod
     def takes_table(cls) -> bool:
-        """Whether it is written as a table of its fields (as well)."""
+        """Return whether it can be written as a table of its fields."""
         return len(cls.model_fields) > (cls.newtype is not None)
 
     @classmethod
     def unwrap(cls, value: Any) -> Any:
-        """The fields inside the tagged form."""
+        """Return the fields inside the tagged form."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -48,7 +48,7 @@ class Variant(Table):
         if cls.newtype is None or (cls.takes_table() and isinstance(payload, dict)):
             return payload
         if isinstance(payload, dict):
-            raise wrong(cls.tag(), "a value that is no table")
+            raise wrong(cls.tag(), "a plain value instead of a table")
         return {cls.newtype: payload}
 
     @model_serializer(mode="wrap")
@@ -60,12 +60,12 @@ class Variant(Table):
 
 
 def variant_name(variant: Variant) -> str:
-    """The variant's name as a user finds it, such as `model.LLM.optimizer.Dummy`."""
+    """Return the variant's full name in a run file, such as `model.LLM.optimizer.Dummy`."""
     return f"{variant.where}.{variant.tag()}"
 
 
 class ExternallyTagged:
-    """Tells pydantic how one of several variants is written; made by `one_of`."""
+    """Tells pydantic how variants are written; made by `one_of`."""
 
     def __init__(self, variants: tuple[type[Variant], ...]):
         self.variants = variants
@@ -116,5 +116,5 @@ class ExternallyTagged:
 
 
 def one_of(*variants: type[Variant]) -> Any:
-    """The type of a field that holds one of these variants."""
+    """Return the type of a field that holds one of these variants."""
     return Annotated[Union[variants], ExternallyTagged(variants)]  # noqa: UP007 - built at run time

@@ -1,4 +1,4 @@
-"""What every table of a run file is: strict, frozen and closed to unknown keys."""
+"""The base of every table of a run file: strict, frozen and closed to unknown keys."""
 
 from typing import Annotated, Any
 
@@ -15,37 +15,37 @@ U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 
 
 def wrong(key: str | tuple[str | int, ...], expected: str) -> PydanticCustomError:
-    """A broken rule about `key`, below the table or value that raises it.
+    """Return the error of a broken rule, for validators to raise.
 
     Args:
-      key: one key, or the path to it; () is the validated value itself.
-      expected: completes "expected ...".
+      key: The key, or the path to it, relative to the validated value; () is the value itself.
+      expected: What was expected; completes "expected ...".
     """
     path = (key,) if isinstance(key, str) else key
     return PydanticCustomError("rule", "{expected}", {"key": path, "expected": expected})
 
 
 def missing(*path: str) -> PydanticCustomError:
-    """A key that only the rest of the file makes necessary, below the table that raises it."""
+    """Return the error of a missing key that only the rest of the file makes necessary."""
     return PydanticCustomError("missing", "missing", {"key": path})
 
 
 def text(capacity: int, *, empty: bool = False) -> Any:
-    """The type of a string that fits into `capacity` bytes of UTF-8.
+    """Return the type of a string that fits into `capacity` bytes of UTF-8.
 
-    Psyche keeps strings in fixed arrays and cuts longer ones without a word; we refuse them.
+    Psyche keeps strings in fixed arrays and silently cuts longer ones; here they are refused.
 
     Args:
-      capacity: bytes.
-      empty: whether "" is allowed.
+      capacity: Bytes of the string, at most.
+      empty: Whether "" is allowed.
     """
 
     def check(value: str) -> str:
         size = len(value.encode())
         if size > capacity:
-            raise wrong((), f"at most {capacity} bytes, and this has {size}")
+            raise wrong((), f"at most {capacity} bytes; this has {size}")
         if not value and not empty:
-            raise wrong((), "a string that is not empty")
+            raise wrong((), "a non-empty string")
         return value
 
     schema = {"type": "string", "minLength": 0 if empty else 1, "maxLength": capacity}
@@ -63,7 +63,7 @@ AsTuple = BeforeValidator(_list_to_tuple)  # a frozen list; strict tuples refuse
 
 
 class Table(BaseModel):
-    """A table of the run file. The string below a field is its description in the JSON Schema."""
+    """A table of the run file. The string below a field describes it in schema and reference."""
 
     model_config = ConfigDict(
         strict=True,

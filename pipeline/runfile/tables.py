@@ -31,7 +31,7 @@ SomePeers = Annotated[
 
 
 def _either(number: Any, numbers: Any) -> Any:
-    """The type of a number or of a list, told apart so that an error is about one of them."""
+    """The type of a number or a list, discriminated so that an error is about one of them."""
     return Annotated[
         Annotated[number, Tag("number")] | Annotated[numbers, Tag("list")],
         Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
@@ -102,7 +102,7 @@ class Peers(Table):
         if self.micro_batch % self.fsdp:
             raise wrong("micro_batch", f"a multiple of peers.fsdp ({self.fsdp})")
         if self.fsdp > 1 and self.layout == "vmap":
-            raise wrong("layout", "each or shard_map with peers.fsdp: vmap computes on one device")
+            raise wrong("layout", "each or shard_map with peers.fsdp, since vmap uses one device")
         return self
 
 
@@ -126,7 +126,7 @@ class Fault(Table):
         FaultKind,
         Field(
             description="Kind of the fault, by what the peer does. "
-            + ". ".join(f"{name}: it {kind.says}" for name, kind in KINDS.items())
+            + ". ".join(f"{name}: it {kind.does}" for name, kind in KINDS.items())
             + "."
         ),
     ]
@@ -153,17 +153,17 @@ class Fault(Table):
         if first > last:
             raise wrong("rounds", "[first, last] with first <= last")
         if self.kind == "join" and first != 1:
-            raise wrong("rounds", "[1, last]: who joins was away from the start on")
+            raise wrong("rounds", "[1, last], since a joining peer is offline from the start")
         return self
 
     @model_validator(mode="after")
     def _kind_can_be_done(self) -> "Fault":
         if self.size is not None and KINDS[self.kind].size is None:
-            raise wrong("size", f"none: {self.kind} has no size")
+            raise wrong("size", f"no size, which {self.kind} does not have")
         if self.kind == "lazy" and self.strength >= 1:
-            raise wrong("size", "less than 1: a share of the sequences")
+            raise wrong("size", "less than 1, a fraction of the sequences")
         if self.kind == "collude" and len(self.peers) < 2:
-            raise wrong("peer", "a list of at least 2 peers: they send the same")
+            raise wrong("peer", "a list of at least 2 peers, which send the same message")
         return self
 
 

@@ -1,0 +1,1 @@
+"""What every stage shares: keys, artifacts, locks, devices, progress and pins."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, SHA-256, and the folder a stage leaves."""
+"""Files that are complete or absent: atomic writes, SHA-256, and the folder a stage leaves."""
 
 import hashlib
 import json
@@ -17,28 +17,28 @@ from pipeline.errors import LockstepError
 from pipeline.stage.keys import OUT, Keys, needs
 
 METRICS = "metrics"
-# What a result can depend on besides the key: recorded, so that a year later one can compare.
+# What a result can depend on besides the key; recorded for later comparison.
 RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def listing_sha256(entries: Iterable[tuple[str, str]]) -> str:
-    """SHA-256 over the (name, SHA-256 of the content) of several files, in the order of names."""
+    """Return the SHA-256 over the (name, SHA-256 of the content) of files, ordered by name."""
     lines = sorted(f"{sha256}  {name}\n" for name, sha256 in entries)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 @contextmanager
 def writes(path: Path) -> Iterator[None]:
-    """Inside, `path` is written; where the system refuses, as on a full disk, the error names it.
+    """Name `path` in the error if the system refuses to write it, as on a full disk.
 
     Raises:
-      LockstepError: it could not be written.
+      LockstepError: The path could not be written.
     """
     try:
         yield
@@ -48,9 +48,9 @@ def writes(path: Path) -> Iterator[None]:
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A file to write aside; on leaving, it is flushed to the disk and takes the name `path`.
+    """Open a temporary file that is flushed to disk and renamed to `path` at the end of the block.
 
-    So `path` is whole or absent, at any kill, and absent after an error.
+    So `path` is complete or absent after a kill, and absent after an error.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with writes(path):
@@ -66,26 +66,26 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file: whole or absent, at any kill."""
+    """Write a file that is complete or absent after a kill."""
     with written(path) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8 text."""
+    """Write UTF-8 text, as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:
-    """`write_bytes` of indented JSON; not-a-number is refused, since JSON has no word for it."""
+    """Write indented JSON, as `write_bytes` does; NaN, which JSON does not have, is refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
-      LockstepError: the file is missing or is no JSON.
+      LockstepError: The file is missing or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -96,15 +96,15 @@ def read_json(path: Path) -> dict:
 
 
 def environment() -> dict[str, str]:
-    """The versions of Python and of the packages that a result's bits can depend on."""
+    """Return the versions of Python and of the packages that a result's bits can depend on."""
     return {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in RECORDED}
 
 
 def link(source: Path | str, target: Path | str) -> None:
-    """A second name for a file that nobody changes; a copy where the system has no such names."""
+    """Make a hard link to a file that nobody changes, or a copy if the system cannot link."""
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or one without hard links
         shutil.copyfile(source, target)
 
 
@@ -112,10 +112,10 @@ def link(source: Path | str, target: Path | str) -> None:
 class Paths:
     """Where one stage of one run reads and writes.
 
-    Args:
-      stage: the stage's name in dvc.yaml.
-      run: the run file.
-      root: the folder in which `data/` and `metrics/` lie.
+    Attributes:
+      stage: Name of the stage in dvc.yaml.
+      run: Path of the run file.
+      root: Folder that holds `data/` and `metrics/`.
     """
 
     stage: str
@@ -124,33 +124,35 @@ class Paths:
 
     @cached_property
     def keys(self) -> Keys:
+        """The keys of all stages."""
         return Keys(self.run)
 
     @property
     def key(self) -> str:
+        """The key of this stage."""
         return self.keys.key(self.stage)
 
     @property
     def runs(self) -> Path:
-        """Work in progress of all runs, one place for all of DVC's temporary checkouts."""
+        """Work in progress of all runs, shared by all of DVC's temporary checkouts."""
         return Path(os.environ.get("DVC_ROOT", self.root)) / "data" / "runs"
 
     @property
     def scratch(self) -> Path:
-        """This stage's work in progress: kept through kills, keyed, so never another run's."""
+        """This stage's work in progress, which survives a kill; keyed, so never another run's."""
         return self.runs / self.key
 
     @property
     def store(self) -> Path:
-        """What was fetched or kept by content, whatever code asked for it."""
+        """Downloads and kept files by content, independent of the code that asked for them."""
         return self.runs.parent / "store"
 
     def out(self, stage: str) -> Path:
-        """The folder that `stage` leaves."""
+        """Return the folder that `stage` leaves."""
         return self.root / OUT[stage]
 
     def is_made(self, stage: str) -> bool:
-        """Whether `stage` has left a result of today's key."""
+        """Return whether `stage` has a result of the current key."""
         return (self.root / self.keys.made(stage)).is_file()
 
     def made(self, stage: str) -> Path:
@@ -168,7 +170,7 @@ class Paths:
         return made
 
     def need(self, stage: str) -> Path:
-        """The folder of an earlier stage, with each of its files checked against its hash.
+        """Return the folder of an earlier stage, after checking each of its files against its hash.
 
         Raises:
           LockstepError: The stage has no current result, or a file differs from its hash.
@@ -178,10 +180,11 @@ class Paths:
         return self.out(stage)
 
     def publish(self) -> None:
-        """Makes metrics/ say what the stage's folder says, where the stage is made.
+        """Copy the `metrics` of the stage's folder to metrics/, if the stage has a current result.
 
-        Small results that a person compares lie in `metrics` of the folder, and a copy in metrics/,
-        for git to keep. A git checkout changes the copy alone; who finds the stage made calls this.
+        Small results that people compare are in `metrics` of the folder, and their copies in
+        metrics/, for git to keep. A git checkout changes only the copies, so this is called
+        whenever a stage turns out to be made.
         """
         if not self.is_made(self.stage):
             return
@@ -192,13 +195,12 @@ class Paths:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """An empty folder to fill; on leaving, it replaces the stage's old folder whole.
+        """Yield an empty folder that replaces the stage's old folder at the end of the block.
 
-        What is to be published goes into its `metrics`.
-
-        `made-<key>.json` goes in last. It holds the SHA-256 and size of each file, the keys of what
-        the stage read, and the versions of `environment`; nothing that differs between two equal
-        runs, so that equal results are equal folders.
+        Results to publish go into its `metrics`. `made-<key>.json` is written last. It holds the
+        SHA-256 and size of each file, the keys of the stages that were read, and the versions of
+        `environment`; nothing that differs between two equal runs, so equal results are equal
+        folders.
         """
         out = self.out(self.stage)
         aside = out.with_name(f".{out.name}.building")
@@ -219,23 +221,23 @@ class Paths:
 
 
 def verify(made: Path) -> dict:
-    """Checks a folder against its made file; returns what the made file says.
+    """Check a folder against its made file, and return the made file's content.
 
     Raises:
-      LockstepError: a file is missing, was added, or has other bytes than when it was made.
+      LockstepError: A file is missing, was added, or has changed since it was made.
     """
     manifest = read_json(made)
     found, listed = _listing(made.parent, skip=made.name), manifest["files"]
     for name in sorted(found.keys() | listed.keys()):
         if found.get(name) != listed.get(name):
             raise LockstepError(
-                f"{made.parent / name}: found {_said(found.get(name))}, expected "
-                f"{_said(listed.get(name))} as {made.name} says; delete {made.parent} to remake it"
+                f"{made.parent / name}: found {_described(found.get(name))}, expected "
+                f"{_described(listed.get(name))} as {made.name} says; delete {made.parent} to remake it"
             )
     return manifest
 
 
-def _said(entry: dict | None) -> str:
+def _described(entry: dict | None) -> str:
     return f"{entry['bytes']} bytes of sha256 {entry['sha256'][:12]}" if entry else "no such file"
 
 
@@ -252,7 +254,7 @@ def _listing(folder: Path, skip: str = "") -> dict[str, dict]:
 
 
 def _replace(aside: Path, out: Path) -> None:
-    """Puts `aside` in the place of `out`. A kill in between leaves no `out`: the stage reruns."""
+    """Replace `out` by `aside`. A kill in between leaves no `out`, so the stage runs again."""
     old = out.with_name(f".{out.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():

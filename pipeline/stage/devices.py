@@ -1,12 +1,12 @@
-"""The devices a stage computes on, set up before JAX is imported, and what of them decides bits.
+"""The devices a stage computes on, set up before JAX is imported, and how they affect bits.
 
-Two settings are read by JAX only once, at its import:
+JAX reads two settings only once, at its import:
 
-- the size of the thread pool (`NPROC`), which changes the order of sums and with it their bits: the
-  run file's `[peers] threads`, the same on every machine, whatever its core count;
-- the number of CPU devices, which changes no bit: one per core, so that peers run side by side;
-  but no fewer than `[peers] fsdp`, and of those no more than half the threads: a device holds one
-  while it waits for the others, and the work that these wait for needs another.
+- the size of the thread pool (`NPROC`), which changes the order of sums and so their bits. It is
+  the run file's `[peers] threads`, the same on every machine, whatever its number of cores;
+- the number of CPU devices, which changes no bit. There is one per core, so that peers run side by
+  side, but no fewer than `[peers] fsdp`, and with fsdp no more than half the threads: a device
+  holds a thread while it waits for the others, and the work they wait for needs another.
 """
 
 import importlib.util
@@ -22,12 +22,12 @@ FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 
 
 def prepare(run: Run) -> None:
-    """Sets the environment that JAX reads at its import; call it before.
+    """Set the environment that JAX reads at its import; call this before.
 
-    A value that the user has set is left alone: `JAX_PLATFORMS=cpu`, `JAX_NUM_CPU_DEVICES=1`.
+    Values that the user has set stay, such as `JAX_PLATFORMS=cpu` or `JAX_NUM_CPU_DEVICES=1`.
 
     Raises:
-      LockstepError: the threads do not suffice for the devices.
+      LockstepError: There are too few threads for the devices.
     """
     threads, fsdp = run.peers.threads, run.peers.fsdp
     most = threads if fsdp == 1 else threads // 2
@@ -38,8 +38,8 @@ def prepare(run: Run) -> None:
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ["NPROC"] = str(threads)
-    places = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(places * fsdp, threads)))
+    groups = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(groups * fsdp, threads)))
     count = int(os.environ["JAX_NUM_CPU_DEVICES"])
     if count > threads:
         raise LockstepError(
@@ -54,17 +54,17 @@ def prepare(run: Run) -> None:
     flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
     os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
-    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # no TF32 behind our back
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # never TF32
 
 
 def keep_compiled(folder: os.PathLike) -> None:
-    """Keeps compiled programs in `folder`, so that a second run starts at once.
+    """Keep compiled programs in `folder`, so that a second run starts at once.
 
-    `JAX_COMPILATION_CACHE_DIR`, where the user has set it, comes first.
+    `JAX_COMPILATION_CACHE_DIR`, if the user has set it, takes precedence.
     """
     import jax
 
-    # an entry that a kill cut short, or that found no room, is compiled anew: not worth a word
+    # an entry that is incomplete or did not fit is simply compiled again
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
@@ -73,7 +73,7 @@ def keep_compiled(folder: os.PathLike) -> None:
 
 
 def describe() -> dict[str, str]:
-    """What of this machine and process can change the bits of a result."""
+    """Return what of this machine and process can change the bits of a result."""
     import jax
     import jaxlib
 
@@ -94,7 +94,7 @@ def _has_gpu_plugin() -> bool:
 
 
 def _instruction_set() -> str:
-    """The widest vector instructions of this CPU that XLA uses; its name alone decides bits."""
+    """The widest vector instructions of this CPU that XLA uses, whose name decides bits."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             flags = next((line for line in file if line.startswith(("flags", "Features"))), "")

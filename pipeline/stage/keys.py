@@ -4,10 +4,10 @@
                   the content of its code and of the constraints file,
                   the keys of the stages it needs)
 
-A finished stage leaves `made-<key>.json` inside its output folder, so both engines ask the same
-question, "is the file of today's key there?", and cannot disagree. dvc.yaml is the only place that
-says which tables, code and stages those are. Only the standard library and yaml are imported: every
-Snakemake job reads this file.
+A finished stage leaves `made-<key>.json` in its output folder, so both engines ask the same
+question, "does the file of the current key exist?", and cannot disagree. Only dvc.yaml lists those
+tables, code and stages. Only the standard library and yaml are imported, because every Snakemake
+job reads this file.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from pipeline.errors import LockstepError
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-RUN_FILE = "params/run.toml"  # the name dvc.yaml knows; `--run FILE` reads another in its place
+RUN_FILE = "params/run.toml"  # the name in dvc.yaml; `--run FILE` reads another file instead
 
 
 def paths(stage: dict, *kinds: str) -> list[str]:
-    """The paths a stage lists under `kinds`, plain or with options such as `cache: false`."""
+    """Return the paths that a stage lists under `kinds`, without options such as `cache: false`."""
     entries = [entry for kind in kinds for entry in stage.get(kind, [])]
     return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
 
@@ -36,17 +36,17 @@ MAKER = {out: name for name, out in OUT.items()}
 
 
 def needs(name: str) -> list[str]:
-    """The stages whose outputs the stage reads, in dvc.yaml's order."""
+    """Return the stages whose outputs the stage reads, in the order of dvc.yaml."""
     return [MAKER[dep] for dep in paths(STAGES[name], "deps") if dep in MAKER]
 
 
 def code(name: str) -> list[str]:
-    """The stage's dependencies that are source: files and folders of the checkout."""
+    """Return the stage's source dependencies: files and folders of the checkout."""
     return [dep for dep in paths(STAGES[name], "deps") if dep not in MAKER]
 
 
 def tracked(name: str) -> list[str]:
-    """The dotted names of the run file's tables and values that decide the stage's result."""
+    """Return the dotted names of the run file's tables and values that the stage depends on."""
     return [table for entry in STAGES[name].get("params", []) for table in entry[RUN_FILE]]
 
 
@@ -54,10 +54,10 @@ class Keys:
     """The keys of all stages for one run file.
 
     Args:
-      run: the run file.
+      run: Path of the run file.
 
     Raises:
-      LockstepError: the file cannot be read, or lacks a table that dvc.yaml tracks.
+      LockstepError: The file cannot be read, or lacks a table that dvc.yaml tracks.
     """
 
     def __init__(self, run: Path):
@@ -73,7 +73,7 @@ class Keys:
             raise LockstepError(f"{self.run}: expected a TOML run file: {reason}") from error
 
     def table(self, name: str) -> object:
-        """The value of a dotted name in the run file."""
+        """Return the value of a dotted name in the run file."""
         try:
             return reduce(lambda table, part: table[part], name.split("."), self._tables)
         except (KeyError, TypeError) as error:
@@ -83,8 +83,11 @@ class Keys:
             ) from error
 
     def key(self, name: str) -> str:
-        """The key of stage `name`: 12 hexadecimal digits. What was edited since it was first asked
-        for does not count, as it does not for a process that has begun to run it."""
+        """Return the key of stage `name`, 12 hexadecimal digits.
+
+        It is computed once, so later edits do not count, just as they do not affect a process
+        that is already running the stage.
+        """
         if name not in self._keys:
             content = [
                 {table: self.table(table) for table in tracked(name)},
@@ -96,16 +99,16 @@ class Keys:
         return self._keys[name]
 
     def made(self, name: str) -> str:
-        """The file whose presence means that stage `name` is done: all that Snakemake sees."""
+        """Return the file whose presence means that stage `name` is done: all that Snakemake sees."""
         return f"{OUT[name]}/made-{self.key(name)}.json"
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files, caches left out."""
+    """SHA-256 of a file, or of the names and contents of a folder's files without caches."""
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     files = [file for file in files if "__pycache__" not in file.parts]
     if not files:
-        raise LockstepError(f"dvc.yaml: {path.relative_to(PROJECT)} is not there, expected source")
+        raise LockstepError(f"dvc.yaml: {path.relative_to(PROJECT)} is missing, expected source")
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(PROJECT).as_posix()}\0".encode())

@@ -1,7 +1,7 @@
-"""Pins: what lies outside the repository, held to the SHA-256 that it had.
+"""Pins: the SHA-256 of inputs from outside the repository.
 
-A folder, a hub's branch or a Python's own library can change under an unchanged run file. With a
-pin in `[pins]` a stage refuses what is no longer the same; without one it says so, and its result
+A folder, a hub's branch or Python's own library can change under an unchanged run file. With a pin
+in `[pins]`, a stage refuses an input that has changed; without one, it logs that, and its result
 records what was read.
 """
 
@@ -12,34 +12,34 @@ import tomlkit
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import Paths, read_json, write_text
 
-# A key of [pins] -> the stage that reads it, and where that stage's result says what was read.
+# For each key of [pins], the stage that reads the input, and where its result records the SHA-256.
 READ = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert", "source.json")}
 
 
 def check(key: str, pin: str, found: str, what: str) -> str:
-    """Compares what was read with its pin; "pinned" or "not pinned", for the log.
+    """Compare an input with its pin, and return "pinned" or "not pinned" for the log.
 
     Args:
-      key: of `[pins]`.
-      pin: its value, "" where there is none.
-      found: SHA-256 of what was read.
-      what: what that was.
+      key: Key in `[pins]`.
+      pin: Its value; "" means not pinned.
+      found: SHA-256 of the input.
+      what: Name of the input in the error message.
 
     Raises:
-      LockstepError: they differ.
+      LockstepError: They differ.
     """
     if not pin:
         return "not pinned"
     if pin != found:
         raise LockstepError(
             f"[pins] {key} = {pin}, but {what} has sha256 {found}: it has changed since; restore "
-            'it, or set the pin to that, or to "" for none'
+            'it, set the pin to the new value, or set it to "" to unpin'
         )
     return "pinned"
 
 
 def write(run: Path, root: Path) -> dict[str, str]:
-    """Sets every pin of a run file to what its stages read; comments stay as they are.
+    """Set every pin of a run file to what its stages read, and keep its comments.
 
     Raises:
       LockstepError: One of the stages has no result of the current run file.

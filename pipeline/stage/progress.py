@@ -1,4 +1,4 @@
-"""Progress of a stage: one live bar in a terminal, plain lines anywhere else."""
+"""Progress of a stage: one live bar in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -6,20 +6,20 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-PLAIN_SECONDS = 5.0  # between two plain lines: a log is for reading
-BRIEF_SECONDS = 1.0  # bytes that take less time than this are not worth a bar
+PLAIN_SECONDS = 5.0  # between two plain lines, so that a log stays readable
+BRIEF_SECONDS = 1.0  # transfers shorter than this are not shown
 
 
 class Progress:
-    """Shows how far a stage is; `with Progress("train", total=200, unit="round") as bar: ...`.
+    """Shows the progress of a stage: `with Progress("train", total=200, unit="round") as bar: ...`.
 
-    Bytes are shown in larger units, with their rate; what is done in a moment is not shown.
+    Bytes are shown in larger units, with their rate; brief transfers are not shown.
 
     Args:
-      title: the stage's name.
-      total: how many units the whole is.
-      unit: what is counted, "round" or "file"; or "byte".
-      start: how many are done already, for work that goes on.
+      title: Name of the stage.
+      total: Number of units in total.
+      unit: Unit that is counted: "round", "file" or "byte".
+      start: Number of units done earlier, for resumed work.
     """
 
     def __init__(self, title: str, *, total: int, unit: str, start: int = 0):
@@ -32,28 +32,28 @@ class Progress:
         if sys.stdout.isatty():
             self._bar = self._make_bar()
             self._task = self._bar.add_task(
-                self.title, total=self.total, completed=self.done, said=""
+                self.title, total=self.total, completed=self.done, text=""
             )
             if self.unit != "byte":
                 self._bar.start()
         return self
 
     def advance(self, count: int = 1, **fields: object) -> None:
-        """Counts `count` more units, and shows the fields as `name value` beside them."""
+        """Count `count` more units, and show the fields as `name value` beside them."""
         now = time.monotonic()
-        with self._counting:  # work may go on in several threads
+        with self._counting:  # called from several threads
             self.done += count
-        said = "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
+        text = "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
         if self._bar:
-            self._bar.update(self._task, completed=self.done, said=said)
+            self._bar.update(self._task, completed=self.done, text=text)
             if not self._bar.live.is_started and now - self._began > BRIEF_SECONDS:
                 self._bar.start()
         elif now - self._last_line > PLAIN_SECONDS or self._ends():
             self._last_line = now
-            print(f"{self._line(now)}  {said}".rstrip(), flush=True)
+            print(f"{self._line(now)}  {text}".rstrip(), flush=True)
 
     def say(self, line: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         if self._bar:
             self._bar.console.print(line, highlight=False, markup=False)
         else:
@@ -76,7 +76,7 @@ class Progress:
         )
         from rich.progress import Progress as Bar
 
-        counted = (MofNCompleteColumn(), TextColumn(self.unit), TextColumn("{task.fields[said]}"))
+        counted = (MofNCompleteColumn(), TextColumn(self.unit), TextColumn("{task.fields[text]}"))
         if self.unit == "byte":
             counted = (DownloadColumn(), TransferSpeedColumn())
         return Bar(
@@ -87,7 +87,7 @@ class Progress:
         )
 
     def _ends(self) -> bool:
-        """Whether the last line is due; bytes have one only where there was one before."""
+        """Whether the last line is due; bytes have one only after an earlier one."""
         shown = self.unit != "byte" or self._last_line != self._began
         return shown and self.done == self.total
 

@@ -1,4 +1,4 @@
-"""The table of faults says of each kind what validation and the peers' wrappers need."""
+"""The table of faults has what validation and the peers' wrappers need of each kind."""
 
 import subprocess
 import sys
@@ -36,11 +36,11 @@ def test_every_kind_is_there_and_takes_the_place_of_what_it_should():
 
 
 @each_kind
-def test_a_kind_says_what_it_does_in_words_that_tell_of_its_size(name):
+def test_a_kind_describes_what_it_does_and_its_size(name):
     kind = KINDS[name]
-    assert kind.says and "\n" not in kind.says and not kind.says.endswith(".")
-    assert ("size" in kind.says) == (kind.size is not None)
-    assert f"{name}: it {kind.says}" in runfile.Fault.model_fields["kind"].description
+    assert kind.does and "\n" not in kind.does and not kind.does.endswith(".")
+    assert ("size" in kind.does) == (kind.size is not None)
+    assert f"{name}: it {kind.does}" in runfile.Fault.model_fields["kind"].description
 
 
 @each_kind
