@@ -232,7 +232,8 @@ def verify(made: Path) -> dict:
         if found.get(name) != listed.get(name):
             raise LockstepError(
                 f"{made.parent / name}: found {_described(found.get(name))}, expected "
-                f"{_described(listed.get(name))} as {made.name} says; delete {made.parent} to remake it"
+                f"{_described(listed.get(name))} as {made.name} says; delete {made.parent} to "
+                "remake it"
             )
     return manifest
 

@@ -99,7 +99,7 @@ class Keys:
         return self._keys[name]
 
     def made(self, name: str) -> str:
-        """Return the file whose presence means that stage `name` is done: all that Snakemake sees."""
+        """Return the file whose presence means that stage `name` is done."""
         return f"{OUT[name]}/made-{self.key(name)}.json"
 
 
