@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.net import store
 from pipeline.net.remote import Origin
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from pipeline.stage.progress import Progress
 
 REPEATS = 5

@@ -17,7 +17,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import addresses, fsspec_files, web
 from pipeline.net.redact import hide
 from pipeline.net.retry import Attempts, TransientError
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from pipeline.runfile.table import Table
 
 PIECE_BYTES = 2**20

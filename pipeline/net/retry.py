@@ -8,7 +8,7 @@ from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 from pipeline.errors import LockstepError
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 
 BACKOFF_SECONDS, JITTER_SECONDS = 0.5, 0.5
 LONGEST_WAIT_SECONDS = 30.0

@@ -24,7 +24,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import addresses, checksum, remote
 from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from pipeline.stage.artifacts import sha256_file, writes
 from pipeline.stage.progress import Progress
 

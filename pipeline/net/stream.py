@@ -18,7 +18,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import remote
 from pipeline.net.redact import hide
 from pipeline.net.remote import Origin
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 
 REQUEST_BYTES = 2**21  # at most, so that connections share a long range
 GAP_BYTES = 2**14  # at most, between two pieces of a request

@@ -24,7 +24,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import retry
 from pipeline.net.redact import message
 from pipeline.net.retry import TransientError
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
 # Redirects are followed, and urllib3 shows credentials to no other server; retries are ours.

@@ -35,7 +35,6 @@ from pipeline.runfile.data import (
     ShuffleDontShuffle,
     ShuffleSeeded,
 )
-from pipeline.runfile.network import Network
 from pipeline.runfile.psyche import (
     DESTINATION_FORM,
     LLM,
@@ -54,6 +53,7 @@ from pipeline.runfile.tables import (
     Faults,
     HeldOut,
     Links,
+    Network,
     Peers,
     Pins,
     Runtime,

@@ -1,11 +1,10 @@
 """Lockstep's own tables of a run file: peers, links, faults, the audit and the rest."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from pipeline.runfile.fault_kinds import KINDS
-from pipeline.runfile.network import Network
 from pipeline.runfile.psyche import MAX_CLIENTS
 from pipeline.runfile.table import U32, AsTuple, Table, wrong
 
@@ -255,6 +254,22 @@ class Evaluate(Table):
     """Seed of the sampler."""
 
 
+class Network(NamedTuple):
+    """Settings of the network, from `[runtime]`.
+
+    Attributes:
+      connections: Parallel downloads, of files or ranges of files.
+      attempts: Consecutive failures without a received byte before giving up.
+      stall_seconds: Seconds without a response or a byte that count as a failure.
+      cache_bytes: Memory for streamed tokens.
+    """
+
+    connections: int = 8
+    attempts: int = 8
+    stall_seconds: float = 30.0
+    cache_bytes: int = 256 * 10**6
+
+
 class Runtime(Table):
     """Settings that cannot change a result; no stage runs again when they change."""
 
@@ -275,6 +290,6 @@ class Runtime(Table):
 
     @property
     def network(self) -> Network:
-        """Settings of the network."""
+        """The settings of the network."""
         cache_bytes = self.stream_cache_mb * 10**6
         return Network(self.connections, self.attempts, self.stall_seconds, cache_bytes)

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError
-from pipeline.runfile import Run
+from pipeline.runfile import Network, Run
 from pipeline.runfile.data import (
     Data,
     DataCorpus,
@@ -41,7 +41,6 @@ from pipeline.runfile.data import (
     Limit,
     Shuffle,
 )
-from pipeline.runfile.network import Network
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress

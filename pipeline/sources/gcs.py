@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, Field
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, google_auth, web
 from pipeline.net.remote import Origin
+from pipeline.runfile import Network
 from pipeline.runfile.explain import validate
-from pipeline.runfile.network import Network
 from pipeline.sources.listing import LocationFile, check_name
 
 FIELDS = "nextPageToken,items(name,size,generation,md5Hash,crc32c,contentEncoding)"

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 from pipeline.net import addresses, web
 from pipeline.net.redact import hide
 from pipeline.net.remote import Origin
+from pipeline.runfile import Network
 from pipeline.runfile.data import DataHttp, LocationGcp, LocationNumberedFiles, LocationSingleUrl
-from pipeline.runfile.network import Network
 from pipeline.sources.gcs import list_bucket
 from pipeline.sources.listing import Listing, LocationFile, token_files, tokenizer_files
 

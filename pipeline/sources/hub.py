@@ -12,9 +12,9 @@ from pydantic import BaseModel, Field, RootModel
 
 from pipeline.net import addresses, hub_files, web
 from pipeline.net.remote import Origin
+from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub
 from pipeline.runfile.explain import validate
-from pipeline.runfile.network import Network
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources.listing import Listing, LocationFile, check_name, tokenizer_files
 

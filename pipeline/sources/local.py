@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import LockstepError
+from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
-from pipeline.runfile.network import Network
 from pipeline.sources import HELD_OUT, TOKENIZER
 from pipeline.sources.listing import (
     EXTENSIONS,

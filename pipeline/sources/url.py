@@ -11,8 +11,8 @@ from pipeline.errors import LockstepError
 from pipeline.net import fsspec_files
 from pipeline.net.redact import hide
 from pipeline.net.remote import Origin
+from pipeline.runfile import Network
 from pipeline.runfile.data import DataUrl
-from pipeline.runfile.network import Network
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources.listing import (
     Listing,

@@ -14,9 +14,9 @@ from pydantic import Discriminator, Field, Tag
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, web
 from pipeline.net.redact import hide
+from pipeline.runfile import Network
 from pipeline.runfile.data import AnyShuffle, DataHttp, DataWeightedHttp
 from pipeline.runfile.explain import validate
-from pipeline.runfile.network import Network
 from pipeline.runfile.table import AsTuple, Table
 from pipeline.sources import http
 from pipeline.sources.listing import Listing, LocationFile

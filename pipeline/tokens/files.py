@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.net.remote import Origin
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from pipeline.tokens.shards import ZEROS, ShardFile
 
 OPEN_FILES = 512  # a process may have about a thousand

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import LockstepError
+from pipeline.runfile import Network
 from pipeline.runfile.data import Shuffle, ShuffleSeeded
-from pipeline.runfile.network import Network
 from pipeline.tokens import mixture
 from pipeline.tokens.files import TokenFiles
 from pipeline.tokens.ids import Ids, limit_of

@@ -86,7 +86,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from pipeline.net.store import Transfer, fetch
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from pipeline.stage.progress import Progress
 from pipeline.net.remote import Origin
 

@@ -18,7 +18,7 @@ from pipeline.net import remote, retry, stream
 from pipeline.net.remote import Origin
 from pipeline.net.retry import TransientError
 from pipeline.net.stream import GAP_BYTES, REQUEST_BYTES, Streams
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from tests.servers import misbehaviour
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour
@@ -27,7 +27,7 @@ KIB, MIB = 2**10, 2**20
 SECONDS = 20.0  # after which a test that waits has failed
 HANGING = """
 import sys, threading
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from pipeline.net.remote import Origin
 from pipeline.net.stream import Streams
 streams = Streams(Network())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import LockstepError
+from pipeline.runfile import Network
 from pipeline.runfile.data import Limit
-from pipeline.runfile.network import Network
 from pipeline.sources import FetchOptions
 from pipeline.stage.progress import Progress
 

@@ -2,7 +2,7 @@ import pytest
 
 from pipeline import runfile, sources
 from pipeline.net import google_auth
-from pipeline.runfile.network import Network
+from pipeline.runfile import Network
 from pipeline.sources.gcs import list_bucket
 from tests.pipeline.sources import options
 from tests.servers import service_account

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import LockstepError
 from pipeline.net.remote import Origin
+from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, ShuffleSeeded
-from pipeline.runfile.network import Network
 from pipeline.tokens import files as token_files
 from pipeline.tokens import ids as token_ids
 from pipeline.tokens import mixture
