@@ -116,7 +116,7 @@ def test_state_file_is_told_from_a_configuration(name):
         assert "Left out" not in text
         assert runfile.load(file).config.total_steps == 25000  # as it stands
         return
-    assert "what it is: run_id, run_state." in text
+    assert "its configuration: run_id, run_state." in text
     with pytest.raises(LockstepError, match=f"lockstep import .*{name}"):
         runfile.load(file)
 
