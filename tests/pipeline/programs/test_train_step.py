@@ -1,5 +1,8 @@
 """The two programs of a round: pinned numbers, and what padding and turns must not change."""
 
+import json
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -35,10 +38,16 @@ def a_run(optimizer: str = "Distro", **changes: object) -> runfile.Run:
 def begin(
     run: runfile.Run, model: dict = tiny.MODEL, columns: tuple[str, ...] = PLAIN
 ) -> tuple[Programs, State]:
-    programs = Programs(run, model, columns=columns)
-    params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
+    """A run's programs, which tests of the same run share, and its first state."""
+    programs = _programs(run.model_dump_json(), json.dumps(model), columns)
+    params = programs.model.init(programs.model_config, seed=0)
     own, shared = programs.init(params)
     return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
+
+
+@cache
+def _programs(run: str, model: str, columns: tuple[str, ...]) -> Programs:
+    return Programs(runfile.Run.model_validate_json(run), json.loads(model), columns=columns)
 
 
 def batch(peer: int, step: int) -> np.ndarray:
@@ -67,15 +76,15 @@ def test_losses_of_the_first_steps_are_as_they_were(optimizer):
     assert found == pytest.approx(PINNED[optimizer], abs=2e-6)
 
 
-@pytest.mark.parametrize("layout", ["shard_map", "vmap"])
-# one for each device, and uneven
-@pytest.mark.parametrize("count, overlap", [(4, 0), (3, 2), (6, 0)])
-def test_every_layout_trains_alike(layout, count, overlap):
+# two peers for a device in turns, and fewer peers than devices
+@pytest.mark.parametrize("count, overlap", [(6, 0), (3, 2)])
+def test_every_layout_trains_alike(count, overlap):
     run = a_run(peers__count=count, peers__overlap=overlap)
-    expected = losses(run, "each", devices=4, steps=4)
+    expected = losses(run, "each", devices=1, steps=4)
     # with overlap a peer looks ahead by signs, of rounding too where its delta is all but zero
     near = pytest.approx(expected, abs=1e-2 if overlap else 1e-4)
-    assert losses(run, layout, devices=4, steps=4) == near
+    assert losses(run, "shard_map", devices=4, steps=4) == near
+    assert losses(run, "vmap", devices=4, steps=4) == near
 
 
 def test_peers_take_turns_on_fewer_devices_without_changing_a_bit():
@@ -88,24 +97,24 @@ def test_peers_take_turns_on_fewer_devices_without_changing_a_bit():
 def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
     tokens = np.concatenate([batch(0, step) for step in range(3)])[:5]
     found = {}
-    for size in (1, 2, 5, 8):
+    for size in (1, 2, 8):  # all in one, and with padding in the last of three
         programs, state = begin(a_run("AdamW", peers__micro_batch=size))
         rows_MBW = micro_batches(tokens, capacity=7, size=size)
         own = jax.tree.map(np.array, state.own[0])
         found[size] = programs.peer_step(
             state.params, own, state.shared, rows_MBW, np.int32(5), np.int32(1)
         )
-    for size in (1, 2, 8):
+    for size in (1, 2):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6),
             found[size].message,
-            found[5].message,
+            found[8].message,
         )
-        assert float(found[size].loss) == pytest.approx(float(found[5].loss), abs=1e-5)
+        assert float(found[size].loss) == pytest.approx(float(found[8].loss), abs=1e-5)
 
 
 def test_nothing_is_compiled_anew_when_the_work_changes():
-    programs, state = begin(a_run())
+    programs, state = Programs(a_run(), tiny.MODEL), begin(a_run())[1]
     for step, count in enumerate((7, 1, 4, 2), start=1):
         rows_MBW = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2)
         own = jax.tree.map(np.array, state.own[0])
@@ -192,7 +201,7 @@ def gradient(programs: Programs, state: State, rows: np.ndarray, size: int) -> t
 def test_the_loss_is_the_mean_over_labels_that_count_however_a_batch_is_cut(model):
     rows = packed(5)
     found = {}
-    for size in (1, 2, 7):
+    for size in (2, 7):
         programs, state = begin(a_run("AdamW", peers__micro_batch=size), model, ALL)
         found[size] = gradient(programs, state, rows, size)
     # in float64, of the logits
