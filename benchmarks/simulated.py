@@ -21,7 +21,7 @@ from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.programs.train_step import Programs
 from pipeline.stage import devices
 from pipeline.swarm.begin import Start, make_peers
-from pipeline.swarm.faults import Faults
+from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.state import State
@@ -90,7 +90,7 @@ class Lab:
 
     def train(self, run: runfile.Run, folder: Path) -> Trained:
         """Trains `run`, and writes its transcript to `folder`."""
-        faults = Faults(run.faults.schedule, run.peers.seed, self.form)
+        faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.form)
         peers = make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
         swarm = Swarm(run, peers, self.data, self.form, faults, self.imprecise)
         snapshots = run.snapshots()

@@ -21,7 +21,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs import held_out
 from pipeline.programs.generate import generate
-from pipeline.programs.held_out import HeldOut
+from pipeline.programs.held_out import HeldOutRows
 from pipeline.programs.loss import measured
 from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
@@ -103,7 +103,7 @@ def read(export: Path, run: runfile.Run) -> Exported:
 
 
 def _measure(
-    run: runfile.Run, exported: Exported, data: HeldOut, export: Path, notes: list[str]
+    run: runfile.Run, exported: Exported, data: HeldOutRows, export: Path, notes: list[str]
 ) -> dict:
     """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted, and
     where there are labels, those of them that count."""

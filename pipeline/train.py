@@ -24,7 +24,7 @@ from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
-from pipeline.swarm.faults import Faults
+from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
@@ -74,7 +74,7 @@ class _Training:
     def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray):
         self.setup, self.paths, self.held_out_NW = setup, paths, held_out_NW
         self.run = run = setup.run
-        self.faults = Faults(run.faults.schedule, run.peers.seed, setup.form)
+        self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
         self.writer = Writer(
             paths.scratch / "transcript",

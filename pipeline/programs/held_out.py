@@ -15,14 +15,14 @@ from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import PLAIN, Column, read_shards
 
 
-class HeldOut(NamedTuple):
+class HeldOutRows(NamedTuple):
     """Held-out rows: int32 [N, W], with N = 0 where nothing is held out; and their columns."""
 
     rows_NW: np.ndarray  # noqa: N815 - a shape
     columns: tuple[Column, ...]
 
 
-def read(run: runfile.Run, shards: Path) -> HeldOut:
+def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     """Read the held-out rows that are measured: those with anything that counts.
 
     Args:
@@ -33,7 +33,7 @@ def read(run: runfile.Run, shards: Path) -> HeldOut:
     length, network = run.llm.max_seq_len, run.runtime.network
     sequences = Sequences(shards, listed, "held_out", length, network)
     rows_NW = sequences.take(np.arange(min(len(sequences), run.held_out.sequences)))
-    return HeldOut(rows_NW[counted(rows_NW, listed.columns).any(axis=1)], listed.columns)
+    return HeldOutRows(rows_NW[counted(rows_NW, listed.columns).any(axis=1)], listed.columns)
 
 
 def mean_loss(

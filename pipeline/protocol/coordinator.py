@@ -41,6 +41,7 @@ from pipeline.protocol.events import (
     Checkpointed,
     ClientState,
     CoordinatorError,
+    CoordinatorState,
     Eject,
     Event,
     HealthCheck,
@@ -51,17 +52,16 @@ from pipeline.protocol.events import (
     Resume,
     RunState,
     Settings,
-    State,
     Tick,
     Untrained,
     WarmupWitness,
-    Witness,
+    WitnessReport,
 )
 
 
-def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -> State:
+def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -> CoordinatorState:
     """Return a run at time 0, without members, that trains round `step` from `data_index` next."""
-    return State(
+    return CoordinatorState(
         settings=settings,
         max_seq_len=max_seq_len,
         run_state=RunState.WaitingForMembers,
@@ -92,7 +92,7 @@ def participant(peer: int) -> bytes:
     return hashlib.sha256(peer.to_bytes(4, "little")).digest()
 
 
-def healthy(state: State, peer: int) -> bool:
+def healthy(state: CoordinatorState, peer: int) -> bool:
     """Return whether a quorum of the elected witnesses heard from `peer` in this warm-up or round.
 
     Filters have false positives, so a peer that is gone may pass for healthy, never the reverse.
@@ -101,7 +101,7 @@ def healthy(state: State, peer: int) -> bool:
     return heard >= state.quorum
 
 
-def tick(state: State, event: Event) -> State:
+def tick(state: CoordinatorState, event: Event) -> CoordinatorState:
     """Return the state after `event`: at most one transition, or `state` itself when none is due.
 
     Raises:
@@ -115,7 +115,7 @@ def tick(state: State, event: Event) -> State:
 # ---- time ----
 
 
-def _on_tick(state: State, event: Tick) -> State:
+def _on_tick(state: CoordinatorState, event: Tick) -> CoordinatorState:
     if state.deadline is None:
         raise CoordinatorError(state, event, "the run is halted")
     now, timed_out = event.now, event.now >= state.deadline
@@ -141,7 +141,7 @@ def _on_tick(state: State, event: Tick) -> State:
 # ---- messages of peers ----
 
 
-def _on_join(state: State, event: Join) -> State:
+def _on_join(state: CoordinatorState, event: Join) -> CoordinatorState:
     peer = event.peer
     if state.run_state in (RunState.Uninitialized, RunState.Finished):
         raise CoordinatorError(state, event, "the run takes no members")
@@ -152,7 +152,7 @@ def _on_join(state: State, event: Join) -> State:
     return replace(state, pending=(*state.pending, peer))
 
 
-def _on_leave(state: State, event: Leave) -> State:
+def _on_leave(state: CoordinatorState, event: Leave) -> CoordinatorState:
     peer = event.peer
     if peer in state.pending:
         return replace(state, pending=tuple(other for other in state.pending if other != peer))
@@ -161,23 +161,25 @@ def _on_leave(state: State, event: Leave) -> State:
     return _mark(state, (peer,), ClientState.Withdrawn)
 
 
-def _on_warmup_witness(state: State, event: WarmupWitness) -> State:
+def _on_warmup_witness(state: CoordinatorState, event: WarmupWitness) -> CoordinatorState:
     state = _speak(state, event, (RunState.Warmup,))
     return _finish_warmup(state, event.now, event.random_seed) if _all_spoke(state) else state
 
 
-def _on_witness(state: State, event: Witness) -> State:
+def _on_witness(state: CoordinatorState, event: WitnessReport) -> CoordinatorState:
     state = _speak(state, event, (RunState.RoundTrain, RunState.RoundWitness))
     if _all_spoke(state) and state.run_state == RunState.RoundTrain:
         return _enter(state, RunState.RoundWitness, event.now)
     return state
 
 
-def _all_spoke(state: State) -> bool:
+def _all_spoke(state: CoordinatorState) -> bool:
     return len(state.spoken) == len(state.witnesses)
 
 
-def _speak(state: State, event: WarmupWitness | Witness, allowed: tuple[RunState, ...]) -> State:
+def _speak(
+    state: CoordinatorState, event: WarmupWitness | WitnessReport, allowed: tuple[RunState, ...]
+) -> CoordinatorState:
     _expect(state, event, *allowed)
     _expect_witness(state, event, event.peer)
     if event.peer in state.spoken:
@@ -189,7 +191,7 @@ def _speak(state: State, event: WarmupWitness | Witness, allowed: tuple[RunState
     )
 
 
-def _on_health_check(state: State, event: HealthCheck) -> State:
+def _on_health_check(state: CoordinatorState, event: HealthCheck) -> CoordinatorState:
     _expect(state, event, RunState.Warmup, RunState.RoundWitness)
     _expect_witness(state, event, event.by)
     if len(state.spoken) < state.quorum:
@@ -203,7 +205,7 @@ def _on_health_check(state: State, event: HealthCheck) -> State:
     return _mark(state, event.peers, ClientState.Dropped)
 
 
-def _on_eject(state: State, event: Eject) -> State:
+def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
     _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
     peer = event.peer
     members = {record.peer for record in state.peers}
@@ -214,7 +216,7 @@ def _on_eject(state: State, event: Eject) -> State:
     return replace(state, ejected=(*state.ejected, peer), pending=pending)
 
 
-def _on_untrained(state: State, event: Untrained) -> State:
+def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState:
     _expect(state, event, RunState.RoundWitness)
     if state.missed is not None:
         raise CoordinatorError(state, event, "the round's untrained spans are known already")
@@ -227,7 +229,7 @@ def _on_untrained(state: State, event: Untrained) -> State:
     return replace(state, missed=event.spans)
 
 
-def _on_checkpointed(state: State, event: Checkpointed) -> State:
+def _on_checkpointed(state: CoordinatorState, event: Checkpointed) -> CoordinatorState:
     _expect(state, event, RunState.Cooldown)
     if not _is_member(state, event.peer):
         raise CoordinatorError(state, event, "the peer is not a member")
@@ -239,7 +241,7 @@ def _on_checkpointed(state: State, event: Checkpointed) -> State:
     return state
 
 
-def _on_pause(state: State, event: Pause) -> State:
+def _on_pause(state: CoordinatorState, event: Pause) -> CoordinatorState:
     if state.run_state in HALTED:
         raise CoordinatorError(state, event, "the run is halted already")
     if state.run_state in ACTIVE:
@@ -247,18 +249,18 @@ def _on_pause(state: State, event: Pause) -> State:
     return _pause(state, event.now)
 
 
-def _on_resume(state: State, event: Resume) -> State:
+def _on_resume(state: CoordinatorState, event: Resume) -> CoordinatorState:
     if state.run_state != RunState.Paused:
         raise CoordinatorError(state, event, "the run is not paused")
     return _wait_or_finish(state, event.now)
 
 
-_ON: dict[type, Callable[[State, Any], State]] = {
+_ON: dict[type, Callable[[CoordinatorState, Any], CoordinatorState]] = {
     Tick: _on_tick,
     Join: _on_join,
     Leave: _on_leave,
     WarmupWitness: _on_warmup_witness,
-    Witness: _on_witness,
+    WitnessReport: _on_witness,
     HealthCheck: _on_health_check,
     Eject: _on_eject,
     Untrained: _on_untrained,
@@ -268,22 +270,22 @@ _ON: dict[type, Callable[[State, Any], State]] = {
 }
 
 
-def _expect(state: State, event: Event, *allowed: RunState) -> None:
+def _expect(state: CoordinatorState, event: Event, *allowed: RunState) -> None:
     if state.run_state not in allowed:
         expected = " or ".join(run_state.name for run_state in allowed)
         raise CoordinatorError(state, event, f"expected {expected}")
 
 
-def _expect_witness(state: State, event: Event, peer: int) -> None:
+def _expect_witness(state: CoordinatorState, event: Event, peer: int) -> None:
     if peer not in state.witnesses:
         raise CoordinatorError(state, event, f"the witnesses are {state.witnesses}")
 
 
-def _is_member(state: State, peer: int) -> bool:
+def _is_member(state: CoordinatorState, peer: int) -> bool:
     return PeerRecord(peer, ClientState.Healthy) in state.peers
 
 
-def _mark(state: State, peers: tuple[int, ...], became: ClientState) -> State:
+def _mark(state: CoordinatorState, peers: tuple[int, ...], became: ClientState) -> CoordinatorState:
     """Record what became of `peers`; their positions stay until the round is over."""
     records = (
         PeerRecord(record.peer, became) if record.peer in peers else record
@@ -295,7 +297,7 @@ def _mark(state: State, peers: tuple[int, ...], became: ClientState) -> State:
 # ---- transitions ----
 
 
-def _start_epoch(state: State, now: float, seed: int) -> State:
+def _start_epoch(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     members, pending = state.pending[:MAX_PEERS], state.pending[MAX_PEERS:]
     return replace(
         _enter(state, RunState.Warmup, now),
@@ -312,19 +314,19 @@ def _start_epoch(state: State, now: float, seed: int) -> State:
     )
 
 
-def _finish_warmup(state: State, now: float, seed: int) -> State:
+def _finish_warmup(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     state = _let_go(state)  # only now, so that its witnesses' positions stay while it lasts
     if len(state.peers) < state.settings.min_clients:
         return _wait_or_finish(state, now)
     return _start_round(state, now, seed)
 
 
-def _start_round(state: State, now: float, seed: int) -> State:
+def _start_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     started = _enter(state, RunState.RoundTrain, now)
     return replace(started, seed=seed, spoken=(), participants=(), missed=None)
 
 
-def _finish_round(state: State, now: float, seed: int) -> State:
+def _finish_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     # Read before members go: seats, and so the plan, depend on how many there were.
     spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
     # Without a quorum nobody applied any message, even if nobody is left to report it.
@@ -349,26 +351,26 @@ def _finish_round(state: State, now: float, seed: int) -> State:
     return _start_round(state, now, seed)
 
 
-def _epoch_is_over(state: State, now: float) -> bool:
+def _epoch_is_over(state: CoordinatorState, now: float) -> bool:
     settings = state.settings
     if settings.rounds_per_epoch is not None:
         return state.height >= settings.rounds_per_epoch
     return settings.epoch_time is not None and now >= state.epoch_start + settings.epoch_time
 
 
-def _finish_epoch(state: State, now: float) -> State:
+def _finish_epoch(state: CoordinatorState, now: float) -> CoordinatorState:
     state = replace(_let_go(state), epoch=state.epoch + 1)
     if state.pending_pause:
         return _pause(state, now)
     return _wait_or_finish(state, now)
 
 
-def _pause(state: State, now: float) -> State:
+def _pause(state: CoordinatorState, now: float) -> CoordinatorState:
     state = replace(_withdraw_all(state), pending_pause=False)
     return _enter(state, RunState.Paused, now)
 
 
-def _wait_or_finish(state: State, now: float) -> State:
+def _wait_or_finish(state: CoordinatorState, now: float) -> CoordinatorState:
     if state.step > state.settings.total_steps:
         return _enter(state, RunState.Finished, now)
     members = tuple(record.peer for record in state.peers)
@@ -376,14 +378,14 @@ def _wait_or_finish(state: State, now: float) -> State:
     return _enter(state, RunState.WaitingForMembers, now)
 
 
-def _let_go(state: State) -> State:
+def _let_go(state: CoordinatorState) -> CoordinatorState:
     """Move the members that are not healthy out of the epoch."""
     gone = tuple(record for record in state.peers if record.state != ClientState.Healthy)
     stay = tuple(record for record in state.peers if record.state == ClientState.Healthy)
     return replace(state, peers=stay, exited=state.exited + gone) if gone else state
 
 
-def _withdraw_all(state: State) -> State:
+def _withdraw_all(state: CoordinatorState) -> CoordinatorState:
     gone = tuple(
         PeerRecord(record.peer, ClientState.Withdrawn)
         if record.state == ClientState.Healthy
@@ -393,5 +395,5 @@ def _withdraw_all(state: State) -> State:
     return replace(state, peers=(), exited=state.exited + gone)
 
 
-def _enter(state: State, run_state: RunState, now: float) -> State:
+def _enter(state: CoordinatorState, run_state: RunState, now: float) -> CoordinatorState:
     return replace(state, run_state=run_state, since=now)

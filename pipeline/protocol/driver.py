@@ -17,16 +17,16 @@ from pipeline.protocol.events import (
     MAX_PEERS,
     ClientState,
     CoordinatorError,
+    CoordinatorState,
     Eject,
     HealthCheck,
     Join,
     RunState,
     Settings,
-    State,
     Tick,
     Untrained,
     WarmupWitness,
-    Witness,
+    WitnessReport,
 )
 from pipeline.protocol.round import Decision, Evidence, Round
 
@@ -43,7 +43,7 @@ class RunProgress:
       fresh: Peers that joined since then and have not taken part in a round yet.
     """
 
-    state: State
+    state: CoordinatorState
     seed: int
     load_seconds: tuple[float, ...]
     begun: bool = False
@@ -75,7 +75,7 @@ class RunProgress:
     def from_json(cls, data: dict[str, Any], settings: Settings) -> "RunProgress":
         """Return the progress that `to_json` wrote."""
         return cls(
-            state=State.from_json(data["state"], settings),
+            state=CoordinatorState.from_json(data["state"], settings),
             seed=data["seed"],
             load_seconds=tuple(data["load_seconds"]),
             begun=data["begun"],
@@ -195,7 +195,7 @@ def finish_round(
         state = coordinator.tick(state, Tick(spoke, round_.seed))
     for attestation in evidence.attestations:
         heard = attestation.heard(round_.seed)
-        state = coordinator.tick(state, Witness(attestation.witness, spoke, heard))
+        state = coordinator.tick(state, WitnessReport(attestation.witness, spoke, heard))
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     applied, ejected = judge(round_, evidence, limit, quorum)
@@ -237,11 +237,11 @@ def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
         )
 
 
-def _healthy(state: State) -> set[int]:
+def _healthy(state: CoordinatorState) -> set[int]:
     return {record.peer for record in state.peers if record.state == ClientState.Healthy}
 
 
-def _unheard(state: State, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
+def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
     """Silent members that no quorum of witnesses heard from; without a quorum, nobody can tell."""
     if len(state.spoken) < quorum:
         return ()

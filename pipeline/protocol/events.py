@@ -44,7 +44,7 @@ ACTIVE = (RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown)
 class CoordinatorError(ValueError):
     """An event that the run's state does not allow."""
 
-    def __init__(self, state: "State", event: object, reason: str):
+    def __init__(self, state: "CoordinatorState", event: object, reason: str):
         super().__init__(f"{event} in {state.run_state.name} at step {state.step}: {reason}")
 
 
@@ -108,7 +108,7 @@ class WarmupWitness:
 
 
 @dataclass(frozen=True)
-class Witness:
+class WitnessReport:
     """An elected witness reports whom it heard from in this round, as in `WarmupWitness`."""
 
     peer: int
@@ -169,7 +169,7 @@ Event = (
     | Join
     | Leave
     | WarmupWitness
-    | Witness
+    | WitnessReport
     | HealthCheck
     | Eject
     | Untrained
@@ -191,7 +191,7 @@ class PeerRecord:
 
 
 @dataclass(frozen=True)
-class State:
+class CoordinatorState:
     """A run, between two events.
 
     Attributes:
@@ -308,7 +308,7 @@ class State:
         return data | written
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], settings: Settings) -> "State":
+    def from_json(cls, data: dict[str, Any], settings: Settings) -> "CoordinatorState":
         """Return the state that `to_json` wrote."""
         missed = data["missed"]
         read = {

@@ -8,7 +8,7 @@ from pipeline.errors import LockstepError
 PerPeer = float | Sequence[float]  # one number for all peers, or one for each
 
 
-class Links(Protocol):
+class LinkSpeeds(Protocol):
     """The `[links]` table; each value is one number, or a list with one number per peer."""
 
     @property
@@ -29,7 +29,7 @@ class Links(Protocol):
 
 
 def arrivals(
-    links: Links, receivers: Sequence[int], tokens: Mapping[int, int], sizes: Mapping[int, int]
+    links: LinkSpeeds, receivers: Sequence[int], tokens: Mapping[int, int], sizes: Mapping[int, int]
 ) -> dict[int, float]:
     """Return the seconds from the round's start until each peer's message is at every receiver.
 
@@ -58,7 +58,7 @@ def arrivals(
     return dict(sorted(arrived.items()))
 
 
-def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
+def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, size: int) -> float:
     """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 
     Args:
@@ -71,7 +71,7 @@ def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: 
     return _fetch(links, verifier, peer, size) + tokens / _of(links, "tokens_per_second", verifier)
 
 
-def load_seconds(links: Links, peer: int, *, size: int) -> float:
+def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
     """Return the seconds that a joining peer takes to fetch the params.
 
     It fetches from many others at once, so its own downlink is the limit.
@@ -85,7 +85,7 @@ def load_seconds(links: Links, peer: int, *, size: int) -> float:
     return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
 
 
-def _fetch(links: Links, receiver: int, sender: int, size: int) -> float:
+def _fetch(links: LinkSpeeds, receiver: int, sender: int, size: int) -> float:
     mbps = min(_of(links, "upload_mbps", sender), _of(links, "download_mbps", receiver))
     return _of(links, "latency_seconds", sender) + _transfer(size, mbps)
 
@@ -94,7 +94,7 @@ def _transfer(size: int, mbps: float) -> float:
     return size * 8 / (mbps * 1e6)
 
 
-def _of(links: Links, name: str, peer: int) -> float:
+def _of(links: LinkSpeeds, name: str, peer: int) -> float:
     value: PerPeer = getattr(links, name)
     if isinstance(value, int | float):
         return value

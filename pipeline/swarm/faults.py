@@ -28,7 +28,7 @@ from pipeline.wire.exchange import Sent
 FALSE = Claim("f" * 64, "f" * 64)  # a false verifier's report
 
 
-class Faults:
+class FaultSchedule:
     """A run's schedule of faults, and how often each kind changed something.
 
     Args:

@@ -17,7 +17,7 @@ from pipeline.protocol.coordinator import ClientState, CoordinatorError
 from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
-from pipeline.swarm.faults import Faults
+from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import SimulatedPeers, assigned
 from pipeline.tokens.sequences import Sequences
 from pipeline.transcript.entry import Entry
@@ -59,7 +59,7 @@ class Swarm:
     peers: SimulatedPeers
     data: Sequences
     form: wire.Form
-    faults: Faults
+    faults: FaultSchedule
     imprecise: Callable[[], Programs]
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:

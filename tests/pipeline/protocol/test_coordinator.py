@@ -19,7 +19,7 @@ from pipeline.protocol.coordinator import (
     Tick,
     Untrained,
     WarmupWitness,
-    Witness,
+    WitnessReport,
     tick,
 )
 from tests.pipeline.protocol.three_peers import (
@@ -137,7 +137,7 @@ TRANSITIONS = {
     "train: not over": (at(RunState.RoundTrain), Tick(129, 7), {}),
     "train: first of two witnesses": (
         at(RunState.RoundTrain),
-        Witness(SECOND, 110, ALL),
+        WitnessReport(SECOND, 110, ALL),
         {
             "run_state": RunState.RoundTrain,
             "spoken": (SECOND,),
@@ -147,7 +147,7 @@ TRANSITIONS = {
     ),
     "train: all witnesses, early": (
         at(RunState.RoundTrain, spoken=(SECOND,), participants=(heard(SECOND),)),
-        Witness(FIRST, 111, ALL),
+        WitnessReport(FIRST, 111, ALL),
         {
             "run_state": RunState.RoundWitness,
             "since": 111,
@@ -157,7 +157,7 @@ TRANSITIONS = {
     ),
     "witness: a witness speaks late": (
         at(RunState.RoundWitness, spoken=(FIRST,)),
-        Witness(SECOND, 101, ALL),
+        WitnessReport(SECOND, 101, ALL),
         {"run_state": RunState.RoundWitness, "since": 100, "spoken": BOTH},
     ),
     "witness: not over": (at(RunState.RoundWitness, spoken=BOTH), Tick(101, 7), {}),

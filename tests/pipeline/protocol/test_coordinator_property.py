@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline.protocol.coordinator import (
     Checkpointed,
     CoordinatorError,
+    CoordinatorState,
     Eject,
     HealthCheck,
     Join,
@@ -17,11 +18,10 @@ from pipeline.protocol.coordinator import (
     Pause,
     Resume,
     RunState,
-    State,
     Tick,
     Untrained,
     WarmupWitness,
-    Witness,
+    WitnessReport,
     healthy,
     tick,
 )
@@ -51,7 +51,7 @@ ALLOWED = {
     Join: MEMBERS,
     Leave: set(RunState),
     WarmupWitness: {RunState.Warmup},
-    Witness: ROUND,
+    WitnessReport: ROUND,
     HealthCheck: {RunState.Warmup, RunState.RoundWitness},
     Eject: ROUND,
     Untrained: {RunState.RoundWitness},
@@ -85,14 +85,14 @@ def chosen(items, bits: int) -> tuple:
     return tuple(item for place, item in enumerate(items) if bits >> place & 1)
 
 
-def events(state: State, now: float, what: str, detail) -> list:
+def events(state: CoordinatorState, now: float, what: str, detail) -> list:
     """The events of one random step, right or wrong."""
 
     def voice(peer: int, deaf: int):
         filter = heard(*chosen(range(COUNT), ~deaf))
         if state.run_state == RunState.Warmup:
             return WarmupWitness(peer, now, 7, filter)
-        return Witness(peer, now, filter)
+        return WitnessReport(peer, now, filter)
 
     in_round = state.run_state in ROUND
     match what:
@@ -137,7 +137,7 @@ class Books:
         self.applied: set[int] = set()
         self.rounds = 0
 
-    def close(self, before: State, after: State) -> None:
+    def close(self, before: CoordinatorState, after: CoordinatorState) -> None:
         """Enter a finished round: none of its sequences is applied twice, and none is lost."""
         given_out = sequences(before.plan.spans.values())
         agreed = len(before.spoken) >= before.quorum
@@ -155,7 +155,7 @@ def sequences(spans) -> list[int]:
     return [index for first, last in spans for index in range(first, last + 1)]
 
 
-def check_transition(before: State, event, after: State) -> None:
+def check_transition(before: CoordinatorState, event, after: CoordinatorState) -> None:
     changed = (before.run_state, after.run_state)
     finished = changed[0] == RunState.RoundWitness != changed[1]
     assert before.run_state in ALLOWED[type(event)]
@@ -175,7 +175,7 @@ def check_transition(before: State, event, after: State) -> None:
     assert after.ejected[: len(before.ejected)] == before.ejected
 
 
-def check_state(state: State) -> None:
+def check_state(state: CoordinatorState) -> None:
     members = [record.peer for record in state.peers if record.state == HEALTHY]
     assert len(set(members + list(state.pending))) == len(members) + len(state.pending)
     assert not set(state.ejected) & {*members, *state.pending}
@@ -186,7 +186,7 @@ def check_state(state: State) -> None:
     assert (state.run_state == RunState.Finished) <= (state.step == state.settings.total_steps + 1)
     trains = state.run_state in (RunState.Warmup, *ROUND)
     assert trains <= (state.step <= state.settings.total_steps)
-    assert State.from_json(state.to_json(), state.settings) == state
+    assert CoordinatorState.from_json(state.to_json(), state.settings) == state
 
 
 def walk(settings: Settings, steps: list) -> Counter:

@@ -15,7 +15,7 @@ from pipeline.protocol.coordinator import (
     Tick,
     Untrained,
     WarmupWitness,
-    Witness,
+    WitnessReport,
     tick,
 )
 from tests.pipeline.protocol.three_peers import (
@@ -59,24 +59,28 @@ REFUSED = {
     ),
     "witness: in warm-up": (
         at(RunState.Warmup),
-        Witness(FIRST, 101, ALL),
+        WitnessReport(FIRST, 101, ALL),
         "expected RoundTrain or",
     ),
     "witness: in cooldown": (
         at(RunState.Cooldown),
-        Witness(FIRST, 101, ALL),
+        WitnessReport(FIRST, 101, ALL),
         "expected RoundTrain or",
     ),
-    "witness: while waiting": (waiting(), Witness(0, 1, ALL), "expected RoundTrain or"),
+    "witness: while waiting": (waiting(), WitnessReport(0, 1, ALL), "expected RoundTrain or"),
     "witness: not elected": (
         at(RunState.RoundTrain),
-        Witness(OTHER, 101, ALL),
+        WitnessReport(OTHER, 101, ALL),
         "the witnesses are",
     ),
-    "witness: no member": (at(RunState.RoundTrain), Witness(99, 101, ALL), "the witnesses are"),
+    "witness: no member": (
+        at(RunState.RoundTrain),
+        WitnessReport(99, 101, ALL),
+        "the witnesses are",
+    ),
     "witness: twice": (
         at(RunState.RoundTrain, spoken=(FIRST,)),
-        Witness(FIRST, 101, ALL),
+        WitnessReport(FIRST, 101, ALL),
         "spoken already",
     ),
     "pause: finished": (at(RunState.Finished), Pause(101), "halted already"),

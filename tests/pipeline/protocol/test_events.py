@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from pipeline.protocol import committee
-from pipeline.protocol.coordinator import ClientState, Eject, Leave, RunState, State, tick
+from pipeline.protocol.coordinator import (
+    ClientState,
+    CoordinatorState,
+    Eject,
+    Leave,
+    RunState,
+    tick,
+)
 from tests.pipeline.protocol.three_peers import (
     ALL,
     BOTH,
@@ -48,14 +55,14 @@ def test_state_survives_json():
     for written in (state, nothing, replace(state, missed=None)):
         data = written.to_json()
         assert json.loads(json.dumps(data)) == data
-        assert State.from_json(data, state.settings) == written
+        assert CoordinatorState.from_json(data, state.settings) == written
 
 
 def test_state_with_a_key_missing_is_not_read():
     data = at(RunState.Warmup).to_json()
     del data["height"]
     with pytest.raises(TypeError, match="height"):
-        State.from_json(data, Settings())
+        CoordinatorState.from_json(data, Settings())
 
 
 def test_seats_and_plan_are_the_rounds_until_it_is_over():

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.protocol import coordinator
 from pipeline.protocol.bloom import Bloom
-from pipeline.protocol.coordinator import ClientState, PeerRecord, RunState, State
+from pipeline.protocol.coordinator import ClientState, CoordinatorState, PeerRecord, RunState
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def heard(*peers: int) -> Bloom:
     return Bloom.of((coordinator.participant(peer) for peer in peers), b"seed")
 
 
-def waiting(**changes) -> State:
+def waiting(**changes) -> CoordinatorState:
     state = coordinator.start(Settings(), 10, step=1, data_index=0)
     return replace(state, **({"pending": (0, 1, 2)} | changes))
 
 
-def at(run_state: RunState, **changes) -> State:
+def at(run_state: RunState, **changes) -> CoordinatorState:
     """A state that began at second 100, in an epoch that began at 50, about peers 0, 1 and 2."""
     start = {"run_state": run_state, "since": 100, "epoch_start": 50, "pending": ()}
     return waiting(**(start | {"peers": records(0, 1, 2), "seed": SEED} | changes))

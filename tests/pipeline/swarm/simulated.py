@@ -13,7 +13,7 @@ from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.protocol import driver
 from pipeline.swarm.begin import make_peers
-from pipeline.swarm.faults import Faults
+from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.transcript import Transcript
 from tests import tiny
@@ -99,7 +99,7 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
     """The rounds of a run, as JSON, and how often each fault fired; `killed` after every round,
     it goes on from JSON and from the arrays of its state."""
     made = lab(form)
-    faults = Faults(run.faults.schedule, run.peers.seed, made.form)
+    faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.form)
     state, progress, told = made.begin.state, made.begin.progress(run), []
     peers = make_peers(made.programs, run.peers.layout, state, made.devices)
     while True:
@@ -112,6 +112,6 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
             saved = json.dumps([progress.to_json(), faults.to_json()])
             state = jax.device_get(peers.state())
             peers = make_peers(made.programs, run.peers.layout, state, made.devices)
-            faults = Faults(run.faults.schedule, run.peers.seed, made.form)
+            faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.form)
             faults.restore(json.loads(saved)[1])
             progress = driver.RunProgress.from_json(json.loads(saved)[0], run.config)

@@ -14,7 +14,7 @@ from pipeline.protocol import consensus
 from pipeline.protocol.dispute import Check, Claim
 from pipeline.protocol.round import Message, Round
 from pipeline.runfile.fault_kinds import KINDS
-from pipeline.swarm.faults import FALSE, Faults
+from pipeline.swarm.faults import FALSE, FaultSchedule
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from tests.pipeline.protocol import records
@@ -57,7 +57,7 @@ def schedule(kind: str, *rounds_: int, peer: int = 1) -> list[runfile.Fault]:
     return [runfile.Fault(kind=kind, peer=also, rounds=rounds_)]
 
 
-def outcome(faults: Faults, round: Round = ROUND) -> dict[str, object]:
+def outcome(faults: FaultSchedule, round: Round = ROUND) -> dict[str, object]:
     """What becomes of a round by all that faults take the place of."""
     step = round.step
     messages = faults.messages(MESSAGES, step)
@@ -85,7 +85,7 @@ def outcome(faults: Faults, round: Round = ROUND) -> dict[str, object]:
     }
 
 
-HONEST = outcome(Faults([], 0, FORM))
+HONEST = outcome(FaultSchedule([], 0, FORM))
 WHERE = {  # the part of the outcome that is another, by what a kind takes the place of
     "message": "messages",
     "bytes": "sent",
@@ -101,7 +101,7 @@ PART |= {"dropped": "arrivals", "late": "arrivals", "crash": "silent", "join": "
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_changes_nothing_before_its_rounds_nor_after_them(kind):
     for first, last in ((1, 3), (5, 6)):
-        faults = Faults(schedule(kind, first, last), 0, FORM)
+        faults = FaultSchedule(schedule(kind, first, last), 0, FORM)
         if kind == "join" and first == 5:
             continue  # there is no such thing: who joins is away from the first round on
         assert outcome(faults) == HONEST
@@ -112,13 +112,13 @@ def test_a_fault_changes_nothing_before_its_rounds_nor_after_them(kind):
 def test_a_fault_changes_what_it_should_of_its_own_peer_and_is_counted(kind):
     first = 5 if kind == "stale" else 4
     round = replace(ROUND, step=first)
-    faults = Faults(schedule(kind, first, 6), 0, FORM)
+    faults = FaultSchedule(schedule(kind, first, 6), 0, FORM)
     if kind == "stale":  # the message it repeats
         older = {p: {"w": m["w"]._replace(value_NK=-m["w"].value_NK)} for p, m in MESSAGES.items()}
         assert faults.messages(older, 4) == older
     if kind == "join":
-        faults = Faults(schedule(kind, 1, 6), 0, FORM)
-    honest = outcome(Faults([], 0, FORM), round)
+        faults = FaultSchedule(schedule(kind, 1, 6), 0, FORM)
+    honest = outcome(FaultSchedule([], 0, FORM), round)
     found = outcome(faults, round)
     changed = {name for name in honest if found[name] != honest[name]}
     assert PART[kind] in changed
@@ -137,36 +137,36 @@ def test_a_fault_of_a_peer_that_is_not_there_does_not_happen():
     for kind in KINDS:
         if kind in ("collude", "false_verifier", "crash", "join"):
             continue
-        faults = Faults(schedule(kind, 4, 4, peer=9), 0, FORM)
+        faults = FaultSchedule(schedule(kind, 4, 4, peer=9), 0, FORM)
         assert outcome(faults) == HONEST
         assert not faults.fired.total()
 
 
 def test_lies_are_the_same_in_every_run_and_others_with_another_seed():
     def forged(seed: int) -> dict:
-        return outcome(Faults(schedule("forged", 4, 4), seed, FORM))["messages"]
+        return outcome(FaultSchedule(schedule("forged", 4, 4), seed, FORM))["messages"]
 
     assert forged(1) == forged(1) != forged(2)
 
 
 def test_a_lazy_peer_trains_on_some_of_its_sequences_and_a_wrong_one_on_those_before_them():
     lazy = runfile.Fault(kind="lazy", peer=1, rounds=(4, 4), size=0.3)
-    assert Faults([lazy], 0, FORM).work(WORK, ROUND, read)[1].count == 1
-    wrong = Faults(schedule("wrong_data", 4, 4), 0, FORM).work(WORK, ROUND, read)
+    assert FaultSchedule([lazy], 0, FORM).work(WORK, ROUND, read)[1].count == 1
+    wrong = FaultSchedule(schedule("wrong_data", 4, 4), 0, FORM).work(WORK, ROUND, read)
     assert wrong[1].rows_MBW.tolist() == [[12, 13, 14, 15]]
     start = replace(ROUND, assignment={1: (0, 3)})
-    wrong = Faults(schedule("wrong_data", 4, 4), 0, FORM).work({1: WORK[1]}, start, read)
+    wrong = FaultSchedule(schedule("wrong_data", 4, 4), 0, FORM).work({1: WORK[1]}, start, read)
     assert wrong[1].rows_MBW.tolist() == [[4, 5, 6, 7]]
 
 
 def test_a_late_message_comes_later_by_the_size_and_a_dropped_one_never():
     late = runfile.Fault(kind="late", peer=1, rounds=(4, 4), size=2.5)
-    assert Faults([late], 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0, 1: 4.5}
-    assert Faults(schedule("dropped", 4, 4), 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0}
+    assert FaultSchedule([late], 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0, 1: 4.5}
+    assert FaultSchedule(schedule("dropped", 4, 4), 0, FORM).delay({0: 1.0, 1: 2.0}, 4) == {0: 1.0}
 
 
 def test_colluders_confirm_each_other_as_verifiers_and_as_tie_breakers():
-    faults = Faults([runfile.Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
+    faults = FaultSchedule([runfile.Fault(kind="collude", peer=[1, 2, 3], rounds=(4, 4))], 0, FORM)
     claimed, honest = Claim("b", "b"), CHECK.found
     assert faults.found(CHECK, claimed, 4) == claimed  # 3 checks 1
     assert faults.found(CHECK, claimed, 5) == honest

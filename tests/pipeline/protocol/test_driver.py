@@ -10,8 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.errors import LockstepError
-from pipeline.protocol import committee, consensus, merkle
-from pipeline.protocol import driver as rounds
+from pipeline.protocol import committee, consensus, driver, merkle
 from pipeline.protocol.attestation import attest
 from pipeline.protocol.coordinator import CoordinatorError, Pause, RunState, tick
 from pipeline.protocol.dispute import Check, Claim, Ruling
@@ -48,7 +47,7 @@ VERIFIED = replace(LONG, verification_percent=34)  # of 5 peers, 1 verifies and 
 
 def begun(settings: Settings = Settings(), count: int = 4, seed: int = 1, **more) -> RunProgress:  # noqa: B008
     """A run that all its peers joined at its start."""
-    return rounds.ask(rounds.start(settings, count, seed, 10, **more), range(count))
+    return driver.ask(driver.start(settings, count, seed, 10, **more), range(count))
 
 
 def commitment(round: Round, peer: int) -> str:
@@ -92,10 +91,10 @@ def train(
     """Everybody's messages arrive after `seconds`, until the run has finished."""
     trained, decided = [], []
     while True:
-        progress, round = rounds.next_round(progress)
+        progress, round = driver.next_round(progress)
         if round is None:
             return trained, decided, progress
-        progress, decision = rounds.finish_round(progress, round, evidence(round, seconds))
+        progress, decision = driver.finish_round(progress, round, evidence(round, seconds))
         trained.append(round)
         decided.append(decision)
 
@@ -136,7 +135,7 @@ def test_round_is_a_pure_function_of_seed_step_and_data_index():
     assert again == whole  # whatever the clock says
     sixth = whole[5]
     progress = begun(start_step=5, start_data_index=sixth.data_index)
-    _, extended = rounds.next_round(progress)
+    _, extended = driver.next_round(progress)
     assert extended == replace(sixth, epoch=0)
     assert extended.seed == committee.round_seed(1, 6)
     other, _, _ = train(begun(seed=2))
@@ -150,7 +149,7 @@ def test_extended_run_trains_the_steps_that_are_left():
 
 
 def test_round_is_pinned():
-    progress, round = rounds.next_round(begun())
+    progress, round = driver.next_round(begun())
     assert round == Round(
         step=1,
         epoch=0,
@@ -168,7 +167,7 @@ def test_round_is_pinned():
 
 def test_verifiers_train_nothing_and_each_is_given_a_trainer_with_work():
     for settings in (VERIFIED, replace(VERIFIED, batch=2)):
-        _, round = rounds.next_round(begun(settings, 5))
+        _, round = driver.next_round(begun(settings, 5))
         (verifier,) = round.verifiers
         assert verifier not in round.assignment
         assert round.verifiers[verifier] in round.assignment
@@ -176,14 +175,14 @@ def test_verifiers_train_nothing_and_each_is_given_a_trainer_with_work():
 
 
 def test_next_round_asked_again_gives_the_same_round():
-    progress, round = rounds.next_round(begun())
-    assert rounds.next_round(progress) == (progress, round)
+    progress, round = driver.next_round(begun())
+    assert driver.next_round(progress) == (progress, round)
 
 
 def test_all_messages_in_time_are_all_applied_and_the_round_ends_early():
-    progress, round = rounds.next_round(begun())
+    progress, round = driver.next_round(begun())
     arrivals = {0: 4.0, 1: 30.0, 2: 0.5, 3: 7.0}  # the last moment is in time
-    _, decision = rounds.finish_round(progress, round, evidence(round, arrivals))
+    _, decision = driver.finish_round(progress, round, evidence(round, arrivals))
     assert decision == Decision(
         applied=(0, 1, 2, 3),
         late=(),
@@ -196,7 +195,7 @@ def test_all_messages_in_time_are_all_applied_and_the_round_ends_early():
 
 
 def test_honest_witnesses_attest_to_what_arrived_in_time_and_was_not_refused():
-    _, round = rounds.next_round(begun())
+    _, round = driver.next_round(begun())
     said = evidence(round, {1: 31.0}, refused=(3, 1)).attestations
     assert [word.witness for word in said] == list(round.witnesses)
     root = merkle.root([bytes.fromhex(commitment(round, p)) for p in (0, 2)]).hex()
@@ -205,41 +204,41 @@ def test_honest_witnesses_attest_to_what_arrived_in_time_and_was_not_refused():
 
 @pytest.mark.parametrize("lateness", [30.001, float("inf"), float("nan"), None])
 def test_late_message_is_applied_by_nobody_and_its_sequences_are_given_out_again(lateness):
-    progress, round = rounds.next_round(begun())
-    progress, decision = rounds.finish_round(progress, round, evidence(round, {1: lateness}))
+    progress, round = driver.next_round(begun())
+    progress, decision = driver.finish_round(progress, round, evidence(round, {1: lateness}))
     assert (decision.applied, decision.late) == ((0, 2, 3), (1,))
     assert (decision.train_seconds, decision.now) == (30.0, 35.0)
-    _, after = rounds.next_round(progress)
+    _, after = driver.next_round(progress)
     assert round.assignment[1] in spans(after)
     assert (after.data_index, after.batch_size) == (8, 8)  # 6 of which are new
 
 
 def test_round_in_which_nothing_arrives_applies_nothing_and_all_is_given_out_again():
-    progress, round = rounds.next_round(begun())
+    progress, round = driver.next_round(begun())
     nothing = evidence(round, dict.fromkeys(range(4)))
     assert {word.root for word in nothing.attestations} == {merkle.EMPTY.hex()}
-    progress, decision = rounds.finish_round(progress, round, nothing)
+    progress, decision = driver.finish_round(progress, round, nothing)
     assert (decision.applied, decision.late) == ((), (0, 1, 2, 3))
-    _, after = rounds.next_round(progress)
+    _, after = driver.next_round(progress)
     assert (after.step, spans(after)) == (2, spans(round))
 
 
 def test_peer_without_sequences_is_waited_for_by_nobody():
-    progress, round = rounds.next_round(begun(Settings(batch=2)))
+    progress, round = driver.next_round(begun(Settings(batch=2)))
     assert len(round.assignment) == 2
-    _, decision = rounds.finish_round(progress, round, evidence(round))
+    _, decision = driver.finish_round(progress, round, evidence(round))
     assert (decision.applied, decision.late) == (tuple(sorted(round.assignment)), ())
     assert decision.train_seconds == 1.0
 
 
 def test_decision_does_not_depend_on_the_order_in_which_peers_are_listed():
-    progress, round = rounds.next_round(begun(Settings(batch=12), 12))
+    progress, round = driver.next_round(begun(Settings(batch=12), 12))
     said = evidence(round, {2: 40.0, 10: 40.0})
-    decided = rounds.finish_round(progress, round, said)
+    decided = driver.finish_round(progress, round, said)
     as_text = sorted(round.assignment, key=str)  # 0, 1, 10, 11, 2: what sorted JSON makes of them
     listed = replace(round, assignment={peer: round.assignment[peer] for peer in as_text})
     mixed = replace(said, arrivals={peer: said.arrivals[peer] for peer in as_text})
-    assert rounds.finish_round(progress, listed, mixed) == decided
+    assert driver.finish_round(progress, listed, mixed) == decided
     assert decided[1].late == (2, 10)
 
 
@@ -299,55 +298,55 @@ def false_check(round: Round) -> tuple[Evidence, dict[int, str]]:
 )
 def test_a_liar_is_ejected_its_message_discarded_and_its_sequences_given_out_again(lie):
     settings = VERIFIED if lie in (false_message, false_check) else LONG
-    progress, round = rounds.next_round(begun(settings, 5))
+    progress, round = driver.next_round(begun(settings, 5))
     said, ejected = lie(round)
-    progress, decision = rounds.finish_round(progress, round, said)
+    progress, decision = driver.finish_round(progress, round, said)
     assert decision.ejected == ejected
     (liar,) = ejected
     gone = set() if lie in (false_witness, false_check) else {liar}  # its own message was true
     gone |= set(decision.late)
     discarded = round.assignment.keys() & ({liar} | gone)
     assert set(decision.applied) == round.assignment.keys() - discarded
-    _, after = rounds.next_round(progress)
+    _, after = driver.next_round(progress)
     assert liar not in after.peers and len(after.peers) == 4
     again = {round.assignment[peer] for peer in discarded}
     assert len(again & spans(after)) == len(again)
     with pytest.raises(CoordinatorError, match="ejected"):
-        rounds.ask(progress, [liar])
+        driver.ask(progress, [liar])
 
 
 def test_witness_that_claims_to_hold_what_is_no_message_is_ejected_with_its_sender():
-    progress, round = rounds.next_round(begun(LONG, 5))
+    progress, round = driver.next_round(begun(LONG, 5))
     said, ejected = claims_what_is_no_message(round)
-    _, decision = rounds.finish_round(progress, round, said)
+    _, decision = driver.finish_round(progress, round, said)
     assert decision.ejected == ejected and not {*decision.applied} & ejected.keys()
 
 
 def test_witness_that_denies_what_it_got_is_outvoted():
-    progress, round = rounds.next_round(begun(LONG, 5))
+    progress, round = driver.next_round(begun(LONG, 5))
     said = evidence(round)
     first, *others = said.attestations
     rest = {peer: c for peer, c in commitments(said).items() if peer != 0}
     denies = attest(first.witness, round.seed, round.peers, rest)
     said = replace(said, attestations=(denies, *others))
-    _, decision = rounds.finish_round(progress, round, said)
+    _, decision = driver.finish_round(progress, round, said)
     assert (decision.applied, decision.ejected) == ((0, 1, 2, 3, 4), {})
 
 
 def test_message_without_a_quorum_is_applied_by_nobody():
-    progress, round = rounds.next_round(begun(LONG, 5))
+    progress, round = driver.next_round(begun(LONG, 5))
     said = evidence(round)
     rest = {peer: c for peer, c in commitments(said).items() if peer != 0}
     deny = [attest(w, round.seed, round.peers, rest) for w in round.witnesses[:2]]
     said = replace(said, attestations=(*deny, said.attestations[2]))
-    _, decision = rounds.finish_round(progress, round, said)
+    _, decision = driver.finish_round(progress, round, said)
     assert (decision.applied, decision.ejected) == ((1, 2, 3, 4), {})
 
 
 def test_other_message_that_a_quorum_holds_is_not_the_one_that_is_applied():
-    progress, round = rounds.next_round(begun(LONG, 5))
+    progress, round = driver.next_round(begun(LONG, 5))
     said = evidence(round, others={1: other(round.witnesses)})
-    _, decision = rounds.finish_round(progress, round, said)
+    _, decision = driver.finish_round(progress, round, said)
     assert 1 not in decision.applied
 
 
@@ -357,29 +356,29 @@ def no_majority(check: Check, claimed: Claim) -> dict[int, Claim]:
 
 @pytest.mark.parametrize("rulings", [no_majority, lambda check, claimed: {}])
 def test_dispute_that_nobody_settles_discards_the_message_and_ejects_nobody(rulings):
-    progress, round = rounds.next_round(begun(VERIFIED, 5))
+    progress, round = driver.next_round(begun(VERIFIED, 5))
     said = disputed(round, rulings)
     peer = said.checks[0].peer
-    progress, decision = rounds.finish_round(progress, round, said)
+    progress, decision = driver.finish_round(progress, round, said)
     assert (decision.ejected, decision.late) == ({}, ())
     assert set(decision.applied) == round.assignment.keys() - {peer}
-    assert round.assignment[peer] in spans(rounds.next_round(progress)[1])
+    assert round.assignment[peer] in spans(driver.next_round(progress)[1])
 
 
 def test_round_waits_for_checks_and_for_disputes_to_be_settled():
-    progress, round = rounds.next_round(begun(VERIFIED, 5))
+    progress, round = driver.next_round(begun(VERIFIED, 5))
     said = disputed(round, lambda check, claimed: {0: check.found})
-    _, decision = rounds.finish_round(progress, round, said)
+    _, decision = driver.finish_round(progress, round, said)
     assert (decision.train_seconds, decision.now) == (2.0, 3 + 2 + 3)  # 3 > round_witness_time
-    _, quick = rounds.finish_round(progress, round, replace(said, settle_seconds=0.5))
+    _, quick = driver.finish_round(progress, round, replace(said, settle_seconds=0.5))
     assert quick.now == 3 + 2 + 2
 
 
 def test_check_that_comes_too_late_counts_for_nothing():
-    progress, round = rounds.next_round(begun(VERIFIED, 5))
+    progress, round = driver.next_round(begun(VERIFIED, 5))
     said = disputed(round, lambda check, claimed: {0: check.found})
     said = replace(said, checks=(replace(said.checks[0], seconds=30.5),))
-    _, decision = rounds.finish_round(progress, round, said)
+    _, decision = driver.finish_round(progress, round, said)
     assert (decision.ejected, decision.applied) == ({}, tuple(sorted(round.assignment)))
     assert decision.train_seconds == 30.0
 
@@ -389,16 +388,16 @@ def test_check_that_comes_too_late_counts_for_nothing():
 
 def test_member_that_nobody_hears_from_is_dropped_and_may_come_back_next_epoch():
     settings = replace(LONG, rounds_per_epoch=3)
-    progress, round = rounds.next_round(begun(settings, 5))
-    progress, decision = rounds.finish_round(progress, round, evidence(round, silent=(2,)))
+    progress, round = driver.next_round(begun(settings, 5))
+    progress, decision = driver.finish_round(progress, round, evidence(round, silent=(2,)))
     assert (decision.dropped, decision.ejected, decision.late) == ((2,), {}, (2,))
     assert decision.train_seconds == 30.0
-    progress = rounds.ask(progress, [2])
+    progress = driver.ask(progress, [2])
     seen = []
     for _ in range(4):
-        progress, round = rounds.next_round(progress)
+        progress, round = driver.next_round(progress)
         seen.append((round.epoch, 2 in round.peers, round.joined))
-        progress, _ = rounds.finish_round(progress, round, evidence(round))
+        progress, _ = driver.finish_round(progress, round, evidence(round))
     assert seen == [(0, False, ()), (0, False, ()), (1, True, (2,)), (1, True, ())]
 
 
@@ -408,9 +407,9 @@ def test_peers_that_join_at_the_start_are_not_said_to_have_joined():
 
 
 def test_peer_that_joins_a_run_waits_for_the_epochs_end_and_for_its_params():
-    progress = rounds.start(Settings(), 5, 1, 10, load_seconds=[0, 0, 0, 0, 7.0])
-    progress, round = rounds.next_round(rounds.ask(progress, range(4)))
-    progress = rounds.ask(progress, [4])
+    progress = driver.start(Settings(), 5, 1, 10, load_seconds=[0, 0, 0, 0, 7.0])
+    progress, round = driver.next_round(driver.ask(progress, range(4)))
+    progress = driver.ask(progress, [4])
     trained, decided, _ = train(progress)
     assert [len(round.peers) for round in trained] == [4] * 4 + [5] * 6
     assert [round.joined for round in trained] == [()] * 4 + [(4,)] + [()] * 5
@@ -420,17 +419,17 @@ def test_peer_that_joins_a_run_waits_for_the_epochs_end_and_for_its_params():
 
 
 def test_peer_that_cannot_load_within_the_warmup_is_silent_and_dropped():
-    progress = rounds.start(Settings(), 5, 1, 10, load_seconds=[0, 0, 0, 0, 20.5])
-    progress, _ = rounds.next_round(rounds.ask(progress, range(4)))
-    progress = rounds.ask(progress, [4])
+    progress = driver.start(Settings(), 5, 1, 10, load_seconds=[0, 0, 0, 0, 20.5])
+    progress, _ = driver.next_round(driver.ask(progress, range(4)))
+    progress = driver.ask(progress, [4])
     seen = []
     while True:
-        progress, round = rounds.next_round(progress)
+        progress, round = driver.next_round(progress)
         if round is None:
             break
         seen.append((round.step, 4 in round.peers, round.joined, progress.unready))
         said = evidence(round, silent=progress.unready)
-        progress, decision = rounds.finish_round(progress, round, said)
+        progress, decision = driver.finish_round(progress, round, said)
         assert decision.dropped == ((4,) if round.step == 5 else ())
     assert seen[4] == (5, True, (4,), (4,))
     assert {row[1:] for row in seen if row[0] != 5} == {(False, (), ())}
@@ -439,7 +438,7 @@ def test_peer_that_cannot_load_within_the_warmup_is_silent_and_dropped():
 @pytest.mark.parametrize("peer", [5, -1])
 def test_peer_that_the_run_does_not_have_cannot_ask(peer):
     with pytest.raises(CoordinatorError, match=r"expected one of the run's 5"):
-        rounds.ask(rounds.start(LONG, 5, 1, 10), [peer])
+        driver.ask(driver.start(LONG, 5, 1, 10), [peer])
 
 
 def test_run_stopped_between_any_two_calls_goes_on_from_json():
@@ -447,10 +446,10 @@ def test_run_stopped_between_any_two_calls_goes_on_from_json():
 
     def drive(reread: Callable[[RunProgress], RunProgress]) -> tuple[list, RunProgress, set[str]]:
         """A message is late, a peer is ejected, another is gone for a while and comes back."""
-        progress = reread(rounds.start(settings, 6, 1, 10, load_seconds=[1.0] * 6))
-        progress, seen, told = reread(rounds.ask(progress, range(6))), set(), []
+        progress = reread(driver.start(settings, 6, 1, 10, load_seconds=[1.0] * 6))
+        progress, seen, told = reread(driver.ask(progress, range(6))), set(), []
         while True:
-            progress, round = rounds.next_round(progress)
+            progress, round = driver.next_round(progress)
             progress = reread(progress)
             if round is None:
                 return told, progress, seen
@@ -460,10 +459,10 @@ def test_run_stopped_between_any_two_calls_goes_on_from_json():
                 2: evidence(round, silent=silent),
                 3: evidence(round, refused=(min(round.assignment),)),
             }.get(round.step, evidence(round))
-            progress, decision = rounds.finish_round(progress, round, said)
+            progress, decision = driver.finish_round(progress, round, said)
             progress = reread(progress)
             if round.step == 2:
-                progress = reread(rounds.ask(progress, [5]))
+                progress = reread(driver.ask(progress, [5]))
             told.append((round, decision))
             state = progress.state
             known = {"fresh": progress.fresh, "pending": state.pending, "gone": state.ejected}
@@ -487,21 +486,21 @@ def test_run_stopped_between_any_two_calls_goes_on_from_json():
     ids=["no message", "no trainer", "no trainer, no arrival"],
 )
 def test_messages_that_are_not_the_trainers_are_refused(arrivals, senders):
-    progress, round = rounds.next_round(begun())
+    progress, round = driver.next_round(begun())
     with pytest.raises(ValueError, match="all among"):
         sent = dict.fromkeys(senders, Message("ab" * 32, 1))
-        rounds.finish_round(progress, round, records.evidence(sent, arrivals=arrivals))
+        driver.finish_round(progress, round, records.evidence(sent, arrivals=arrivals))
 
 
 def test_round_that_is_not_in_progress_is_refused():
     start = begun()
-    progress, round = rounds.next_round(start)
+    progress, round = driver.next_round(start)
     said = evidence(round)
-    for other in (start, rounds.finish_round(progress, round, said)[0]):
+    for other in (start, driver.finish_round(progress, round, said)[0]):
         with pytest.raises(ValueError, match="round 1 is not in progress"):
-            rounds.finish_round(other, round, said)
+            driver.finish_round(other, round, said)
     with pytest.raises(ValueError, match="not in progress"):
-        rounds.finish_round(progress, replace(round, data_index=1), said)
+        driver.finish_round(progress, replace(round, data_index=1), said)
 
 
 @pytest.mark.parametrize(
@@ -514,18 +513,18 @@ def test_round_that_is_not_in_progress_is_refused():
 )
 def test_run_that_could_not_train_is_refused_with_its_key(count, start_step, message):
     with pytest.raises(LockstepError, match=message) as refusal:
-        rounds.start(Settings(), count, 1, 10, start_step=start_step)
+        driver.start(Settings(), count, 1, 10, start_step=start_step)
     assert "\n" not in str(refusal.value)
 
 
 def test_run_without_enough_members_or_paused_does_not_hang():
-    progress = rounds.start(Settings(), 4, 1, 10)
-    for alone in (progress, rounds.ask(progress, range(3))):
+    progress = driver.start(Settings(), 4, 1, 10)
+    for alone in (progress, driver.ask(progress, range(3))):
         with pytest.raises(CoordinatorError, match="never come"):
-            rounds.next_round(alone)
+            driver.next_round(alone)
     paused = replace(begun(), state=tick(begun().state, Pause(1)))
     with pytest.raises(CoordinatorError, match="halted"):
-        rounds.next_round(paused)
+        driver.next_round(paused)
 
 
 # ---- Whatever happens ----
@@ -560,7 +559,7 @@ def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers
     out, away, given_out = set(), set(), 0  # peers, peers, sequences
     while True:
         try:
-            progress, round = rounds.next_round(progress)
+            progress, round = driver.next_round(progress)
         except CoordinatorError:  # too few are left to go on
             members = {*range(count)} - out - away
             assert len(members) < settings.init_min_clients
@@ -592,7 +591,7 @@ def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers
             attest(w.witness, round.seed, round.peers, commitments(said)) if w in lies else w
             for w in said.attestations
         ]
-        progress, decision = rounds.finish_round(
+        progress, decision = driver.finish_round(
             progress, round, replace(said, attestations=tuple(words))
         )
         assert set(decision.applied) | set(decision.late) <= set(round.assignment)
@@ -607,8 +606,8 @@ def test_no_sequence_is_lost_and_none_is_trained_twice_whatever_becomes_of_peers
         clock = decision.now
         out |= set(decision.ejected)
         away |= {peer for peer in silent if peer % 2}  # the others come back
-        back = [p for p in range(count) if p not in away and rounds.may_ask(progress, p)]
-        progress = rounds.ask(progress, back)
+        back = [p for p in range(count) if p not in away and driver.may_ask(progress, p)]
+        progress = driver.ask(progress, back)
     assert len(trained) == len(set(trained))
     waiting = [i for a, b in progress.state.untrained for i in range(a, b + 1)]
     assert sorted(trained + waiting) == list(range(given_out))
