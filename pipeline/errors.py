@@ -1,8 +1,8 @@
-"""The one exception a user is meant to read."""
+"""The exception for everything a user can fix."""
 
 
 class LockstepError(Exception):
-    """A problem the user can act on.
+    """A problem that the user can fix.
 
     Its message is one line: the file, key or tensor, the value found, and what was expected. The
     command line prints it without a traceback and exits with status 1.

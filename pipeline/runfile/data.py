@@ -1,4 +1,4 @@
-"""`[model.LLM]` data_location: where the tokens come from, and in which order they are used.
+"""`[model.LLM]` data_location: the source of the tokens, and the order of their use.
 
 A class is named after its enum and Psyche's variant; fields and rules are Psyche's. Our own:
 `DataCorpus`, `DataHub`, `DataUrl`, the table form of `DataLocal`, and the table `[download]`.

@@ -23,7 +23,7 @@ from pipeline.runfile.variants import (
 
 MAX_CLIENTS, MAX_WITNESSES = 256, 32
 
-# Top-level keys of a coordinator's state file that say where a run is, not what it is.
+# Top-level keys of a coordinator's state file that hold a run's state, not its configuration.
 STATE_KEYS = (
     "run_id",
     "run_state",
@@ -65,7 +65,7 @@ class Coordinator(Table):
         return self
 
     def batch_size(self, tokens: int) -> int:
-        """Sequences in the batch of a round that begins after `tokens` tokens.
+        """Return the number of sequences in a round that begins after `tokens` tokens.
 
         round(start + (end - start) * tokens / warmup_tokens), half away from zero; then end.
         """
@@ -77,12 +77,12 @@ class Coordinator(Table):
         return int(whole) + (fraction >= 0.5)
 
     def last_index(self, max_seq_len: int, first_step: int = 0, index: int = 0) -> int:
-        """Where the data index stands after the run's last round, with the batch ramp.
+        """Return the data index after the run's last round, with the batch ramp.
 
         Args:
-          max_seq_len: tokens of a sequence.
-          first_step: rounds that are behind the run already.
-          index: where it stands after these.
+          max_seq_len: Length of a sequence in tokens.
+          first_step: Rounds taken already.
+          index: Data index after these rounds.
         """
         for _ in range(first_step, self.total_steps):
             index += self.batch_size(index * max_seq_len)
@@ -244,6 +244,6 @@ class LLM(Table):
 
 
 class Model(Table):
-    """Psyche has one kind of model."""
+    """Psyche's only kind of model."""
 
     LLM: Annotated[LLM, Field(description="A language model.")]
