@@ -34,13 +34,9 @@ def test_swap_or_not_gives_psyches_positions(salt, places):
     assert committee.positions(12345, 10, salt) == places
 
 
-@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 600])
+@pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 600])
 def test_swap_or_not_is_a_permutation(count):
     assert sorted(committee.positions(7, count, "witness")) == list(range(count))
-
-
-def test_swap_or_not_of_nobody_is_empty():
-    assert committee.positions(7, 0, "witness") == ()
 
 
 def test_witnesses_are_the_first_positions():
@@ -143,7 +139,9 @@ def sequences(spans) -> list[int]:
     batch_size=st.integers(1, 100),
     gaps_and_sizes=SPANS,
 )
-def test_plan_loses_and_repeats_no_sequence(count, seed, batch_size, gaps_and_sizes):
+def test_plan_loses_and_repeats_no_sequence_and_takes_untrained_ones_first(
+    count, seed, batch_size, gaps_and_sizes
+):
     untrained = spans_below(1000, gaps_and_sizes)
     spans, fresh, waiting = committee.plan(range(count), seed, 1000, batch_size, untrained)
     given_out = sequences(spans.values())
@@ -154,19 +152,7 @@ def test_plan_loses_and_repeats_no_sequence(count, seed, batch_size, gaps_and_si
     assert all(0 < last - first + 1 <= share for first, last in spans.values())
     assert set(spans) <= set(range(count)) and list(spans) == sorted(spans)
 
-
-@given(
-    count=st.integers(1, 40),
-    seed=st.integers(0, 2**64 - 1),
-    batch_size=st.integers(1, 100),
-    gaps_and_sizes=SPANS,
-)
-def test_plan_takes_what_is_untrained_first(count, seed, batch_size, gaps_and_sizes):
-    untrained = spans_below(1000, gaps_and_sizes)
-    spans, fresh, waiting = committee.plan(range(count), seed, 1000, batch_size, untrained)
-    given_out = sequences(spans.values())
-    again = [index for index in given_out if index < 1000]
-    share, used = -(-batch_size // count), len(again)
+    used = sum(index < 1000 for index in given_out)
     order = committee.deterministic_shuffle(range(count), seed)
     takers = [peer for peer in order if peer in spans and spans[peer][0] < 1000]
     assert takers == order[: len(takers)]
