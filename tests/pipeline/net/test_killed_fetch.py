@@ -20,7 +20,7 @@ from tests.servers.files import Files
 
 SIZE = 500_000  # bytes of each of the three files
 BYTES_PER_SECOND = 400_000  # of each download
-KILLS = 4
+KILLS = 2
 MOST_KILLS = 30  # of the many: then it is left to end
 # What a kill can cost a file: what the server had written and the process had not read.
 LOST_BYTES = 2**16
@@ -31,7 +31,7 @@ def shards() -> sources.Shards:
     return sources.make_shards(5, SIZE)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def source(request, shards, tmp_path, monkeypatch):
     """A slow server of each kind."""
     with sources.serving(request.param, shards, tmp_path / "home", monkeypatch) as found:
@@ -65,6 +65,7 @@ def finish(process: subprocess.Popen) -> None:
     assert process.returncode == 0, said
 
 
+@pytest.mark.parametrize("source", KINDS, indirect=True)
 def test_killed_fetch_goes_on_where_it_stopped(source, shards, tmp_path):
     rng = random.Random(source.server.address)
     size = sum(map(len, shards.values()))
@@ -124,6 +125,7 @@ def test_many_kills_at_any_moment_lose_nothing_that_came(shards, tmp_path):
     assert 0 <= twice <= kills * len(shards) * LOST_BYTES, (twice, kills)
 
 
+@pytest.mark.parametrize("source", ["plain"], indirect=True)
 def test_two_at_once_fetch_each_byte_once(source, shards, tmp_path):
     roots = [tmp_path / name for name in ("one", "other")]
     store = tmp_path / "data" / "store"

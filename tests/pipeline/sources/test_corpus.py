@@ -695,7 +695,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
     monkeypatch.setattr(tokenizing, "SHARD_TOKENS", 2**16)
     given = write_tokenizer(tmp_path / "given")
     peaks = []
-    for size in (4, 40):
+    for size in (2, 16):
         (tmp_path / str(size)).mkdir()
         path = tmp_path / str(size) / name
         line = '{"text": "' + "a line of text " * 20 + '"}\n'
@@ -704,7 +704,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
         fetch(path, tmp_path / f"out{size}", held_out_percent=5.0, tokenizer=given)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert path.stat().st_size > 2_400_000
+    assert path.stat().st_size > 900_000
     assert peaks[1] < peaks[0] + 300_000
 
 

@@ -34,9 +34,9 @@ def test_each_index_comes_exactly_once(n):
 
 
 @pytest.mark.parametrize("n", [10**11, 2**40, 2**40 + 1, LARGEST])
-def test_large_permutations_keep_a_million_indices_apart(n):
-    step = n // 10**6
-    index_N = np.concatenate([np.arange(500_000), n - 1 - step * np.arange(500_000)])
+def test_large_permutations_keep_100_000_indices_apart(n):
+    step = n // 10**5
+    index_N = np.concatenate([np.arange(50_000), n - 1 - step * np.arange(50_000)])
     image_N = permute(SEED, index_N, n)
     assert len(np.unique(image_N)) == len(np.unique(index_N))
     assert image_N.min() >= 0
