@@ -36,7 +36,7 @@ CHUNK_BYTES = 2**25  # of an upload, a multiple of 256 KiB: what a broken connec
 MANIFEST_BYTES = 2**24  # upper bound: a manifest is read into memory
 
 
-class Download(NamedTuple):
+class DownloadedModel(NamedTuple):
     """A model that was fetched from a bucket."""
 
     folder: Path
@@ -113,7 +113,7 @@ class BucketFolder:
 # ---- Reading ----
 
 
-def download(repo: runfile.CheckpointGcs, cache: Path) -> Download:
+def download(repo: runfile.CheckpointGcs, cache: Path) -> DownloadedModel:
     """Fetch a model into `cache`; files that are there already are only checked.
 
     Args:
@@ -152,7 +152,7 @@ def download(repo: runfile.CheckpointGcs, cache: Path) -> Download:
                 _write_index(folder, files)
     generations = {name: file.generation for name, file in sorted(files.items())}
     of_manifest = blob.generation if blob else None
-    return Download(folder, {"manifest_generation": of_manifest, "generations": generations})
+    return DownloadedModel(folder, {"manifest_generation": of_manifest, "generations": generations})
 
 
 def _by_manifest(remote: BucketFolder, blob: "Blob") -> tuple[dict[str, "Blob"], int]:

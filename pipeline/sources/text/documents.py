@@ -18,7 +18,7 @@ class Piece(NamedTuple):
     ends: bool
 
 
-class FileVersion(NamedTuple):
+class FileStamp(NamedTuple):
     """Size of a file in bytes, and time of its last change in nanoseconds."""
 
     size: int
@@ -36,7 +36,7 @@ class Source(Protocol):
 
     name: str
     path: Path
-    version: FileVersion
+    version: FileStamp
 
     @property
     def size(self) -> int:
@@ -86,7 +86,7 @@ def _border(text: str) -> int:
     return front or max(0, text.rfind(" ", 1, PIECE)) or PIECE
 
 
-def version(path: Path) -> FileVersion:
+def version(path: Path) -> FileStamp:
     """Return the version of a file.
 
     Raises:
@@ -96,7 +96,7 @@ def version(path: Path) -> FileVersion:
         status = os.stat(path)
     except OSError as error:
         raise unreadable(path, error) from error
-    return FileVersion(status.st_size, status.st_mtime_ns)
+    return FileStamp(status.st_size, status.st_mtime_ns)
 
 
 def check_unchanged(source: Source) -> None:

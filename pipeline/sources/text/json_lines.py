@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import PIECE, FileVersion, Piece, cut, unreadable
+from pipeline.sources.text.documents import PIECE, FileStamp, Piece, cut, unreadable
 from pipeline.stage.progress import Progress
 
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -38,7 +38,7 @@ class JsonLines:
 
     name: str
     path: Path
-    version: FileVersion
+    version: FileStamp
     key: str
     bins: np.ndarray | None = None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import PIECE, FileVersion, Piece, cut, unreadable
+from pipeline.sources.text.documents import PIECE, FileStamp, Piece, cut, unreadable
 from pipeline.stage.progress import Progress
 
 BLOCK = PIECE  # bytes: at most so many characters
@@ -27,7 +27,7 @@ class TextFile:
 
     name: str
     path: Path
-    version: FileVersion
+    version: FileStamp
     start: int
     stop: int
     errors: str = "strict"
