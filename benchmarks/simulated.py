@@ -16,11 +16,11 @@ from models.llama import llama
 from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
-from pipeline.audit.verdict import Finding, merged
+from pipeline.audit.verdict import Finding, contradictions, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.programs.train_step import Programs
 from pipeline.stage import devices
-from pipeline.swarm.begin import Start, make_peers
+from pipeline.swarm.begin import Setup, Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.entry import TABLES, Header
@@ -88,6 +88,10 @@ class Lab:
         """Of all runs' messages."""
         return wire.form_of(self.programs.optimizer, self.begin.state.params, self.run.peers.wire)
 
+    def setup(self, run: runfile.Run, programs: Programs | None = None) -> Setup:
+        """Return what an auditor of `run` computes with, by default by the lab's programs."""
+        return Setup(run, self.hf_config, programs or self.programs, self.data, self.begin)
+
     def train(self, run: runfile.Run, folder: Path) -> Trained:
         """Trains `run`, and writes its transcript to `folder`."""
         faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.form)
@@ -135,19 +139,12 @@ class Lab:
             tolerance.
           sample: pairs (window, peer); None is every window of every peer.
         """
-        findings = audit(run, self.hf_config, transcript, self.form, self.begin)
-        if any(f.peer is None or f.applied for f in findings):
+        setup = self.setup(run, elsewhere)
+        findings = audit(setup, transcript)
+        if contradictions(findings):
             return findings
         peers = range(run.peers.count)
-        replay = Replay(
-            run,
-            elsewhere or self.programs,
-            transcript,
-            self.data,
-            self.form,
-            self.begin.state,
-            bitwise=elsewhere is None,
-        )
+        replay = Replay(setup, transcript, bitwise=elsewhere is None)
         work = [
             (window, [p for p in peers if sample is None or (number, p) in sample])
             for number, window in enumerate(run.snapshots().windows)
@@ -156,7 +153,7 @@ class Lab:
         def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
             return replay.window(*item, lambda: None, group)
 
-        for found in side_by_side(replay.groups, work, one):
+        for found in side_by_side(replay.groups[: len(self.devices)], work, one):
             findings += found
         return merged(findings)
 

@@ -131,9 +131,9 @@ def replay(
     allocator.tune()
     run = folder / "run.json"
     devices.prepare(runfile.parse(artifacts.read_json(run), str(run)))
-    from pipeline.audit import repeat
+    from pipeline.audit import rerun_bundle
 
-    raise typer.Exit(repeat.show(folder))
+    raise typer.Exit(rerun_bundle.show(folder))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Stage evaluate: the exported folder on held-out text, and what it writes -> data/evaluate.
+"""Stage evaluate: the exported model's held-out loss, and a text sample -> data/evaluate.
 
 What is measured is what was exported: the weights are read back from the Hugging Face folder.
 Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
@@ -30,7 +30,7 @@ from pipeline.tokens.columns import counted, split
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 
-UNKNOWN = -1  # bytes of a token that the tokenizer does not have
+UNKNOWN = -1  # bytes of a token that is not in the tokenizer
 NOTHING = {
     "held_out_loss": None,
     "perplexity": None,
@@ -42,11 +42,16 @@ NOTHING = {
 
 
 class Exported(NamedTuple):
-    """What an exported folder holds.
+    """An exported folder, read back.
 
-    hf_config: its config.json; context: the most tokens it is made for; apply(params, tokens_BT)
-    gives logits_BTV, features(params, tokens_BT, ...) and head(params) what `loss.measured` takes;
-    tokenizer: None where there is no tokenizer.json.
+    Attributes:
+      hf_config: Its config.json.
+      context: Most tokens that the model takes.
+      params: Its params, in float32.
+      apply: apply(params, tokens_BT) -> logits_BTV.
+      features: features(params, tokens_BT, ...) -> x_ND, the inputs of the head.
+      head: head(params) -> kernel_DV.
+      tokenizer: Its tokenizer, or None without tokenizer.json.
     """
 
     hf_config: dict
@@ -59,7 +64,7 @@ class Exported(NamedTuple):
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Writes evaluate.json, sample.txt and metrics/evaluate.json; nulls where nothing is known."""
+    """Write evaluate.json, sample.txt and metrics/evaluate.json; what is unknown is null."""
     shards, export = paths.need("download"), paths.need("export")
     devices.keep_compiled(paths.store / "compiled")
     notes: list[str] = []
@@ -83,16 +88,17 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 
 def read(export: Path, run: runfile.Run) -> Exported:
-    """Reads an exported folder.
+    """Read an exported folder.
 
     Raises:
-      LockstepError: it is not one.
+      LockstepError: A file of it is missing or damaged.
     """
     hf_config, params = hf.read_folder(export)
     model, model_config = hf.model_of(hf_config, export / hf.CONFIG)
-    how = {"scan": run.peers.scan_layers, "dtype": jnp.dtype("float32")}
-    apply = partial(model.apply, model_config, **how)
-    features, head = partial(model.features, model_config, **how), partial(model.head, model_config)
+    settings = {"scan": run.peers.scan_layers, "dtype": jnp.dtype("float32")}
+    apply = partial(model.apply, model_config, **settings)
+    features = partial(model.features, model_config, **settings)
+    head = partial(model.head, model_config)
     context = min(model_config.max_position_embeddings, run.llm.max_seq_len)
     path = export / "tokenizer.json"
     tokenizer = load_tokenizer(path) if path.exists() else None
@@ -105,8 +111,7 @@ def read(export: Path, run: runfile.Run) -> Exported:
 def _measure(
     run: runfile.Run, exported: Exported, data: HeldOutRows, export: Path, notes: list[str]
 ) -> dict:
-    """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted, and
-    where there are labels, those of them that count."""
+    """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted."""
     rows_NW, columns = data
     if not len(rows_NW):
         notes.append("the data has no held-out split, so there is no loss to measure")
@@ -144,11 +149,16 @@ def _measure(
 
 
 def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
-    """The bytes of text that these tokens stand for; None, and a note, where none can say.
+    """Return the bytes of text that these tokens stand for, or None if that is unknown.
 
     In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
-    for each of its bytes. A special token, such as the end of a document, is no text: its bits
-    count in bits per byte, and it has no bytes.
+    for each of its bytes. A special token, such as the end of a document, has no bytes of text, but
+    its bits count in bits per byte.
+
+    Args:
+      tokens_P: The tokens that are predicted.
+      tokenizer: Tokenizer of the model, if it has one.
+      notes: Gains the reason if the bytes are unknown.
     """
     if tokenizer is None:
         notes.append("there is no tokenizer.json, so bits per byte are unknown")
@@ -173,7 +183,7 @@ def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]
 
 
 def _decoders(tokenizer: Tokenizer) -> list[str]:
-    """The kinds of the tokenizer's decoders, one after the other."""
+    """The kinds of the tokenizer's decoders, in order."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return []
@@ -185,7 +195,7 @@ def _decoders(tokenizer: Tokenizer) -> list[str]:
 
 
 def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | None:
-    """`[evaluate] prompt` and what the model makes of it; None without a tokenizer."""
+    """`[evaluate] prompt` and its continuation, or None without a tokenizer."""
     if exported.tokenizer is None:
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None
@@ -205,18 +215,17 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
 
 
 def _beginning(hf_config: dict) -> list[int]:
-    """The token that a text without a prompt begins with; where there is none, the one that ends
-    the text before it."""
-    found = _ids(hf_config, "bos_token_id") or _ids(hf_config, "eos_token_id")
-    if not found:
+    """The token that begins a text or, if the model has none, ends the text before it."""
+    ids = _ids(hf_config, "bos_token_id") or _ids(hf_config, "eos_token_id")
+    if not ids:
         raise LockstepError(
             "[evaluate] prompt is empty, expected text: the model's config.json has no bos_token_id"
         )
-    return found[:1]
+    return ids[:1]
 
 
 def _ids(hf_config: dict, key: str) -> list[int]:
-    """A token id of a config.json, where it may be absent, null, one number or a list."""
+    """Token ids of a config.json, in which they are absent, null, one number or a list."""
     value = hf_config.get(key)
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""Stage export: the accepted params as a Hugging Face folder -> data/export; or a refusal."""
+"""Stage export: the accepted params as a Hugging Face folder, or a refusal -> data/export."""
 
 import logging
 import shutil
@@ -16,13 +16,13 @@ from pipeline.weights.tensorfile import TensorFile
 
 log = logging.getLogger(__name__)
 
-# Kinds of rope for which max_position_embeddings is more than a limit: "dynamic" computes its
-# angles from it; for "yarn", transformers expects `factor` times the original length, and warns.
+# Kinds of RoPE for which max_position_embeddings is more than a limit: "dynamic" computes its
+# angles from it; for "yarn", transformers expects `factor` times the original length, or warns.
 FIXED_CONTEXT = ("dynamic", "yarn")
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Writes a Hugging Face folder and its model card; or refused.json, and no weights."""
+    """Write a Hugging Face folder and its model card or, if the run is refused, refused.json."""
     for stage in ("download", "convert", "train", "witness"):
         paths.need(stage)
     trained = paths.out("train")
@@ -30,7 +30,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     with paths.building() as folder:
         if not verdict["accepted"]:
             artifacts.write_json(folder / hf.REFUSED, {"findings": verdict["findings"]})
-            log.info(f"export: refused: the witness has {len(verdict['findings'])} findings")
+            log.info(f"export: refused: the audit has {len(verdict['findings'])} findings")
             return
         transcript = Transcript(trained / "transcript")
         last = transcript.snapshots[-1]
@@ -50,9 +50,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 
 def _model(header: Header) -> dict[str, Any]:
-    """The model's config.json; by now it was trained on sequences of max_seq_len.
+    """The model's config.json, with the context that it was trained on.
 
-    Where rope is computed from max_position_embeddings, another number would be another model.
+    If RoPE is computed from max_position_embeddings, another number would be another model.
     """
     _, model = hf.model_of(header.model, "the transcript's header")
     context = model.max_position_embeddings

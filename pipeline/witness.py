@@ -1,15 +1,15 @@
-"""Stage witness: audits the whole transcript, replays a sample of it -> data/verdict.
+"""Stage witness: audits the whole transcript, replays a sample of its windows -> data/verdict.
 
-A verdict is data: whatever is found, the stage ends well, and `export` is what refuses. Windows are
-replayed side by side, and each one that is done is kept in data/runs/<key>, so that a killed audit
-goes on where it was.
+A verdict is data: whatever the audit finds, the stage ends well, and `export` is what refuses.
+Windows are replayed side by side, and the findings of each are kept in data/runs/<key>, so that a
+killed audit goes on where it stopped.
 """
 
 import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,55 +17,48 @@ from pipeline import runfile
 from pipeline.audit import bundle, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
-from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, merged
+from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, contradictions, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
 from pipeline.transcript.transcript import Transcript
-from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Writes data/verdict: verdict.json, verdict.txt, bundles, and metrics/witness.json."""
+    """Write data/verdict: verdict.json, verdict.txt, bundles, and metrics/witness.json."""
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
     setup, transcript = begin.read(run, init, shards), Transcript(trained / "transcript")
+    why = why_not_bitwise(run, transcript.header)
+    replay = Replay(setup, transcript, bitwise=not why)
+    windows = run.snapshots(setup.start.step).windows
 
     # Everything cheap, of every round
-    findings = audit(run, setup.hf_config, transcript, setup.form, setup.start)
+    findings = audit(setup, transcript)
 
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
-    sound = not any(finding.peer is None or finding.applied for finding in findings)
-    why = why_not_bitwise(run, transcript.header)
-    replay = Replay(
-        run,
-        setup.programs,
-        transcript,
-        setup.data,
-        setup.form,
-        setup.start.state,
-        bitwise=not why,
-    )
-    windows = run.snapshots(setup.start.step).windows
-    seed = _sample_seed(run, transcript)
-    sample = _sample(run, windows, seed, setup.form) if sound else []
-    if sound:
+    sample: list[tuple[runfile.Window, int]] = []
+    if sound := not contradictions(findings):
+        sample = _sample(run, windows, _sample_seed(run, transcript), replay.dense)
         work = [(w, [peer for window, peer in sample if window == w]) for w in windows]
         findings += _replay(replay, work, paths.scratch)
     findings = merged(findings)
 
     with paths.building() as folder:
-        for peer, window in _to_repeat(findings, windows):
+        for peer, window in _suspects(findings, windows) if sound else ():
             name = bundle.name(window, peer)
             bundle.write(folder / name, replay, window, peer, findings)
-            findings = [_with_bundle(f, name, window, peer) for f in findings]
-        verdict = _verdict(run, transcript, findings, why, windows, sample, seed)
+            findings = [
+                replace(f, bundle=name) if _is_repeated(f, window, peer) else f for f in findings
+            ]
+        verdict = _verdict(run, transcript, findings, why, windows, sample)
+        text = verdict_text.render(verdict.model_dump())
         artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
-        artifacts.write_text(folder / "verdict.txt", verdict_text.render(verdict.model_dump()))
+        artifacts.write_text(folder / "verdict.txt", text)
         metrics = {
             "accepted": verdict.accepted,
             "method": verdict.method,
@@ -77,26 +70,26 @@ def run(run: runfile.Run, paths: Paths) -> None:
         }
         artifacts.write_json(folder / METRICS / "witness.json", metrics)
     shutil.rmtree(paths.scratch, ignore_errors=True)
-    for line in verdict_text.render(verdict.model_dump()).splitlines():
+    for line in text.splitlines():
         log.info(f"witness: {line}")
 
 
 def _replay(
     replay: Replay, work: list[tuple[runfile.Window, list[int]]], scratch: Path
 ) -> list[Finding]:
-    """Replays windows side by side, one on each device group; reads what an earlier try did."""
+    """Replay windows side by side, one on each device group; read what an earlier try found."""
     total = sum(len(window.rounds) for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 
         def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
             window, peers = item
-            kept = scratch / "windows" / f"{window.first:05}.json"
-            if kept.exists():
+            path = scratch / "windows" / f"{window.first:05}.json"
+            if path.exists():
                 bar.advance(len(window.rounds))
-                return [Finding(**finding) for finding in artifacts.read_json(kept)["findings"]]
+                return [Finding(**finding) for finding in artifacts.read_json(path)["findings"]]
             found = replay.window(window, peers, bar.advance, group)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            artifacts.write_json(kept, {"findings": [asdict(finding) for finding in found]})
+            path.parent.mkdir(parents=True, exist_ok=True)
+            artifacts.write_json(path, {"findings": [asdict(finding) for finding in found]})
             return found
 
         done = side_by_side(replay.groups, work, one)
@@ -106,48 +99,48 @@ def _replay(
 def _sample_seed(run: runfile.Run, transcript: Transcript) -> str:
     """The auditor's own seed, or the hash of the rounds.
 
-    The default needs no secret and stops no author of a whole transcript from trying until the
-    sample suits: who does not trust that author supplies a seed.
+    The default needs no secret, and cannot stop whoever writes a whole transcript from trying until
+    the sample suits: an auditor who does not trust that author supplies a seed.
     """
     return run.witness.seed if run.witness.seed is not None else transcript.hash
 
 
 def _sample(
-    run: runfile.Run, windows: list[runfile.Window], seed: str, form: wire.Form
+    run: runfile.Run, windows: list[runfile.Window], seed: str, dense: bool
 ) -> list[tuple[runfile.Window, int]]:
-    """Which windows are replayed, of which peers: `[witness] replay_percent`, rounded up, and those
-    that `[witness] replay` names.
+    """Draw the windows to replay, and of which peers.
 
-    Dense messages are not kept, so a window is replayed for all its peers or for none.
+    These are `[witness] replay_percent` of all, rounded up, and those that `[witness] replay`
+    names. If messages are dense, and so not kept, a window is replayed for all its peers or none.
     """
     peers = range(run.peers.count)
     groups = [[(window, peer)] for window in windows for peer in peers]
-    named = {pair for pair in run.witness.chosen if pair[0] < len(windows)}
-    chosen = [(windows[number], peer) for number, peer in named]
-    if form.kind == wire.DENSE:
+    named = {(windows[index], p) for index, p in run.witness.chosen if index < len(windows)}
+    if dense:
         groups = [[(window, peer) for peer in peers] for window in windows]
-        chosen = [(window, peer) for window, _ in chosen for peer in peers]
+        named = {(window, peer) for window, _ in named for peer in peers}
     count = -int(-len(groups) * run.witness.replay_percent // 100)
     drawn = random.Random(seed).sample(groups, count)
-    return sorted({pair for group in drawn for pair in group} | set(chosen))
+    return sorted({pair for group in drawn for pair in group} | named)
 
 
-def _to_repeat(
-    findings: Iterable[Finding], windows: list[runfile.Window]
+def _suspects(
+    findings: Sequence[Finding], windows: list[runfile.Window]
 ) -> list[tuple[int, runfile.Window]]:
-    """The windows of peers in which something was found that a replay shows."""
-    found = set()
-    for finding in findings:
-        if finding.peer is not None and finding.kind in bundle.KINDS:
-            found |= {(finding.peer, w) for w in windows if finding.round in w.rounds}
-    return sorted(found)
+    """The peers and windows of which a bundle can repeat a finding."""
+    peers = sorted({finding.peer for finding in findings if finding.peer is not None})
+    return [
+        (peer, window)
+        for peer in peers
+        for window in windows
+        if any(_is_repeated(finding, window, peer) for finding in findings)
+    ]
 
 
-def _with_bundle(finding: Finding, name: str, window: runfile.Window, peer: int) -> Finding:
-    here = finding.round in window.rounds
-    if finding.peer == peer and here and finding.kind in bundle.KINDS:
-        return replace(finding, bundle=name)
-    return finding
+def _is_repeated(finding: Finding, window: runfile.Window, peer: int) -> bool:
+    """Whether the bundle of a peer's window repeats a finding."""
+    repeatable = finding.kind in bundle.KINDS
+    return repeatable and finding.peer == peer and finding.round in window.rounds
 
 
 def _verdict(
@@ -157,7 +150,6 @@ def _verdict(
     why: str | None,
     windows: list[runfile.Window],
     sample: list[tuple[runfile.Window, int]],
-    seed: str,
 ) -> Verdict:
     ejected, dropped, late = {}, {}, Counter()
     for entry in transcript.rounds:
@@ -178,7 +170,7 @@ def _verdict(
             Replayed(windows.index(window), window.first, window.last, peer)
             for window, peer in sample
         ),
-        sample_seed=seed,
+        sample_seed=_sample_seed(run, transcript),
         sample_seed_of="auditor" if run.witness.seed is not None else "transcript",
         transcript=transcript.hash,
         ejected=ejected,

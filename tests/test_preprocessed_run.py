@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pipeline.audit import bundle, repeat
+from pipeline.audit import bundle, rerun_bundle
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json
+from pipeline.tokens.columns import Columns
 from pipeline.weights.trees import load_nested, save_tree
 from tests import tiny
 
@@ -104,41 +105,41 @@ def test_a_liar_among_packed_rows_is_found_again_with_the_bundle_alone(
     assert (other["peer"], other["round"]) == (0, 5)
     assert (data / "export/refused.json").exists()
 
-    folder = tmp_path / "bundle"
+    folder, later = tmp_path / "bundle", tmp_path / "later"
     shutil.copytree(data / "verdict" / finding["bundle"], folder)
+    shutil.copytree(data / "verdict" / other["bundle"], later)
     for gone in (tmp_path / "root", tmp_path / "run.toml"):
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-    rows = load_nested(folder / "tokens.safetensors")
-    assert {name: x.shape for name, x in rows.items()} == {
-        "indices": (6,),
-        "tokens": (6, ROW),
-        "labels": (6, ROW),
-        "position_ids": (6, ROW),
-        "sequence_ids": (6, ROW),
-    }
+    tensors = load_nested(folder / "tokens.safetensors")
+    assert {name: x.shape for name, x in tensors.items()} == {"indices": (6,), "rows": (6, 4 * ROW)}
+    rows = dict(zip(Columns._fields, np.split(tensors["rows"], 4, axis=1), strict=True))
     assert (rows["labels"] == -100).sum() == 6 * 7
-    assert repeat.show(folder) == 0
-    assert "1 of 1 findings confirmed, compared bit for bit" in capsys.readouterr().out
+    assert rerun_bundle.show(folder) == rerun_bundle.show(later) == 0
+    confirmed = "1 of 1 findings confirmed, compared bit for bit"
+    assert capsys.readouterr().out.count(confirmed) == 2
+    # of the first window the later bundle has the rounds, which the audit recomputes, and no more
+    assert len((later / "transcript/rounds.jsonl").read_text().splitlines()) == 6
+    assert [path.name for path in (later / "transcript/payloads").iterdir()] == ["00004.bin"]
 
     # labels of one's own are another batch, and what cannot be in a row is refused
-    def change(**columns: np.ndarray | dict) -> None:
-        save_tree(folder / "tokens.safetensors", rows | columns)
-        said = read_json(folder / bundle.SAID) | {"files": bundle.listing(folder)}
-        (folder / bundle.SAID).write_text(json.dumps(said))
+    def change(**columns: np.ndarray) -> None:
+        changed = tensors | {"rows": np.concatenate([*(rows | columns).values()], axis=1)}
+        save_tree(folder / "tokens.safetensors", changed)
+        manifest = read_json(folder / bundle.MANIFEST) | {"files": bundle.listing(folder)}
+        (folder / bundle.MANIFEST).write_text(json.dumps(manifest))
 
     change(labels=np.maximum(rows["labels"], 0))
-    assert repeat.show(folder) == 1
-    for name, column, said in (
+    assert rerun_bundle.show(folder) == 1
+    for name, column, message in (
         ("labels", rows["labels"] - 1, "expected labels from 0 and below 64"),
         ("position_ids", rows["position_ids"] + 9, "expected position_ids from 0 and below 16"),
         ("sequence_ids", rows["sequence_ids"] - 1, "expected sequence_ids from 0 and below 17"),
-        ("labels", rows["labels"][:, 1:].copy(), "as many sequences of 16"),
-        ("others", rows["labels"], "as many sequences of 16"),
-        ("labels", {"x": rows["labels"]}, "as many sequences of 16"),
+        ("labels", rows["labels"][:, 1:], "for each a row of 64 numbers"),
+        ("others", rows["labels"], "for each a row of 64 numbers"),
     ):
         change(**{name: column})
-        with pytest.raises(LockstepError, match=f"tokens.safetensors: .*{said}"):
-            repeat.show(folder)
+        with pytest.raises(LockstepError, match=f"tokens.safetensors: .*{message}"):
+            rerun_bundle.show(folder)
 
 
 def test_an_honest_run_on_packed_rows_is_accepted_and_measured(packed, tmp_path):

@@ -1,0 +1,1 @@
+"""The audit of a transcript: checks, replay, verdict, bundles."""

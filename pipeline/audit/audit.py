@@ -1,216 +1,195 @@
-"""What can be checked of a transcript without training: cheap, and for every round."""
+"""The checks of a transcript that need no training: cheap, and made of every round."""
+
+from collections.abc import Iterable
 
 import jax
 
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
-from pipeline.protocol import committee, consensus, links
-from pipeline.protocol import driver as rounds
+from pipeline.protocol import committee, consensus, driver, links
 from pipeline.protocol.coordinator import CoordinatorError
-from pipeline.protocol.dispute import Check
 from pipeline.protocol.round import Message, Round
-from pipeline.swarm.begin import Start
-from pipeline.transcript.entry import TABLES, Entry, Header
-from pipeline.transcript.state import hashes
+from pipeline.swarm.begin import Setup
+from pipeline.transcript.entry import TABLES, Entry
+from pipeline.transcript.state import State, hashes
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 
 
-def audit(
-    run: runfile.Run, hf_config: dict, transcript: Transcript, form: wire.Form, begin: Start
-) -> list[Finding]:
-    """All checks that take no training: of the header, of every round and of every snapshot.
+class _ContradictionError(Exception):
+    """An entry does not follow from the run file and the entries before it."""
+
+    def __init__(self, step: int, kind: str, detail: str, known: Iterable[Finding] = ()):
+        super().__init__(detail)
+        self.findings = [*known, _against_author(step, kind, detail)]
+
+
+def audit(setup: Setup, transcript: Transcript) -> list[Finding]:
+    """Make all checks that need no training: of the header, every round and every snapshot.
 
     Args:
-      run: the run file's.
-      hf_config: config.json of the model that stage convert left.
-      transcript: what is checked.
-      form: of the run's messages.
-      begin: what training starts from.
+      setup: The auditor's own set-up of the run.
+      transcript: The transcript to check.
     """
     return [
-        *_audit_header(run, hf_config, transcript.header, begin.step),
-        *_audit_rounds(run, transcript, form, begin),
-        *_audit_snapshots(run, transcript, begin),
+        *audit_header(setup, transcript),
+        *audit_rounds(setup, transcript),
+        *_audit_snapshots(setup, transcript),
     ]
 
 
-def _audit_header(run: runfile.Run, hf_config: dict, header: Header, step: int) -> list[Finding]:
-    """What it says was run is what the run file says."""
-    said = {"run": header.run, "model": header.model}
-    expected = {"run": run.model_dump(mode="json", include=TABLES), "model": hf_config}
+def audit_header(setup: Setup, transcript: Transcript) -> list[Finding]:
+    """Check that the header's run and model are the auditor's own."""
+    run = setup.run.model_dump(mode="json", include=TABLES)
+    own, header = {"run": run, "model": setup.hf_config}, transcript.header
     return [
-        _against(step, "header", f"its {name} is not what the run file gives")
-        for name in said
-        if said[name] != expected[name]
+        _against_author(setup.start.step, "header", f"its {name} differs from the auditor's own")
+        for name in own
+        if getattr(header, name) != own[name]
     ]
 
 
-def _audit_rounds(
-    run: runfile.Run, transcript: Transcript, form: wire.Form, begin: Start
-) -> list[Finding]:
-    """Recomputes every round from the run file and what was sent and said in it.
+# ---- Rounds ----
 
-    Seed, assignment, verifiers and witnesses follow from the run file and the rounds before, so
-    they must be equal to what is recorded; the decision follows from what was sent and said; what
-    honest witnesses say follows from what was sent.
+
+def audit_rounds(
+    setup: Setup, transcript: Transcript, window: runfile.Window | None = None
+) -> list[Finding]:
+    """Recompute every round from the run file and from what was sent and attested in it.
+
+    Seed, assignment, verifiers and witnesses follow from the run file and the rounds before; what
+    honest witnesses attest follows from what was sent; the decision follows from what was sent and
+    attested.
+
+    Args:
+      setup: The auditor's own set-up of the run.
+      transcript: The transcript to check.
+      window: The only window whose payloads the transcript has, and the last of its rounds that
+        are needed; None if it has the whole run.
     """
     findings: list[Finding] = []
-    progress = begin.progress(run)
-    own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(begin.state.own[0]))
+    run, form, start = setup.run, setup.form, setup.start
+    progress = start.progress(run)
+    own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(start.state.own[0]))
     for entry in transcript.rounds:
+        has_payloads = form.kind != wire.DENSE and (
+            window is None or entry.round.step in window.rounds
+        )
         try:
-            progress, round = rounds.next_round(rounds.ask(progress, entry.asked))
-        except CoordinatorError as error:
-            findings.append(_against(entry.round.step, "rounds", str(error)))
-            break  # nothing after it can be attributed
-        if round is None:
-            findings.append(_against(entry.round.step, "rounds", "a round after the last one"))
-            break
-        if entry.round != round:
-            found, planned = vars(entry.round), vars(round)
-            differing = sorted(name for name in planned if planned[name] != found[name])
-            text = f"found other {', '.join(differing)} than the run file gives"
-            findings.append(_against(round.step, "assignment", text))
-            break
-        if text := _malformed(entry, progress.unready):
-            findings.append(_against(round.step, "messages", text))
-            break
-        broken, found = _audit_messages(entry, transcript, form)
-        if broken != list(entry.evidence.broken):
-            text = f"names peers {list(entry.evidence.broken)} as those who sent no message, "
-            text += f"found {broken}"
-            findings += [*found, _against(round.step, "messages", text)]
-            break
-        try:
-            progress, decision = rounds.finish_round(progress, round, entry.evidence)
-        except ValueError as error:
-            findings.append(_against(round.step, "decision", str(error)))
-            break
-        if decision != entry.decision:
-            text = "found another decision than follows from what was said"
-            findings.append(_against(round.step, "decision", text))
-            break
-        findings += _audit_times(entry, run, own_size)
-        found += _audit_others(entry)
-        findings += [*found, *_audit_words(entry, run), *_audit_ejected(entry, found)]
-    else:
-        done = len(transcript.rounds)
-        if done < run.config.total_steps - begin.step:
-            text = f"the transcript ends before it, expected {run.config.total_steps} rounds"
-            findings.append(_against(begin.step + done + 1, "rounds", text))
+            progress = _begin_round(progress, entry)
+            known = _audit_messages(entry, transcript, form) if has_payloads else []
+            progress = _finish_round(progress, entry)
+        except _ContradictionError as error:
+            return findings + error.findings  # nothing after it can be attributed
+        findings += _audit_arrivals(entry, run)
+        findings += _audit_checks(entry, run, own_size)
+        known += _audit_second_messages(entry)
+        findings += [*known, *_audit_attestations(entry, run), *_audit_ejected(entry, known)]
+    done, last = start.step + len(transcript.rounds), run.config.total_steps
+    if done < (window.last if window else last):
+        text = f"the transcript ends before this round, expected {last} rounds"
+        findings.append(_against_author(done + 1, "rounds", text))
     return findings
+
+
+def _begin_round(progress: driver.RunProgress, entry: Entry) -> driver.RunProgress:
+    """Compute the next round, which must be the recorded one."""
+    step = entry.round.step
+    try:
+        progress, planned = driver.next_round(driver.ask(progress, entry.asked))
+    except CoordinatorError as error:
+        raise _ContradictionError(step, "rounds", str(error)) from error
+    if planned is None:
+        raise _ContradictionError(step, "rounds", "the run ends before this round")
+    if entry.round != planned:
+        text = f"does not follow from the run file: {_differing(planned, entry.round)}"
+        raise _ContradictionError(planned.step, "assignment", text)
+    if text := _malformed(entry, progress.unready):
+        raise _ContradictionError(step, "messages", text)
+    return progress
+
+
+def _finish_round(progress: driver.RunProgress, entry: Entry) -> driver.RunProgress:
+    """Compute the decision, which must be the recorded one."""
+    step = entry.round.step
+    try:
+        progress, decision = driver.finish_round(progress, entry.round, entry.evidence)
+    except ValueError as error:
+        raise _ContradictionError(step, "decision", str(error)) from error
+    if decision != entry.decision:
+        text = f"does not follow from the evidence: {_differing(decision, entry.decision)}"
+        raise _ContradictionError(step, "decision", text)
+    return progress
+
+
+def _differing(expected: object, found: object) -> str:
+    """Names of the attributes in which two objects of one class differ."""
+    attributes = vars(expected)
+    return ", ".join(sorted(name for name in attributes if attributes[name] != vars(found)[name]))
 
 
 def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
-    """What makes an entry one that no round can leave behind."""
-    round, evidence = entry.round, entry.evidence
+    """Why no round could have produced this entry, or None."""
+    plan, evidence = entry.round, entry.evidence
     senders = evidence.messages.keys()
-    if not senders <= round.assignment.keys() - set(evidence.silent):
-        expected = sorted(round.assignment.keys() - set(evidence.silent))
-        return f"of peers {sorted(senders)}, expected some of {expected}"
-    missing = round.assignment.keys() - set(evidence.silent) - senders
-    if missing:
-        return f"none of peers {sorted(missing)}, and they were heard"
-    if not evidence.others.keys() <= senders:
-        return f"other messages of peers {sorted(evidence.others)}, expected of {sorted(senders)}"
-    if not {*unready} <= {*evidence.silent} <= {*round.peers}:
-        return f"silent peers {list(evidence.silent)}, expected members, {list(unready)} among them"
-    if round.verifiers and not all(message.state for message in evidence.messages.values()):
-        return "without the state after the step, which verifiers need"
-    words = [word.witness for word in evidence.attestations]
-    if words != [peer for peer in round.witnesses if peer not in evidence.silent]:
-        return f"attestations of peers {words}, expected of all witnesses that were heard"
-    if evidence.checks and not round.verifiers:
-        return "checks, and the round has no verifiers"
-    if bool(entry.joined_params) != bool(round.joined):
-        return f"params of those who joined, which are {list(round.joined)}"
-    return None
+    heard = plan.assignment.keys() - set(evidence.silent)
+    speakers = [peer for peer in plan.witnesses if peer not in evidence.silent]
+    attesting = [attestation.witness for attestation in evidence.attestations]
+    problems = [
+        (senders != heard, f"messages of peers {sorted(senders)}, expected of {sorted(heard)}"),
+        (
+            not evidence.others.keys() <= senders,
+            f"second messages of peers {sorted(evidence.others)}, expected of {sorted(senders)}",
+        ),
+        (
+            not {*unready} <= {*evidence.silent} <= {*plan.peers},
+            f"silent peers {list(evidence.silent)}, expected members, {list(unready)} among them",
+        ),
+        (
+            plan.verifiers and not all(message.state for message in evidence.messages.values()),
+            "messages without the sender's state, which the verifiers need",
+        ),
+        (attesting != speakers, f"attestations of peers {attesting}, expected of {speakers}"),
+        (evidence.checks and not plan.verifiers, "checks in a round without verifiers"),
+        (
+            bool(entry.joined_params) != bool(plan.joined),
+            f"joined_params is {entry.joined_params}, and peers {list(plan.joined)} joined",
+        ),
+    ]
+    return next((text for wrong, text in problems if wrong), None)
 
 
-def _audit_times(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding]:
-    """No message arrives before `[links]` allows it: later is its sender's affair. Checks and
-    rulings are of those whom the round's seed elects, and take the time that `[links]` gives."""
-    round, step, evidence = entry.round, entry.round.step, entry.evidence
-    length = run.llm.max_seq_len
-    present = [peer for peer in round.peers if peer not in evidence.silent]
-    tokens = {peer: (last - first + 1) * length for peer, (first, last) in round.assignment.items()}
-    sizes = {peer: message.bytes for peer, message in evidence.messages.items()}
-    earliest = links.arrivals(run.links, present, tokens, sizes)
-    findings = [
-        _against(
-            step, "arrivals", f"of peer {peer} after {at} s, expected {earliest[peer]} or more"
-        )
-        for peer, at in evidence.arrivals.items()
-        if at < earliest[peer]
-    ]
-    expected = [
-        (verifier, peer)
-        for verifier, peer in sorted(round.verifiers.items())
-        if verifier not in evidence.silent and peer in evidence.messages
-    ]
-    if [(check.verifier, check.peer) for check in evidence.checks] != expected:
-        text = f"checks other than the pairs {expected}"
-        return [*findings, _against(step, "checks", text)]
-    disputed = [check for check, _ in consensus.disputes(evidence, evidence.checks)]
-    judges = [
-        (c.verifier, c.peer, committee.tie_breakers(round.seed, present, (c.verifier, c.peer)))
-        for c in disputed
-    ]
-    if [(r.verifier, r.peer, tuple(r.found)) for r in evidence.rulings] != judges:
-        text = f"rulings other than of {judges} (verifier, peer, tie-breakers)"
-        return [*findings, _against(step, "checks", text)]
+def _audit_messages(entry: Entry, transcript: Transcript, form: wire.Form) -> list[Finding]:
+    """Check every payload against the run's form and its commitment.
 
-    def takes(who: int, check: Check) -> float:
-        count = tokens[check.peer]
-        return links.check_seconds(run.links, who, check.peer, tokens=count, size=own_size)
-
-    settling = [
-        takes(judge, check)
-        for check, (_, _, those) in zip(disputed, judges, strict=True)
-        for judge in those
-    ]
-    if any(check.bytes != own_size for check in evidence.checks):
-        findings.append(_against(step, "checks", f"of states other than of {own_size} bytes"))
-    times = [check.seconds for check in evidence.checks] + [evidence.settle_seconds]
-    if times != [takes(c.verifier, c) for c in evidence.checks] + [max([0.0, *settling])]:
-        findings.append(_against(step, "checks", "found other times than [links] gives"))
+    Raises:
+      _ContradictionError: The senders whose bytes all must refuse are not the recorded ones.
+    """
+    refused, findings = [], []
+    for messages in (entry.evidence.messages, entry.evidence.others):
+        for peer, message in messages.items():
+            if reason := why_refused(message, peer, entry.round, transcript, form):
+                applied = peer in entry.decision.applied
+                findings.append(Finding(entry.round.step, peer, *reason, applied))
+                if messages is entry.evidence.messages:
+                    refused.append(peer)
+    if refused != list(entry.evidence.broken):
+        text = f"broken is {list(entry.evidence.broken)}, but the messages of peers {refused} are"
+        raise _ContradictionError(entry.round.step, "messages", text, findings)
     return findings
 
 
-def _audit_messages(
-    entry: Entry, transcript: Transcript, form: wire.Form
-) -> tuple[list[int], list[Finding]]:
-    """Payload against form and commitment, for every message of a form whose payload is kept.
-
-    Returns:
-      The senders whose bytes every receiver has to refuse, and what was found.
-    """
-    if form.kind == wire.DENSE:  # not kept: what the entry says is all there is to know
-        return list(entry.evidence.broken), []
-    broken, findings = [], []
-    for messages in (entry.evidence.messages, entry.evidence.others):
-        for peer, message in messages.items():
-            if refusal := why_refused(message, peer, entry.round, transcript, form):
-                kind, text = refusal
-                applied = peer in entry.decision.applied
-                findings.append(Finding(entry.round.step, peer, kind, text, applied))
-                if messages is entry.evidence.messages:
-                    broken.append(peer)
-    return broken, findings
-
-
 def why_refused(
-    message: Message, peer: int, round: Round, transcript: Transcript, form: wire.Form
+    message: Message, peer: int, plan: Round, transcript: Transcript, form: wire.Form
 ) -> tuple[str, str] | None:
-    """The kind of finding that a message is, and what was found; None: every receiver takes it."""
+    """Return why every receiver refuses a message, as kind and detail of a finding, or None."""
     if message.payload is None or message.offset is None:
         return "payload", "is not kept, expected its bytes"
     try:
         sent = transcript.message(message, form)
-        exchange.check(sent, bytes.fromhex(message.commitment), peer, round)
+        exchange.check(sent, bytes.fromhex(message.commitment), peer, plan)
     except exchange.CommitmentError as error:
         return "commitment", str(error)
     except wire.WireError as error:
@@ -218,28 +197,92 @@ def why_refused(
     return None
 
 
-def _audit_words(entry: Entry, run: runfile.Run) -> list[Finding]:
-    """Each witness said what an honest one says who got what arrived."""
-    round, limit = entry.round, run.config.max_round_train_time
-    honest = consensus.witnessed(round, entry.evidence, limit)
+def _audit_arrivals(entry: Entry, run: runfile.Run) -> list[Finding]:
+    """Check that no message arrives before `[links]` allows it; later is its sender's affair."""
+    sizes = {peer: message.bytes for peer, message in entry.evidence.messages.items()}
+    earliest = links.arrivals(run.links, _present(entry), _tokens(entry.round, run), sizes)
+    return [
+        _against_author(
+            entry.round.step,
+            "arrivals",
+            f"peer {peer}'s message arrived after {at} s, expected {earliest[peer]} s or later",
+        )
+        for peer, at in entry.evidence.arrivals.items()
+        if at < earliest[peer]
+    ]
+
+
+def _audit_checks(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding]:
+    """Check that the seed elects who made checks and rulings, and `[links]` allows their times."""
+
+    def differ(text: str) -> Finding:
+        return _against_author(entry.round.step, "checks", text)
+
+    def seconds(peer: int, checked: int) -> float:
+        count = tokens[checked]
+        return links.check_seconds(run.links, peer, checked, tokens=count, size=own_size)
+
+    plan, evidence, tokens = entry.round, entry.evidence, _tokens(entry.round, run)
+    pairs = [
+        (verifier, peer)
+        for verifier, peer in sorted(plan.verifiers.items())
+        if verifier not in evidence.silent and peer in evidence.messages
+    ]
+    if [(check.verifier, check.peer) for check in evidence.checks] != pairs:
+        return [differ(f"checks differ from the pairs (verifier, peer) {pairs}")]
+    rulings = [
+        (pair, committee.tie_breakers(plan.seed, _present(entry), pair))
+        for check, _ in consensus.disputes(evidence, evidence.checks)
+        for pair in [(check.verifier, check.peer)]
+    ]
+    if [((r.verifier, r.peer), tuple(r.found)) for r in evidence.rulings] != rulings:
+        return [differ(f"rulings differ from {rulings}: pairs (verifier, peer) and tie-breakers")]
     findings = []
-    for said, expected in zip(entry.evidence.attestations, honest, strict=True):
-        if said != expected:
-            names = [name for name in vars(expected) if vars(expected)[name] != vars(said)[name]]
-            text = f"attested other {', '.join(names)} than what arrived"
-            findings.append(Finding(round.step, said.witness, "attestation", text, False))
+    if any(check.bytes != own_size for check in evidence.checks):
+        findings.append(differ(f"checks of states of other than {own_size} bytes"))
+    settling = [seconds(judge, peer) for (_, peer), judges in rulings for judge in judges]
+    times = [seconds(*pair) for pair in pairs] + [max([0.0, *settling])]
+    if [check.seconds for check in evidence.checks] + [evidence.settle_seconds] != times:
+        findings.append(differ("checks take other times than [links] gives"))
     return findings
 
 
-def _audit_others(entry: Entry) -> list[Finding]:
-    """Two messages of one peer in one round, whether a witness had the other or not."""
+def _present(entry: Entry) -> list[int]:
+    return [peer for peer in entry.round.peers if peer not in entry.evidence.silent]
+
+
+def _tokens(plan: Round, run: runfile.Run) -> dict[int, int]:
+    """Tokens that each peer trains on in a round."""
+    length = run.llm.max_seq_len
+    return {peer: (last - first + 1) * length for peer, (first, last) in plan.assignment.items()}
+
+
+def _audit_attestations(entry: Entry, run: runfile.Run) -> list[Finding]:
+    """Check that each witness attests what an honest one does to whom the same arrived."""
+    limit = run.config.max_round_train_time
+    honest = consensus.witnessed(entry.round, entry.evidence, limit)
+    return [
+        Finding(
+            entry.round.step,
+            found.witness,
+            "attestation",
+            f"attested what did not arrive: {_differing(expected, found)}",
+            False,
+        )
+        for found, expected in zip(entry.evidence.attestations, honest, strict=True)
+        if found != expected
+    ]
+
+
+def _audit_second_messages(entry: Entry) -> list[Finding]:
+    """Name who sent two messages in one round, whether or not a witness received the second."""
     return [
         Finding(
             entry.round.step,
             peer,
             "equivocation",
-            f"sent {entry.evidence.messages[peer].commitment[:12]}, "
-            f"and to peers {list(message.to)} {message.commitment[:12]}",
+            f"sent {entry.evidence.messages[peer].commitment[:12]}, and to peers "
+            f"{list(message.to)} {message.commitment[:12]}",
             False,
         )
         for peer, message in entry.evidence.others.items()
@@ -247,7 +290,7 @@ def _audit_others(entry: Entry) -> list[Finding]:
 
 
 def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
-    """Those who were caught in the round itself, unless a finding names them already."""
+    """Name those who were caught in the round itself, unless a finding already does."""
     named = {finding.peer for finding in known}
     return [
         Finding(entry.round.step, peer, "ejected", f"caught in its round: {why}", False)
@@ -256,31 +299,55 @@ def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
     ]
 
 
-def _audit_snapshots(run: runfile.Run, transcript: Transcript, begin: Start) -> list[Finding]:
-    """Snapshots lie where the run file puts them, their files are what was committed to, and the
-    first is what stage convert gives."""
-    due = run.snapshots(begin.step)
+# ---- Snapshots ----
+
+
+def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
+    """Check that every snapshot is there, has its hashes, and starts from what convert gives."""
+    first, like = setup.start.step, setup.start.state
+    due = setup.run.snapshots(first)
     for found, expected in ((transcript.snapshots, due.steps), (transcript.kept, due.kept)):
         if found != expected:
-            text = f"found after rounds {found}, expected after {expected}"
-            return [_against(begin.step, "snapshot", text)]
+            text = f"snapshots after rounds {found}, expected after {expected}"
+            return [_against_author(first, "snapshot", text)]
     findings = []
     for step in due.kept:
-        try:
-            found, recorded = hashes(transcript.state(step, begin.state)), transcript.recorded(step)
-        except LockstepError as error:
-            text = str(error).removeprefix(f"{transcript.folder}/")  # a verdict knows no machine
-            findings.append(_against(step, "snapshot", text))
-            continue
-        if recorded != {"step": step} | found:
-            text = "its files hash to other than recorded"
-            findings.append(_against(step, "snapshot", text))
-        elif step == begin.step and found != hashes(begin.state):
+        found = audit_snapshot(transcript, step, like, range(len(like.own)))
+        if not found and step == first and transcript.hashes(step) != hashes(step, like):
             text = "the first snapshot is not the state that stage convert gives"
-            findings.append(_against(step, "snapshot", text))
+            found = [_against_author(step, "snapshot", text)]
+        findings += found
     return findings
 
 
-def _against(step: int, kind: str, detail: str) -> Finding:
+def audit_snapshot(
+    transcript: Transcript, step: int, like: State, peers: Iterable[int]
+) -> list[Finding]:
+    """Check the files of a snapshot against the hashes that were committed to.
+
+    Args:
+      transcript: The transcript.
+      step: The step after which the snapshot was taken.
+      like: A state of the run's structure.
+      peers: Peers whose own state the snapshot has.
+    """
+    try:
+        expected = transcript.hashes(step)
+        if (expected.step, len(expected.own)) != (step, len(like.own)):
+            text = f"state.json is of step {expected.step} and {len(expected.own)} peers"
+            return [_against_author(step, "snapshot", text)]
+        params, shared = transcript.agreed(step, like)
+        own = {peer: transcript.own(step, peer, like.own[peer]) for peer in peers}
+    except LockstepError as error:
+        text = str(error).removeprefix(f"{transcript.folder}/")  # a verdict names no machine
+        return [_against_author(step, "snapshot", text)]
+    found = hashes(step, State(params, shared, tuple(own.values())))
+    if found != expected.model_copy(update={"own": tuple(expected.own[peer] for peer in own)}):
+        text = "its files do not have the hashes that state.json gives"
+        return [_against_author(step, "snapshot", text)]
+    return []
+
+
+def _against_author(step: int, kind: str, detail: str) -> Finding:
     """A finding against the author of the transcript: nothing that it says can be built on."""
     return Finding(step, None, kind, detail, True)

@@ -1,7 +1,7 @@
 """Replay: the very programs of training, on the same data, to the same hashes.
 
 The unit is a window: one peer from one snapshot to the next. A replayed window must give every
-message the peer committed to, and the hash of its state at the next snapshot. On the way, the
+message that the peer committed to, and the hash of its state at the next snapshot. On the way the
 params are recomputed from the payloads, so that their chain of hashes is checked from snapshot to
 snapshot whether a peer is replayed or not.
 """
@@ -18,13 +18,11 @@ from pipeline.audit.verdict import Finding
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
-from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
+from pipeline.swarm.begin import Setup
 from pipeline.swarm.peers import assigned
-from pipeline.tokens.sequences import Sequences
 from pipeline.transcript.entry import Entry, Header
-from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
@@ -39,38 +37,41 @@ PARAMS_TOLERANCE = 0.02
 
 
 def why_not_bitwise(run: runfile.Run, header: Header) -> str | None:
-    """The reason why a replay here cannot be compared bit for bit, or None where it can."""
+    """Return why a replay here cannot be compared bit for bit, or None."""
     if run.peers.layout != "each":
         return f"[peers] layout = {run.peers.layout} is another program than a lone peer's"
     if not header.bitwise:
         return "the training machine did not repeat a step bit for bit"
     here = devices.describe()
-    for name, there in header.environment.items():
-        if here.get(name) != there:
-            return f"{name} is {here.get(name)!r} here, was {there!r} in training"
+    for name, trained in header.environment.items():
+        if here.get(name) != trained:
+            return f"{name} is {here.get(name)!r} here, was {trained!r} in training"
     return None
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What replaying needs.
+    """What an auditor replays windows with.
 
-    run, programs, data, form: as for training; transcript: what is checked; start: the state that
-    training began with; bitwise: whether bits must be equal, or distances small.
+    Attributes:
+      setup: The auditor's own set-up of the run.
+      transcript: The transcript to check, which has passed the audit.
+      bitwise: Whether bits must be equal; else distances must be small.
     """
 
-    run: runfile.Run
-    programs: Programs
+    setup: Setup
     transcript: Transcript
-    data: Sequences
-    form: wire.Form
-    start: State
     bitwise: bool
 
     @property
     def dense(self) -> bool:
         """Whether messages are not kept, so that a window is replayed for all its peers or none."""
-        return self.form.kind == wire.DENSE
+        return self.setup.form.kind == wire.DENSE
+
+    @cached_property
+    def groups(self) -> list[DeviceGroup]:
+        """The device groups on which windows can be replayed, side by side."""
+        return device_groups(jax.devices(), self.setup.programs.parts)
 
     def window(
         self,
@@ -79,180 +80,167 @@ class Replay:
         advance: Callable[[], None],
         group: DeviceGroup | None = None,
     ) -> list[Finding]:
-        """Checks the chain of params over a window, and replays some of its peers.
+        """Check the chain of params over a window, and replay some of its peers.
 
-        The transcript has passed its audit. Where messages are dense and `peers` is empty, nothing
-        is done.
+        If messages are dense and `peers` is empty, nothing is done.
 
         Args:
-          window: which.
-          peers: whom to replay.
-          advance: called after each round.
-          group: the devices to compute on, by default the first.
+          window: Window to check.
+          peers: Peers to replay.
+          advance: Called after each round.
+          group: Devices to compute on, by default the first group.
         """
         if self.dense and not peers:
             return []
         return _WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
 
-    @cached_property
-    def groups(self) -> list[DeviceGroup]:
-        """The device groups on which windows can be replayed, side by side."""
-        return device_groups(jax.devices(), self.programs.parts)
-
 
 class _WindowReplay:
-    """One window on its way: the params, and what each replayed peer owns."""
+    """A window's replay in progress: the params, and what each replayed peer owns."""
 
     def __init__(
         self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
     ):
-        self.replay, self.window, self.peers = replay, window, peers
-        transcript, start = replay.transcript, replay.start
-        agreed = transcript.agreed(window.opening, start)
-        self.replica = Replica.put(replay.programs, group, *agreed)
+        self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
+        self.bitwise, self.dense = replay.bitwise, replay.dense
+        like = replay.setup.start.state
+        agreed = self.transcript.agreed(window.opening, like)
+        self.replica = Replica.put(replay.setup.programs, group, *agreed)
         self.own = {
-            peer: group.put(transcript.own(window.opening, peer, start.own[peer])) for peer in peers
+            peer: group.put(self.transcript.own(window.opening, peer, like.own[peer]))
+            for peer in peers
         }
-        self.blamed: list[Finding] = []
+        self.found: list[Finding] = []
 
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
-        """Takes the window's rounds again, and compares the state at their end."""
-        for entry in self.replay.transcript.window(self.window):
+        """Recompute the window's rounds, and compare the state at every snapshot."""
+        for entry in self.transcript.window(self.window):
             self._join(entry)
             replayed = self._step(entry)
-            sent = self._applied(entry, replayed)
-            if sent is None:  # what was applied in place of the replayed message is not kept
-                return self.blamed
-            self._receive(sent, entry.round.step)
-            if entry.round.step in self.replay.transcript.snapshots:
+            applied = self._applied(entry, replayed)
+            if applied is None:  # what was applied in place of the replayed message is not kept
+                return self.found
+            self.replica = self.replica.receive(
+                applied, self.setup.form.like, self.setup.run.peers.count, entry.round.step
+            )
+            if entry.round.step in self.transcript.snapshots:
                 self._compare_states(entry.round.step)
             advance()
-        return self.blamed
+        return self.found
 
     def _join(self, entry: Entry) -> None:
         """Peers that join are given the params as they are here, and begin with a new state."""
         for peer in entry.round.joined:
             if peer in self.own:
                 self.own[peer] = self.replica.new_own()
-        if entry.joined_params is not None and self.replay.bitwise:
-            found = tree_hash(jax.device_get(self.replica.params))
-            if found != entry.joined_params:
-                text = f"who joined was given params {entry.joined_params[:12]}, expected "
-                finding = Finding(entry.round.step, None, "params", text + found[:12], True)
-                self.blamed.append(finding)
+        if entry.joined_params is not None and self.bitwise:
+            params = tree_hash(jax.device_get(self.replica.params))
+            if params != entry.joined_params:
+                text = f"peers joined with params {entry.joined_params[:12]}, expected "
+                self._blame_author(entry.round.step, text + params[:12])
 
     def _step(self, entry: Entry) -> dict[int, Tree]:
-        """The replayed peers' messages; whoever sent another is blamed, and goes on from the true
-        state where bits are compared, else from what it sent."""
-        replay, round, results = self.replay, entry.round, {}
-        for peer in self.own:
-            if peer not in entry.evidence.messages:
-                continue
-            work = assigned(replay.data, round.assignment[peer], replay.run, round.trainers)
-            sent = None if replay.bitwise or replay.dense else self._sent(entry, peer)
+        """Recompute the messages of the replayed peers, and blame who sent another.
+
+        A peer goes on from its recomputed state where bits are compared, else from what it sent.
+        """
+        plan, results = entry.round, {}
+        for peer in [peer for peer in self.own if peer in entry.evidence.messages]:
+            span = plan.assignment[peer]
+            work = assigned(self.setup.data, span, self.setup.run, plan.trainers)
+            sent = None if self.bitwise or self.dense else self._sent(entry, peer)
             if sent is None:
-                result = self.replica.step(self.own[peer], work, round.step)
+                result = self.replica.step(self.own[peer], work, plan.step)
                 results[peer], self.own[peer] = (result.message, None), result.own
             else:
-                distance, self.own[peer] = self.replica.compare(
-                    self.own[peer], work, round.step, sent
-                )
-                results[peer] = (sent, distance)
+                distance, own = self.replica.compare(self.own[peer], work, plan.step, sent)
+                results[peer], self.own[peer] = (sent, distance), own
         results = jax.device_get(results)
         for peer, (message, distance) in results.items():
-            self._judge(entry, peer, message, distance)
+            if self.bitwise:
+                self._judge(entry, peer, exchange.commit(message, peer, plan).hex())
+            elif distance is not None:
+                self._judge_distance(entry, peer, distance)
         return {peer: message for peer, (message, _) in results.items()}
 
     def _sent(self, entry: Entry, peer: int) -> Tree | None:
-        """A peer's message; None where its bytes are none."""
+        """A peer's message, or None if its bytes do not decode."""
         try:
-            return self.replay.transcript.message(entry.evidence.messages[peer], self.replay.form)
+            return self.transcript.message(entry.evidence.messages[peer], self.setup.form)
         except wire.WireError:
             return None
 
-    def _judge(self, entry: Entry, peer: int, message: Tree, distance: float | None) -> None:
-        """Blames whoever said other than the replay gives: the peer, or who took its step again."""
-        recorded, applied = entry.evidence.messages[peer], peer in entry.decision.applied
-        if self.replay.bitwise:
-            found = exchange.commit(message, peer, entry.round).hex()
-            if found != recorded.commitment:
-                text = f"sent {recorded.commitment[:12]}, its replay gives {found[:12]}"
-                self._blame(entry, peer, "message", text, applied)
-            if recorded.state is not None:
-                claim = Claim(found, tree_hash(jax.device_get(self.own[peer])))
-                if claim.state != recorded.state:
-                    text = f"committed to state {recorded.state[:12]}, its replay gives "
-                    self._blame(entry, peer, "state", text + claim.state[:12], applied)
-                self._judge_checks(entry, peer, claim)
-        elif distance is not None:
-            limit = TOLERANCE[self.replay.run.peers.precision]
-            if not distance <= limit:
-                text = f"sent a message at distance {distance:.3g} from its replay's, "
-                text += f"expected at most {limit}"
-                self._blame(entry, peer, "message", text, applied)
-
-    def _judge_checks(self, entry: Entry, peer: int, claim: Claim) -> None:
-        """What others found who took the peer's step again: verifiers, then tie-breakers."""
-        found = [
-            (check.verifier, check.found) for check in entry.evidence.checks if check.peer == peer
-        ]
-        for ruling in entry.evidence.rulings:
+    def _judge(self, entry: Entry, peer: int, commitment: str) -> None:
+        """Blame whose claim differs from the replay: the peer, its verifier or a tie-breaker."""
+        message, applied = entry.evidence.messages[peer], peer in entry.decision.applied
+        if commitment != message.commitment:
+            text = f"sent {message.commitment[:12]}, its replay gives {commitment[:12]}"
+            self._blame(entry, peer, "message", text, applied)
+        if message.state is None:
+            return
+        replayed = Claim(commitment, tree_hash(jax.device_get(self.own[peer])))
+        if replayed.state != message.state:
+            text = f"committed to state {message.state[:12]}, its replay gives "
+            self._blame(entry, peer, "state", text + replayed.state[:12], applied)
+        evidence = entry.evidence
+        claims = [(check.verifier, check.found) for check in evidence.checks if check.peer == peer]
+        for ruling in evidence.rulings:
             if ruling.peer == peer:
-                found += ruling.found.items()
-        for other, said in found:
-            if said != claim:
-                text = f"took the step of peer {peer} again and said {said.message[:12]}, "
-                text += f"its replay gives {claim.message[:12]}"
-                self._blame(entry, other, "check", text, False)
+                claims += ruling.found.items()
+        for judge, claim in claims:
+            if claim != replayed:
+                text = f"recomputed the step of peer {peer} as {claim.message[:12]}, "
+                text += f"its replay gives {replayed.message[:12]}"
+                self._blame(entry, judge, "check", text, False)
+
+    def _judge_distance(self, entry: Entry, peer: int, distance: float) -> None:
+        limit = TOLERANCE[self.setup.run.peers.precision]
+        if not distance <= limit:
+            text = f"sent a message at distance {distance:.3g} from its replay's, "
+            text += f"expected at most {limit}"
+            self._blame(entry, peer, "message", text, peer in entry.decision.applied)
 
     def _blame(self, entry: Entry, peer: int, kind: str, text: str, applied: bool) -> None:
-        """Keeps a peer's first finding of a window, and the first that got into the params."""
-        said = [finding for finding in self.blamed if finding.peer == peer]
-        if not said or (applied and not any(finding.applied for finding in said)):
-            self.blamed.append(Finding(entry.round.step, peer, kind, text, applied))
+        """Keep a peer's first finding of a window, and the first that got into the params."""
+        known = [finding for finding in self.found if finding.peer == peer]
+        if not known or (applied and not any(finding.applied for finding in known)):
+            self.found.append(Finding(entry.round.step, peer, kind, text, applied))
+
+    def _blame_author(self, step: int, text: str) -> None:
+        self.found.append(Finding(step, None, "params", text, True))
 
     def _applied(self, entry: Entry, replayed: dict[int, Tree]) -> dict[int, Tree] | None:
-        """The messages that everybody applied; None where one of them is not to be had."""
+        """The messages that everybody applied, or None if one of them is not kept."""
         applied = entry.decision.applied
-        if not self.replay.dense:
+        if not self.dense:
             return {peer: self._sent(entry, peer) for peer in applied}
-        if any(f.peer in applied and f.round == entry.round.step for f in self.blamed):
+        if any(f.peer in applied and f.round == entry.round.step for f in self.found):
             return None
         return {peer: replayed[peer] for peer in applied}
 
-    def _receive(self, messages: dict[int, Tree], step: int) -> None:
-        replay = self.replay
-        self.replica = self.replica.receive(
-            messages, replay.form.like, replay.run.peers.count, step
-        )
-
     def _compare_states(self, step: int) -> None:
-        """The state against what was committed to at a snapshot."""
-        replay = self.replay
+        """Compare the state with what was committed to at a snapshot."""
         params, shared = jax.device_get((self.replica.params, self.replica.shared))
-        if not replay.bitwise:
-            if step != self.window.last:  # kept as hashes only
-                return
-            there, _ = replay.transcript.agreed(step, replay.start)
-            share = _share_that_differs(params, there)
-            if share > PARAMS_TOLERANCE:
-                text = f"{share:.1%} of the params do not follow from the messages of the window, "
-                text += f"expected at most {PARAMS_TOLERANCE:.0%}"
-                self.blamed.append(Finding(step, None, "params", text, True))
+        if not self.bitwise:
+            if step == self.window.last:  # the window's other snapshots are kept as hashes only
+                expected, _ = self.transcript.agreed(step, self.setup.start.state)
+                share = _share_that_differs(params, expected)
+                if share > PARAMS_TOLERANCE:
+                    text = f"{share:.1%} of the params do not follow from the window's messages, "
+                    self._blame_author(step, text + f"expected at most {PARAMS_TOLERANCE:.0%}")
             return
-        recorded = replay.transcript.recorded(step)
-        if (tree_hash(params), tree_hash(shared)) != (recorded["params"], recorded["shared"]):
-            text = "the params do not follow from the messages of the window"
-            self.blamed.append(Finding(step, None, "params", text, True))
+        recorded = self.transcript.hashes(step)
+        if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
+            self._blame_author(step, "the params do not follow from the window's messages")
         for peer, own in self.own.items():
-            found, committed = tree_hash(jax.device_get(own)), recorded["own"][peer]
-            if found != committed and peer not in {finding.peer for finding in self.blamed}:
-                text = f"committed to state {committed[:12]}, its replay gives {found[:12]}"
-                self.blamed.append(Finding(step, peer, "state", text, True))
+            state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
+            if state != committed and peer not in {finding.peer for finding in self.found}:
+                text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
+                self.found.append(Finding(step, peer, "state", text, True))
 
 
 def _share_that_differs(found: Tree, expected: Tree) -> float:
-    """The share of elements further apart than rounding."""
+    """The share of elements that differ by more than rounding."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     far = [np.sum(~np.isclose(a, b, rtol=1e-4, atol=1e-6)) for a, b in pairs]
     return float(sum(far)) / sum(leaf.size for leaf in jax.tree.leaves(expected))

@@ -1,6 +1,6 @@
-"""What an audit came to: verdict.json. Docs: docs/explanation/verification.md."""
+"""The result of an audit: verdict.json. Docs: docs/explanation/verification.md."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
@@ -11,15 +11,15 @@ from pipeline.runfile.table import Table
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as an honest run would have it.
+    """Something that differs from what an honest run would have.
 
     Attributes:
-      round: The step.
-      peer: Who is to blame; None: the transcript's author.
-      kind: What was found wrong.
-      detail: Found and expected, in one line.
-      applied: Whether it got into the params: false for what was discarded in its round.
-      bundle: The folder, in data/verdict, that repeats the replay which found it.
+      round: Step of the round.
+      peer: Peer that is to blame, or None if it is the transcript's author.
+      kind: Kind of the finding.
+      detail: What was found and what was expected, in one line.
+      applied: Whether it got into the params; false if it was discarded in its round.
+      bundle: Folder in data/verdict with which the replay can be repeated, or None.
     """
 
     round: int
@@ -32,7 +32,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A window that was replayed: rounds `first` to `last` of one peer."""
+    """A window that was replayed.
+
+    Attributes:
+      window: Number of the window, from 0.
+      first: Its first round.
+      last: Its last round.
+      peer: Peer whose steps were recomputed.
+    """
 
     window: int
     first: int
@@ -46,42 +53,47 @@ class Verdict(Table):
     accepted: bool
     """Whether stage export may write weights."""
     policy: Literal["applied", "strict"]
-    """[witness] policy: which findings refuse; those that got into the params, or any."""
+    """[witness] policy: whether findings that got into the params refuse the run, or any."""
     method: Literal["bitwise", "tolerance"]
-    """How a replay is compared with what was sent."""
+    """How replays were compared with what was sent."""
     why_not_bitwise: str | None
-    """What stands in the way of comparing bits; null where they are compared."""
+    """Why bits could not be compared; null if they were."""
     tolerance: float | None
-    """The largest accepted distance of a message from its replay; null where bits are compared."""
+    """Largest accepted distance of a message from its replay; null if bits were compared."""
     audited_rounds: int
-    """Rounds of the transcript."""
+    """Number of rounds in the transcript."""
     windows: int
-    """Windows of the run: one peer, from one snapshot to the next."""
+    """Number of windows in the run: one peer, from one snapshot to the next."""
     replayed_windows: tuple[Replayed, ...]
-    """Those that were replayed."""
+    """The windows that were replayed."""
     sample_seed: str
-    """What the sample was drawn from."""
+    """Seed that the sample of windows was drawn from."""
     sample_seed_of: Literal["auditor", "transcript"]
-    """Whose choice that was; the transcript's own hash can be ground by whoever wrote it."""
+    """Whose seed that was: the auditor's own, or the hash of the transcript."""
     transcript: Hash
     """SHA-256 of rounds.jsonl, which holds every commitment."""
     ejected: dict[int, int]
-    """Peers that were caught while training, and in which round."""
+    """Peers that were caught while training, each with the round."""
     dropped: dict[int, int]
-    """Peers that were not heard from any more, and since which round at first."""
+    """Peers that nobody heard from any more, each with the first such round."""
     late: dict[int, int]
-    """How many messages of each peer came too late, or never."""
+    """Number of messages of each peer that came too late, or never."""
     findings: tuple[Finding, ...]
-    """Whatever was found."""
+    """All findings, by round."""
 
 
 def accepts(policy: str, findings: Sequence[Finding]) -> bool:
-    """Whether the findings leave a run's params as good as an honest run's."""
+    """Return whether the policy accepts a run with these findings."""
     return not any(finding.applied or policy == "strict" for finding in findings)
 
 
+def contradictions(findings: Iterable[Finding]) -> list[Finding]:
+    """Return those findings of the audit after which nothing can be built on a transcript."""
+    return [finding for finding in findings if finding.peer is None or finding.applied]
+
+
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings by round; that a peer was ejected is left out where another one says why."""
-    said = {(f.round, f.peer) for f in findings if f.kind != "ejected"}
-    kept = [f for f in findings if f.kind != "ejected" or (f.round, f.peer) not in said]
+    """Return the findings by round, without those on ejected peers that another one explains."""
+    explained = {(f.round, f.peer) for f in findings if f.kind != "ejected"}
+    kept = [f for f in findings if f.kind != "ejected" or (f.round, f.peer) not in explained]
     return sorted(kept, key=lambda f: f.round)

@@ -20,7 +20,7 @@ from pipeline.stage.artifacts import read_json
 from pipeline.swarm.fused_peers import FusedPeers
 from pipeline.swarm.peers import SimulatedPeers, assigned
 from pipeline.tokens.sequences import Sequences
-from pipeline.tokens.shards import PLAIN, Column, read_shards
+from pipeline.tokens.shards import Column, read_shards
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 from pipeline.weights.trees import load_nested, load_tree
@@ -111,8 +111,9 @@ def blank(
     run: runfile.Run,
     hf_config: dict,
     data: Rows,
-    columns: tuple[Column, ...] = PLAIN,
-    first_step: int = 0,
+    columns: tuple[Column, ...],
+    step: int,
+    data_index: int,
 ) -> Setup:
     """Return a set-up whose state is zeros that take no memory until they are written to.
 
@@ -121,13 +122,14 @@ def blank(
       hf_config: The model's `config.json`.
       data: The rows to train on.
       columns: Columns of the rows.
-      first_step: Rounds trained by the run that this one extends, 0 for a new run.
+      step: Rounds that are behind the run at its start: 0, unless it extends an earlier run.
+      data_index: Sequences that are behind it.
     """
-    programs = Programs(run, hf_config, first_step, columns)
+    programs = Programs(run, hf_config, step, columns)
     params = jax.eval_shape(partial(programs.model.init, programs.model_config, 0))
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     state = State(_zeros(params), _zeros(shared), (_zeros(own),) * run.peers.count)
-    return Setup(run, hf_config, programs, data, Start(state, first_step, 0))
+    return Setup(run, hf_config, programs, data, Start(state, step, data_index))
 
 
 def make_peers(

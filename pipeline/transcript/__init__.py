@@ -1,0 +1,1 @@
+"""The record of a run: written while training, read by the auditor."""

@@ -1,4 +1,4 @@
-"""What a training came to, read off its transcript: rows by round, and a few numbers to compare."""
+"""The curves and numbers of a training, read off its transcript."""
 
 from pathlib import Path
 
@@ -8,26 +8,31 @@ import numpy as np
 from pipeline.stage.artifacts import write_text
 from pipeline.transcript.transcript import Transcript
 
-LOSS = ("step", "loss", "tokens", "bytes_up", "bytes_down", "seconds")
-HELD_OUT = ("step", "held_out_loss", "tokens", "bytes_up", "seconds")
+COLUMNS = {
+    "loss": ("step", "loss", "tokens", "bytes_up", "bytes_down", "seconds"),
+    "held_out": ("step", "held_out_loss", "tokens", "bytes_up", "seconds"),
+}
+"""Columns of loss.tsv and held_out.tsv; the second is what a line must have."""
 
 
 def rows(transcript: Transcript) -> list[dict]:
-    """One row per round.
+    """Return one row for each round.
 
-    step; loss: mean over peers, before the round's update, None where nobody trained; tokens: of
-    all messages that were applied, from the start; bytes_up and bytes_down: sent and received by a
-    peer, mean over peers, from the start; seconds: on the simulated clock; held_out_loss: None
-    where it was not measured.
+    step: The round, from 1.
+    loss: Mean over peers, at the params before the round, nats per token; None if nobody trained.
+    tokens: Tokens of all messages applied since the start.
+    bytes_up, bytes_down: Bytes sent and received by a peer since the start, mean over peers.
+    seconds: Simulated clock at the round's end.
+    held_out_loss: Nats per token after the round; None if it was not measured.
     """
     length = transcript.header.run["model"]["LLM"]["max_seq_len"]
     peers = transcript.header.run["peers"]["count"]
-    found, tokens, up = [], 0, 0
+    table, tokens, up = [], 0, 0
     for entry in transcript.rounds:
         spans = [entry.round.assignment[peer] for peer in entry.decision.applied]
         tokens += sum(last - first + 1 for first, last in spans) * length
         up += sum(message.bytes for message in entry.evidence.messages.values())
-        found.append(
+        table.append(
             {
                 "step": entry.round.step,
                 "loss": entry.loss,
@@ -38,28 +43,26 @@ def rows(transcript: Transcript) -> list[dict]:
                 "held_out_loss": entry.held_out_loss,
             }
         )
-    return found
+    return table
 
 
 def write(rows: list[dict], folder: Path) -> None:
-    """Writes loss.tsv, a line per round, and held_out.tsv, a line per measure."""
-    for name, columns in (("loss", LOSS), ("held_out_loss", HELD_OUT)):
-        lines = [row for row in rows if row[name] is not None]
-        text = ["\t".join(columns)]
-        text += ["\t".join(str(line[column]) for column in columns) for line in lines]
-        write_text(folder / f"{name.removesuffix('_loss')}.tsv", "\n".join(text) + "\n")
+    """Write loss.tsv, a line for each round, and held_out.tsv, a line for each measurement."""
+    for name, columns in COLUMNS.items():
+        values = [[row[c] for c in columns] for row in rows if row[columns[1]] is not None]
+        text = "".join("\t".join(map(str, line)) + "\n" for line in (columns, *values))
+        write_text(folder / f"{name}.tsv", text)
 
 
 def metrics(rows: list[dict], transcript: Transcript, params: dict) -> dict:
-    """The numbers of metrics/train.json; bytes are per peer and round, measured on the wire."""
+    """Return the numbers of metrics/train.json; bytes are per peer and round, as on the wire."""
     parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
     last, rounds = rows[-1], len(rows)
     sent = last["bytes_up"] / rounds
     fetched = sum(
-        check.bytes
-        * (1 + sum(len(r.found) for r in entry.evidence.rulings if r.peer == check.peer))
-        for entry in transcript.rounds
-        for check in entry.evidence.checks
+        check.bytes * (1 + sum(len(r.found) for r in evidence.rulings if r.peer == check.peer))
+        for evidence in (entry.evidence for entry in transcript.rounds)
+        for check in evidence.checks
     )
     return {
         "rounds": rounds,
@@ -78,7 +81,7 @@ def metrics(rows: list[dict], transcript: Transcript, params: dict) -> dict:
 
 
 def final(transcript: Transcript) -> dict:
-    """Where a run that extends this one goes on."""
+    """Return where a run that extends this one continues."""
     last = transcript.rounds[-1].round
     return {
         "step": last.step,

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 from pipeline.optim.optimizer import Tree
+from pipeline.protocol.dispute import Hash
+from pipeline.runfile.table import Table
 from pipeline.wire.commitment import tree_hash
 
 
@@ -17,10 +19,24 @@ class State(NamedTuple):
     own: tuple[Tree, ...]
 
 
-def hashes(state: State) -> dict:
-    """Return the hashes of a state's parts, as a snapshot records them."""
-    return {
-        "params": tree_hash(state.params),
-        "shared": tree_hash(state.shared),
-        "own": [tree_hash(own) for own in state.own],
-    }
+class StateHashes(Table):
+    """state.json of a snapshot: the hashes that peers commit to."""
+
+    step: int
+    """The step after which the snapshot was taken."""
+    params: Hash
+    """Hash of what all peers agree on."""
+    shared: Hash
+    """Hash of the optimizer's one copy."""
+    own: tuple[Hash, ...]
+    """Hash of what each peer owns."""
+
+
+def hashes(step: int, state: State) -> StateHashes:
+    """Return the hashes of a state, as the snapshot after `step` records them."""
+    return StateHashes(
+        step=step,
+        params=tree_hash(state.params),
+        shared=tree_hash(state.shared),
+        own=tuple(tree_hash(own) for own in state.own),
+    )

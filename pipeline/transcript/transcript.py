@@ -2,13 +2,13 @@
 
     header.json            format, what was run, on what machine
     rounds.jsonl           one line per round: seed, assignment, committee, commitments,
-                           attestations, the coordinator's decision, where each payload lies
-    payloads/00001.bin     the payloads of one window, named for its first step, one after another;
-                           dense ones (AdamW's) are not kept: their hash and size are
-    snapshots/00000/       the full state after that step, and `state.json` with its hashes; of some
-                           snapshots only these
+                           attestations, the coordinator's decision, position of each payload
+    payloads/00001.bin     the payloads from one snapshot to the next, named for their first round;
+                           dense ones (AdamW's) are not kept: only their hash and size are
+    snapshots/00000/       the full state after that step, and `state.json` with its hashes; some
+                           snapshots have only the hashes
 
-A window is what lies between two snapshots that are kept whole. Docs: docs/reference/transcript.md.
+A window lies between two snapshots that are kept whole. Docs: docs/reference/transcript.md.
 """
 
 import os
@@ -26,7 +26,7 @@ from pipeline.protocol.round import Message
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import read_json, sha256_file, write_json, write_text, writes
 from pipeline.transcript.entry import FORMAT, Entry, Header
-from pipeline.transcript.state import State, hashes
+from pipeline.transcript.state import State, StateHashes, hashes
 from pipeline.weights.trees import load_tree, save_tree
 from pipeline.wire import message as wire
 
@@ -49,19 +49,23 @@ class Writer:
         (folder / "snapshots").mkdir(exist_ok=True)
 
     def header(self, header: Header) -> None:
-        """Writes header.json."""
+        """Write header.json."""
         write_text(self.folder / "header.json", header.model_dump_json(indent=2) + "\n")
 
     def cut(self, step: int) -> None:
-        """Forgets all after `step`: what a killed run wrote beyond its last checkpoint."""
+        """Forget all after `step`: what a killed run wrote beyond its last checkpoint.
+
+        Raises:
+          LockstepError: There are fewer rounds than that.
+        """
         rounds = self.folder / "rounds.jsonl"
         lines = rounds.read_text().splitlines(keepends=True) if rounds.exists() else []
         expected = step - self.snapshots.start
         kept = lines[:expected]
         if len(kept) < expected:
             raise LockstepError(
-                f"{rounds}: {len(kept)} rounds, expected {expected} as the checkpoint has "
-                "behind it; begin anew after `lockstep clean`"
+                f"{rounds}: {len(kept)} rounds, expected the {expected} before the checkpoint; "
+                "start over after `lockstep clean`"
             )
         write_text(rounds, "".join(kept))
         ends: dict[str, int] = {}
@@ -76,12 +80,12 @@ class Writer:
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
     ) -> None:
-        """Appends a round; each of its messages gains where the payload lies, if it is kept.
+        """Append a round; its messages gain the position of their payloads, if these are kept.
 
         Args:
-          entry: the round.
-          payloads: the bytes of its messages, by peer.
-          others: those of its other messages.
+          entry: The round.
+          payloads: Bytes of its messages, by peer.
+          others: Bytes of equivocators' other messages, by peer.
         """
         if self.keep_payloads:
             name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
@@ -106,18 +110,17 @@ class Writer:
             file.write(entry.model_dump_json() + "\n")
 
     def flush(self) -> None:
-        """Returns when all rounds so far are on the disk."""
+        """Return when all rounds so far are on disk."""
         for path in (*(self.folder / "payloads").iterdir(), self.folder / "rounds.jsonl"):
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
 
     def snapshot(self, step: int, state: State) -> None:
-        """Write the snapshot after `step`: the hashes that peers commit to and, if it is one of
-        those that are kept whole, the state."""
+        """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state."""
         folder = self.folder / "snapshots" / f"{step:05}"
         if step in self.snapshots.kept:
             self._keep(folder, state)
-        write_json(folder / "state.json", {"step": step} | hashes(state))
+        write_json(folder / "state.json", hashes(step, state).model_dump(mode="json"))
 
     def _keep(self, folder: Path, state: State) -> None:
         save_tree(folder / "params.safetensors", state.params)
@@ -128,16 +131,24 @@ class Writer:
 
 @dataclass(frozen=True)
 class Transcript:
-    """A transcript, read."""
+    """A transcript on disk, read when needed.
+
+    Attributes:
+      folder: Folder of the transcript.
+    """
 
     folder: Path
 
     @cached_property
     def header(self) -> Header:
-        """Raises: LockstepError: its format is one that this release cannot read."""
+        """The header.
+
+        Raises:
+          LockstepError: This release cannot read the transcript's format.
+        """
         path = self.folder / "header.json"
-        said = read_json(path)
-        found = said.get("format") if isinstance(said, dict) else None
+        header = read_json(path)
+        found = header.get("format") if isinstance(header, dict) else None
         if found != FORMAT:
             reader = READ_BY.get(found, "a later release")
             raise LockstepError(f"{path}: format {found}, expected {FORMAT}; {reader} reads it")
@@ -150,7 +161,11 @@ class Transcript:
 
     @cached_property
     def rounds(self) -> list[Entry]:
-        """Raises: LockstepError: a line is not what it should be."""
+        """The entry of every round.
+
+        Raises:
+          LockstepError: A line is not a valid entry.
+        """
         path = self.folder / "rounds.jsonl"
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -166,64 +181,72 @@ class Transcript:
 
     @cached_property
     def kept(self) -> list[int]:
-        """Those of the snapshots that were kept whole."""
-        folder = self.folder / "snapshots"
-        return [s for s in self.snapshots if (folder / f"{s:05}" / "params.safetensors").exists()]
+        """The steps whose snapshots were kept whole."""
+        return [s for s in self.snapshots if (self._snapshot(s) / "params.safetensors").exists()]
 
-    def recorded(self, step: int) -> dict:
-        """The hashes that were committed to at a snapshot."""
-        return read_json(self.folder / "snapshots" / f"{step:05}" / "state.json")
+    def hashes(self, step: int) -> StateHashes:
+        """Return the hashes that were committed to at a snapshot.
+
+        Raises:
+          LockstepError: state.json is missing, or does not hold them.
+        """
+        path = self._snapshot(step) / "state.json"
+        try:
+            return validate_json(StateHashes, path.read_bytes(), str(path))
+        except OSError as error:
+            raise LockstepError(f"{path}: {error.strerror}, expected hashes of a state") from error
 
     def window(self, window: runfile.Window) -> Iterator[Entry]:
         """Return the rounds of a window."""
         return (entry for entry in self.rounds if entry.round.step in window.rounds)
 
     def state(self, step: int, like: State) -> State:
-        """The state kept after `step`, in the structure of `like`."""
+        """Return the state kept after `step`, in the structure of `like`."""
         params, shared = self.agreed(step, like)
         own = tuple(self.own(step, peer, tree) for peer, tree in enumerate(like.own))
         return State(params, shared, own)
 
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
-        """The params and what the optimizer shares after `step`."""
-        folder = self.folder / "snapshots" / f"{step:05}"
+        """Return the params and the optimizer's shared state after `step`."""
+        folder = self._snapshot(step)
         return (
             load_tree(folder / "params.safetensors", like.params),
             load_tree(folder / "shared.safetensors", like.shared),
         )
 
     def own(self, step: int, peer: int, like: Tree) -> Tree:
-        """What a peer owns after `step`."""
-        return load_tree(
-            self.folder / "snapshots" / f"{step:05}" / f"own-{peer:03}.safetensors", like
-        )
+        """Return what a peer owns after `step`."""
+        return load_tree(self._snapshot(step) / f"own-{peer:03}.safetensors", like)
 
     def message(self, message: Message, form: wire.Form) -> Tree:
-        """A message, decoded. The first ones are kept so: an audit and a replay need each.
+        """Return a message, decoded. The first ones are cached: audit and replay need each.
 
         Raises:
-          WireError: its bytes are none.
+          WireError: Its bytes do not decode.
         """
-        where = message.payload, message.offset, message.bytes
-        if where in self._decoded:
-            return self._decoded[where]
-        found = wire.decode(self.payload(message), form)
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(found))
+        position = message.payload, message.offset, message.bytes
+        if position in self._decoded:
+            return self._decoded[position]
+        decoded = wire.decode(self.payload(message), form)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(decoded))
         if (len(self._decoded) + 1) * size <= DECODED_BYTES:  # all are of one size
-            self._decoded[where] = found
-        return found
+            self._decoded[position] = decoded
+        return decoded
 
     @cached_property
     def _decoded(self) -> dict[tuple, Tree]:
         return {}
 
     def payload(self, message: Message) -> bytes:
-        """The bytes of a message; fewer than it says where its file was cut, or is not there."""
+        """Return the bytes of a message; fewer than it says if its file is cut or missing."""
         try:
             with open(self.folder / "payloads" / message.payload, "rb") as file:
-                there = os.fstat(file.fileno()).st_size
-                begin = min(message.offset, there)
+                size = os.fstat(file.fileno()).st_size
+                begin = min(message.offset, size)
                 file.seek(begin)
-                return file.read(min(message.bytes, there - begin))
+                return file.read(min(message.bytes, size - begin))
         except FileNotFoundError:
             return b""
+
+    def _snapshot(self, step: int) -> Path:
+        return self.folder / "snapshots" / f"{step:05}"

@@ -14,7 +14,7 @@ from pipeline.audit.verdict import Verdict
 from pipeline.protocol.round import Decision, Message, Round
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
-from pipeline.transcript import curves as history
+from pipeline.transcript import curves
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Writer
 from tests.pipeline.protocol import records
@@ -114,7 +114,7 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
             writer.round(entry, {peer: b"x" for peer in range(PEERS)})
         for step in run.snapshots().steps:
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
-        history.write(rows, folder / METRICS)
+        curves.write(rows, folder / METRICS)
         write_json(
             folder / METRICS / "train.json",
             {

@@ -3,9 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,20 +24,23 @@ from pipeline.wire.commitment import tree_hash
 from tests.pipeline.swarm.simulated import BY_TIME, lab, run_of
 
 
-class Audited(NamedTuple):
+@dataclass(frozen=True)
+class Audited:
     """A finished run of six peers, and its auditor."""
 
     run: runfile.Run
     folder: Path
 
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What is found where nobody edits anything."""
+        return self.audit(self.folder)
+
     def audit(self, folder: Path) -> list[Finding]:
-        made = lab("signs")
-        return audit(self.run, made.hf_config, Transcript(folder), made.form, made.begin)
+        return audit(lab("signs").setup(self.run), Transcript(folder))
 
     def replay(self, folder: Path, bitwise: bool = True) -> list[Finding]:
-        made, transcript = lab("signs"), Transcript(folder)
-        begin = made.begin.state
-        replay = Replay(self.run, made.programs, transcript, made.data, made.form, begin, bitwise)
+        replay = Replay(lab("signs").setup(self.run), Transcript(folder), bitwise)
         windows = self.run.snapshots().windows
         return [f for w in windows for f in replay.window(w, range(6), lambda: None)]
 
@@ -111,7 +114,7 @@ def record(folder: Path, step: int, edit) -> None:
 
 
 def test_an_honest_transcript_has_no_findings(audited):
-    assert audited.audit(audited.folder) == []
+    assert audited.findings == []
     assert audited.replay(audited.folder) == []
     assert audited.replay(audited.folder, bitwise=False) == []
 
@@ -122,7 +125,7 @@ def test_an_honest_transcript_has_no_findings(audited):
 def word_of(e: dict, **changes: object) -> None:
     """Puts another word in the place of the first witness's."""
     said = e["attestations"][0]
-    sent = {int(peer): bytes.fromhex(m["commitment"]) for peer, m in e["messages"].items()}
+    sent = {int(peer): m["commitment"] for peer, m in e["messages"].items()}
     held = {peer: sent[peer] for peer in said["received"]} | changes.pop("holds", {})
     for peer in changes.pop("without", ()):
         del held[peer]
@@ -133,7 +136,7 @@ def word_of(e: dict, **changes: object) -> None:
 
 def claim_the_late(e: dict) -> None:
     (late,) = e["decision"]["late"]
-    word_of(e, holds={late: bytes.fromhex(e["messages"][str(late)]["commitment"])})
+    word_of(e, holds={late: e["messages"][str(late)]["commitment"]})
 
 
 def first_check(**changes: object) -> Callable[[dict], None]:
@@ -270,8 +273,7 @@ def test_an_edited_round_is_a_finding(eventful, tmp_path, where, edit, kinds):
     entry = next(entry for entry in map(json.loads, lines) if where(flat(dict(entry))))
     step = entry["round"]["step"]
     edit_round(folder, step, edit)
-    before = eventful.audit(eventful.folder)
-    found = [finding for finding in eventful.audit(folder) if finding not in before]
+    found = [finding for finding in eventful.audit(folder) if finding not in eventful.findings]
     assert found, "nothing was found"
     assert {finding.kind for finding in found if finding.round == step} & kinds
     assert min(finding.round for finding in found) == step
@@ -430,15 +432,19 @@ def test_rounds_that_are_missing_or_too_many_are_findings(audited, transcript):
     assert [(f.round, f.kind) for f in audited.audit(transcript)] == [(8, "rounds")]
 
 
-@pytest.mark.parametrize("step", [0, 4, 8])
-def test_a_snapshot_that_is_missing_is_a_finding(audited, transcript, step):
-    shutil.rmtree(transcript / "snapshots" / f"{step:05}")
-    assert [f.kind for f in audited.audit(transcript)] == ["snapshot"]
-
-
-def test_a_snapshot_too_many_is_a_finding(audited, transcript):
-    shutil.copytree(transcript / "snapshots" / "00004", transcript / "snapshots" / "00005")
-    assert [f.kind for f in audited.audit(transcript)] == ["snapshot"]
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(lambda s, name=name: shutil.rmtree(s / name) for name in ("00000", "00004", "00008")),
+        lambda s: shutil.copytree(s / "00004", s / "00005"),
+        lambda s: (s / "00004" / "params.safetensors").unlink(),  # kept as hashes only
+    ],
+    ids=["without the first", "without one", "without the last", "one too many", "not whole"],
+)
+def test_snapshots_other_than_the_run_file_asks_for_are_a_finding(audited, transcript, edit):
+    edit(transcript / "snapshots")
+    found = [(f.round, f.peer, f.kind) for f in audited.audit(transcript)]
+    assert found == [(0, None, "snapshot")]
 
 
 @pytest.mark.parametrize("step", [0, 4, 8])
@@ -508,51 +514,57 @@ def test_a_line_that_is_no_round_is_one_line_of_error(transcript, line):
 def test_another_format_names_the_release_that_reads_it(transcript):
     header = read_json(transcript / "header.json") | {"format": 7}
     (transcript / "header.json").write_text(json.dumps(header))
-    with pytest.raises(LockstepError, match="format 7, expected 1; release later than this one"):
+    with pytest.raises(LockstepError, match="format 7, expected 2; a later release"):
         _ = Transcript(transcript).header
 
 
 # ---- Snapshots of which only the hashes are kept ----
 
 
-def sparse(folder: Path, *schedule: dict) -> tuple[runfile.Run, Transcript]:
+def sparse(folder: Path, *schedule: dict) -> Audited:
     """A run of 8 rounds with hashes after every second, kept whole after 0, 4 and 8."""
     run = run_of("signs", *schedule)
     witness = run.witness.model_copy(update={"snapshot_every": 2, "keep_every": 2})
     run = run.model_copy(update={"witness": witness})
-    return run, lab("signs").train(run, folder).transcript
+    lab("signs").train(run, folder)
+    return Audited(run, folder)
 
 
-def test_snapshots_kept_as_hashes_take_no_space_and_audit_clean(audited, tmp_path):
-    run, transcript = sparse(tmp_path)
+@pytest.fixture(scope="module")
+def hashed(tmp_path_factory) -> Audited:
+    return sparse(tmp_path_factory.mktemp("hashed"))
+
+
+def test_snapshots_kept_as_hashes_take_no_space_and_audit_clean(hashed):
+    transcript = Transcript(hashed.folder)
     assert (transcript.snapshots, transcript.kept) == ([0, 2, 4, 6, 8], [0, 4, 8])
-    assert [f.name for f in (tmp_path / "snapshots" / "00002").iterdir()] == ["state.json"]
-    assert lab("signs").audit(run, transcript) == []
+    assert [f.name for f in (hashed.folder / "snapshots" / "00002").iterdir()] == ["state.json"]
+    assert hashed.findings == hashed.replay(hashed.folder) == []
 
 
 def test_a_lie_in_a_longer_window_is_found(tmp_path):
-    run, transcript = sparse(tmp_path, {"kind": "sign_flip", "peer": 4, "rounds": [7, 7]})
-    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, transcript)]
-    assert found == [(7, 4, "message")]
+    run = sparse(tmp_path, {"kind": "sign_flip", "peer": 4, "rounds": [7, 7]})
+    assert run.findings == []
+    assert [(f.round, f.peer, f.kind) for f in run.replay(tmp_path)] == [(7, 4, "message")]
 
 
 @pytest.mark.parametrize("name", ["params", "own"])
-def test_a_false_hash_within_a_window_is_found_in_its_round(tmp_path, name):
-    run, transcript = sparse(tmp_path)
-
+def test_a_false_hash_within_a_window_is_found_in_its_round(hashed, tmp_path, name):
     def edit(recorded: dict) -> None:
         recorded["own"][3] = "ab" * 32
         if name == "params":
             recorded["params"] = "ab" * 32
 
-    record(tmp_path, 6, edit)
-    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, Transcript(tmp_path))]
+    folder = shutil.copytree(hashed.folder, tmp_path / "transcript")
+    record(folder, 6, edit)
+    assert hashed.audit(folder) == []
+    found = [(f.round, f.peer, f.kind) for f in hashed.replay(folder)]
     state, params = (6, 3, "state"), (6, None, "params")
     assert found == ([params, state] if name == "params" else [state])
 
 
-def test_a_snapshot_that_is_kept_or_not_against_the_run_file_is_a_finding(tmp_path):
-    run, transcript = sparse(tmp_path)
-    (tmp_path / "snapshots" / "00004" / "params.safetensors").unlink()
-    found = [(f.round, f.peer, f.kind) for f in lab("signs").audit(run, Transcript(tmp_path))]
-    assert found == [(0, None, "snapshot")]
+def test_hashes_that_are_missing_are_one_line_of_error(hashed, tmp_path):
+    folder = shutil.copytree(hashed.folder, tmp_path / "transcript")
+    record(folder, 6, lambda recorded: recorded.pop("own"))
+    with pytest.raises(LockstepError, match=r"00006/state\.json: own: missing"):
+        hashed.replay(folder)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline import runfile
-from pipeline.audit import bundle, repeat
+from pipeline.audit import bundle, rerun_bundle
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import PROJECT
@@ -90,7 +90,7 @@ def change_json(path: Path, change: Callable[[dict], object]) -> None:
 
 def seal(folder: Path) -> None:
     """Makes bundle.json list the files as they are: whoever changes them can do that too."""
-    change_json(folder / bundle.SAID, lambda said: said.update(files=bundle.listing(folder)))
+    change_json(folder / bundle.MANIFEST, lambda said: said.update(files=bundle.listing(folder)))
 
 
 # ---- Repeated ----
@@ -137,9 +137,7 @@ def test_it_holds_what_the_replay_needs_and_nothing_else(flipped):
     }
     assert len((path / "transcript/rounds.jsonl").read_text().splitlines()) == 3
     tokens = load_nested(path / "tokens.safetensors")
-    assert (
-        tokens["tokens"].shape == (tokens["indices"].size, 16) == (6, 16)
-    )  # 2 in each of 3 rounds
+    assert tokens["rows"].shape == (tokens["indices"].size, 16) == (6, 16)  # 2 in each of 3 rounds
 
 
 def test_where_messages_are_not_kept_it_holds_all_peers(dense, capsys):
@@ -149,7 +147,7 @@ def test_where_messages_are_not_kept_it_holds_all_peers(dense, capsys):
     names = set(tiny.contents(path))
     assert {f"{OPENING}/own-{peer:03}.safetensors" for peer in (0, 1)} <= names
     assert not any("payloads" in name for name in names)
-    assert repeat.show(path) == 0
+    assert rerun_bundle.show(path) == 0
     assert "1 of 1 findings confirmed, compared bit for bit" in capsys.readouterr().out
 
 
@@ -158,10 +156,10 @@ def test_a_false_check_is_repeated_by_taking_the_step_of_the_accused(verified, c
     (finding,) = [f for f in verdict["findings"] if f["kind"] == "check"]
     path = found[Path(finding["bundle"]).name]
     accused = finding["detail"].split()[5]
-    assert f"took the step of peer {accused} again" in finding["detail"] and finding["peer"] == 0
+    assert f"recomputed the step of peer {accused} as" in finding["detail"] and finding["peer"] == 0
     owned = [name for name in tiny.contents(path) if "own-" in name]
     assert owned == [f"{OPENING}/own-{int(accused):03}.safetensors"]
-    assert repeat.show(path) == 0
+    assert rerun_bundle.show(path) == 0
     assert capsys.readouterr().out.count(finding["detail"]) == 2
 
 
@@ -172,7 +170,7 @@ def test_another_payload_than_was_committed_to_is_repeated_without_training(veri
     assert verdict["accepted"] and finding["peer"] == 4
     names = set(tiny.contents(path))
     assert not any("snapshots" in name for name in names) and "tokens.safetensors" not in names
-    assert repeat.show(path) == 0
+    assert rerun_bundle.show(path) == 0
     assert "1 of 1 findings confirmed, by decoding what was sent" in capsys.readouterr().out
 
 
@@ -181,7 +179,7 @@ def test_another_payload_than_was_committed_to_is_repeated_without_training(veri
 
 def change_tokens(folder: Path) -> None:
     tree = load_nested(folder / "tokens.safetensors")
-    save_tree(folder / "tokens.safetensors", tree | {"tokens": (tree["tokens"] + 1) % 64})
+    save_tree(folder / "tokens.safetensors", tree | {"rows": (tree["rows"] + 1) % 64})
 
 
 def drop_tokens(folder: Path) -> None:
@@ -191,7 +189,7 @@ def drop_tokens(folder: Path) -> None:
 
 def break_tokens(folder: Path) -> None:
     tree = load_nested(folder / "tokens.safetensors")
-    save_tree(folder / "tokens.safetensors", tree | {"tokens": tree["tokens"] - 64})
+    save_tree(folder / "tokens.safetensors", tree | {"rows": tree["rows"] - 64})
 
 
 def change_own(folder: Path, name: str = "own-001") -> None:
@@ -221,8 +219,13 @@ def change_rounds(folder: Path, change: Callable[[dict], object]) -> None:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
+def cut_rounds(folder: Path, count: int) -> None:
+    path = folder / "transcript/rounds.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+
+
 def change_said(folder: Path, change: Callable[[dict], object]) -> None:
-    change_json(folder / bundle.SAID, change)
+    change_json(folder / bundle.MANIFEST, change)
 
 
 def about(**said: object) -> Callable[[Path], None]:
@@ -258,7 +261,7 @@ def blame_the_other(folder: Path) -> None:
 def test_what_a_replay_does_not_find_is_not_confirmed(folder, change, said, capsys):
     change(folder)
     seal(folder)
-    assert repeat.show(folder) == 1
+    assert rerun_bundle.show(folder) == 1
     out = capsys.readouterr().out
     assert said in out and "\n  not confirmed\n" in out and "0 of 1 findings" in out
 
@@ -268,22 +271,25 @@ def test_an_honest_peer_is_not_blamed(flipped, folder, capsys):
     blame_the_other(folder)
     seal(folder)
     with pytest.raises(LockstepError, match="tokens.safetensors: without some of sequences"):
-        repeat.show(folder)
+        rerun_bundle.show(folder)
 
 
 REFUSED = {
-    "own state": (change_own, "own-001.safetensors: hashes to"),
-    "opening params": (change_params, "params.safetensors: hashes to"),
-    "payload": (change_payload, "00001.bin: round 3, peer"),
-    "no payload": (lambda f: shutil.rmtree(f / "transcript/payloads"), "00001.bin: round 1"),
+    "own state": (change_own, "round 0, snapshot: its files do not have the hashes"),
+    "opening params": (change_params, "round 0, snapshot: its files do not have the hashes"),
+    "payload": (change_payload, "transcript: round 3, peer"),
+    "no payload": (
+        lambda f: shutil.rmtree(f / "transcript/payloads"),
+        "transcript: round 1, peer",
+    ),
     "fewer tokens": (drop_tokens, "tokens.safetensors: without some of sequences"),
-    "no token ids": (break_tokens, "tokens.safetensors: expected token ids"),
+    "no token ids": (break_tokens, "tokens.safetensors: expected inputs from 0"),
     "another peer": (found(peer=0), "a finding of peer 0, round 2, expected of peer 1"),
-    "no such peer": (about(peer=7), "peer 7, window"),
+    "no such peer": (about(peer=7), "peer 7, expected a peer below 2"),
     "another round": (found(round=4), "a finding of peer 1, round 4, expected"),
-    "another window": (about(window=[0, 2]), "rounds.jsonl: other rounds than 1 to 2"),
-    "another run": (about(key="0" * 12), "header.json: it is not of run 000000000000"),
-    "another format": (about(format=2), "bundle.json: format is "),
+    "another window": (about(window=[1, 2]), "bundle.json: window [1, 2] is not one of this run's"),
+    "a later window": (about(window=[4, 6]), "round 2, expected of peer 1 in rounds 4 to 6"),
+    "another format": (about(format=1), "bundle.json: format is "),
     "nothing found": (about(findings=[]), "bundle.json: findings is "),
     "an unknown key": (about(code="x"), "bundle.json: code: "),
     "a broken file": (
@@ -292,19 +298,19 @@ REFUSED = {
     ),
     "a state of others": (
         lambda f: change_json(f / OPENING / "state.json", lambda s: s["own"].pop()),
-        "state.json: expected step 0 and 2 peers",
+        "round 0, snapshot: state.json is of step 0 and 1 peers",
     ),
     "no hashes": (
         lambda f: (f / OPENING / "state.json").write_text("[]"),
-        "state.json: not the hashes of a state",
+        "round 0, snapshot: snapshots/00000/state.json: ",
     ),
     "a peer too many": (
         lambda f: change_rounds(f, lambda e: e["decision"].update(applied=[0, 1, 2])),
-        "rounds.jsonl: round 2 is none that peers could have taken",
+        "round 2, decision: does not follow from the evidence: applied",
     ),
     "a span too long": (
         lambda f: change_rounds(f, lambda e: e["round"]["assignment"].update({"1": [0, 10**12]})),
-        "rounds.jsonl: round 2 is none that peers could have taken",
+        "round 2, assignment: does not follow from the run file: assignment",
     ),
     "a payload elsewhere": (
         lambda f: change_rounds(
@@ -314,7 +320,7 @@ REFUSED = {
     ),
     "no payload's place": (
         lambda f: change_rounds(f, lambda e: e["evidence"]["messages"]["1"].update(payload=None)),
-        "rounds.jsonl: round 2 is none that peers could have taken",
+        "round 2, peer 1, payload: is not kept",
     ),
     "another model": (
         lambda f: change_json(f / "transcript/header.json", lambda h: h.update(model={})),
@@ -327,8 +333,10 @@ REFUSED = {
     "a list for a run": (lambda f: (f / "run.json").write_text("[]"), "run.json: "),
     "another run file": (
         lambda f: change_json(f / "run.json", lambda r: r["peers"].update(seed=9)),
-        "header.json: it is not of run",
+        "round 0, header: its run differs from",
     ),
+    "fewer rounds": (lambda f: cut_rounds(f, 2), "round 3, rounds: the transcript ends before"),
+    "no rounds": (lambda f: cut_rounds(f, 0), "bundle.json: window [1, 3] is not one of this"),
 }
 
 
@@ -338,7 +346,7 @@ def test_what_contradicts_itself_is_refused_in_one_line(folder, case):
     change(folder)
     seal(folder)
     with pytest.raises(LockstepError) as caught:
-        repeat.show(folder)
+        rerun_bundle.show(folder)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -351,17 +359,17 @@ def test_what_contradicts_itself_is_refused_in_one_line(folder, case):
 def test_every_file_is_checked_against_its_hash(folder, name):
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     with pytest.raises(LockstepError, match=f"{name}.: found .*, expected .* as bundle.json says"):
-        repeat.read(folder)
+        rerun_bundle.read(folder)
 
 
 def test_files_that_are_missing_or_too_many_are_named(folder):
     (folder / "x\x1b").touch()
     with pytest.raises(LockstepError, match=r"'x\\x1b': found e3b0c44298fc, expected no file"):
-        repeat.read(folder)
+        rerun_bundle.read(folder)
     (folder / "x\x1b").unlink()
     (folder / "tokens.safetensors").unlink()
     with pytest.raises(LockstepError, match=r"tokens.safetensors': found no file, expected"):
-        repeat.read(folder)
+        rerun_bundle.read(folder)
 
 
 @pytest.mark.parametrize("change", [change_own, found(round=1)])

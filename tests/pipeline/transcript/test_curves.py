@@ -7,7 +7,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.round import Decision, Message, Round
-from pipeline.transcript import curves as history
+from pipeline.transcript import curves
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript, Writer
 from tests.pipeline.protocol import records
@@ -53,7 +53,7 @@ def written(folder: Path, **of_both: int) -> Transcript:
 
 
 def test_bytes_and_tokens_add_up_over_peers_and_rounds(tmp_path):
-    first, second = history.rows(written(tmp_path))
+    first, second = curves.rows(written(tmp_path))
     assert (first["tokens"], second["tokens"]) == (8 * 16, 10 * 16)
     # sent by a peer in the mean of all 4; each receives what the 3 others send
     assert (first["bytes_up"], second["bytes_up"]) == (100, 200)
@@ -64,7 +64,7 @@ def test_bytes_and_tokens_add_up_over_peers_and_rounds(tmp_path):
 def test_metrics_are_per_peer_and_round(tmp_path):
     transcript = written(tmp_path)
     params = {"a": np.zeros((4, 5)), "b": np.zeros(5)}
-    found = history.metrics(history.rows(transcript), transcript, params)
+    found = curves.metrics(curves.rows(transcript), transcript, params)
     assert found == {
         "rounds": 2,
         "tokens": 160,
@@ -83,7 +83,7 @@ def test_metrics_are_per_peer_and_round(tmp_path):
 
 def test_messages_that_nobody_applied_count_as_bytes_and_not_as_tokens(tmp_path):
     transcript = written(tmp_path, discarded=1)
-    first, second = history.rows(transcript)
+    first, second = curves.rows(transcript)
     assert (first["tokens"], second["tokens"]) == (6 * 16, 7 * 16)
     assert second["bytes_up"] == 200
 
@@ -91,30 +91,30 @@ def test_messages_that_nobody_applied_count_as_bytes_and_not_as_tokens(tmp_path)
 def test_states_that_verifiers_and_tie_breakers_fetched_are_bytes_to_verify(tmp_path):
     transcript = written(tmp_path, checked=2)
     params = {"a": np.zeros(5)}
-    found = history.metrics(history.rows(transcript), transcript, params)
+    found = curves.metrics(curves.rows(transcript), transcript, params)
     # in each of two rounds: peer 0's state to one verifier and two others, peer 1's to one; 4 peers
     assert found["bytes_to_verify"] == 2 * (3 * 60 + 60) / 2 / 4
 
 
 def test_a_round_in_which_nobody_trained_has_no_loss_and_no_line(tmp_path):
     transcript = written(tmp_path / "transcript")
-    rows = history.rows(transcript)
+    rows = curves.rows(transcript)
     rows[-1]["loss"] = None
-    history.write(rows, tmp_path)
+    curves.write(rows, tmp_path)
     assert len((tmp_path / "loss.tsv").read_text().splitlines()) == 2
-    assert history.metrics(rows, transcript, {"a": np.zeros(5)})["loss"] == 7.0
+    assert curves.metrics(rows, transcript, {"a": np.zeros(5)})["loss"] == 7.0
 
 
 def test_tables_have_a_line_per_round_and_a_line_per_measure(tmp_path):
-    history.write(history.rows(written(tmp_path / "transcript")), tmp_path)
+    curves.write(curves.rows(written(tmp_path / "transcript")), tmp_path)
     loss = (tmp_path / "loss.tsv").read_text().splitlines()
-    assert loss[0].split("\t") == list(history.LOSS)
+    assert loss[0].split("\t") == list(curves.COLUMNS["loss"])
     assert [line.split("\t")[:2] for line in loss[1:]] == [["1", "7.0"], ["2", "6.0"]]
     assert (tmp_path / "held_out.tsv").read_text().splitlines()[1:] == ["2\t7.5\t160\t200\t4.0"]
 
 
 def test_an_extended_run_goes_on_after_the_last_sequence(tmp_path):
-    assert history.final(written(tmp_path)) == {"step": 2, "data_index": 22, "peers": 4}
+    assert curves.final(written(tmp_path)) == {"step": 2, "data_index": 22, "peers": 4}
 
 
 def test_a_transcript_cut_back_and_written_again_is_the_same(tmp_path):

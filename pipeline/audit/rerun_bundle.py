@@ -1,0 +1,237 @@
+"""`lockstep replay BUNDLE`: repeats the replay that a bundle holds, and says what it confirms.
+
+Nothing in a bundle is trusted: every file is checked against its hash, and what it holds of the
+transcript by the audit itself. A bundle that contradicts itself is refused, so that nobody is
+blamed for bytes that were changed on the way. Whether its rounds, snapshots and sequences are the
+run's own is for those to compare who have the run's transcript and data: they are the same bytes.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from pipeline import runfile
+from pipeline.audit import verdict_text
+from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
+from pipeline.audit.bundle import (
+    DECODED,
+    KINDS,
+    MANIFEST,
+    RUN,
+    TOKENS,
+    TRANSCRIPT,
+    BundleManifest,
+    listing,
+    replayed,
+)
+from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
+from pipeline.audit.verdict import Finding, contradictions
+from pipeline.errors import LockstepError
+from pipeline.runfile.explain import validate_json
+from pipeline.stage.artifacts import read_json
+from pipeline.swarm import begin
+from pipeline.tokens.columns import UNCOUNTED, Columns
+from pipeline.transcript.transcript import Transcript
+from pipeline.weights import hf
+from pipeline.weights.trees import load_nested
+
+
+class Bundle(NamedTuple):
+    """A bundle, read and checked.
+
+    Attributes:
+      manifest: bundle.json.
+      replay: What it is repeated with.
+      window: The window to replay.
+      peers: Peers whose steps are recomputed.
+      audited: What the audit, which needs no training, finds about the bundle's peer.
+      why: Why bits cannot be compared here, or None.
+    """
+
+    manifest: BundleManifest
+    replay: Replay
+    window: runfile.Window
+    peers: tuple[int, ...]
+    audited: list[Finding]
+    why: str | None
+
+
+def show(folder: Path) -> int:
+    """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1.
+
+    Raises:
+      LockstepError: It is not a bundle, or not as it was written.
+    """
+    bundle = read(folder)
+    found = rerun(bundle)
+    tolerance = TOLERANCE[bundle.replay.setup.run.peers.precision]
+    how = f"compared {verdict_text.compared(bundle.why, tolerance)}"
+    if not bundle.peers:
+        how = "by decoding what was sent"
+    claims, confirmed = bundle.manifest.findings, 0
+    for claim in claims:
+        agrees = _confirms(bundle, found, claim)
+        confirmed += agrees
+        _print(f"peer {claim.peer}, round {claim.round}, {claim.kind}: {claim.detail}")
+        _print(f"  found here: {_nearest(found, claim)}")
+        _print(f"  {'confirmed' if agrees else 'not confirmed'}")
+    for finding in found:
+        if finding.peer is None:
+            _print(f"The bundle contradicts itself in round {finding.round}: {finding.detail}")
+    _print(f"{confirmed} of {len(claims)} findings confirmed, {how}")
+    return 0 if confirmed == len(claims) else 1
+
+
+def read(folder: Path) -> Bundle:
+    """Read a bundle, and check all that can be checked without training.
+
+    Raises:
+      LockstepError: A file is missing, was added or changed, or contradicts the others.
+    """
+    manifest = _read_manifest(folder)
+    run = runfile.parse(read_json(folder / RUN), str(folder / RUN))
+    transcript = Transcript(folder / TRANSCRIPT)
+    header, entries = transcript.header, transcript.rounds
+    window = runfile.Window(*manifest.window)
+    start = entries[0].round.step - 1 if entries else -1
+    if start < 0 or window not in run.snapshots(start).windows:
+        _refuse(folder / MANIFEST, f"window {list(window)} is not one of this run's")
+
+    _check_claims(folder / MANIFEST, manifest, run, window)
+    hf.model_of(header.model, transcript.folder / "header.json")  # refuses an unknown model
+    rows = None
+    if TOKENS in manifest.files:
+        rows = _read_rows(folder / TOKENS, manifest, run, header.model["vocab_size"])
+    index = entries[0].round.data_index
+    setup = begin.blank(run, header.model, rows, manifest.columns, start, index)
+
+    found = audit_header(setup, transcript) + audit_rounds(setup, transcript, window)
+    _refuse_contradictions(transcript, found)
+    why = why_not_bitwise(run, header)
+    replay = Replay(setup, transcript, bitwise=not why)
+    peers = replayed(replay, transcript.window(window), manifest.findings)
+    if peers:
+        for step, owners in ((window.opening, peers), (window.last, ())):
+            problems = audit_snapshot(transcript, step, setup.start.state, owners)
+            _refuse_contradictions(transcript, problems)
+        if rows is None:
+            _refuse(folder / TOKENS, "no such file, expected the sequences to train on")
+    audited = [f for f in found if f.peer == manifest.peer and f.kind in KINDS]
+    return Bundle(manifest, replay, window, peers, audited, why)
+
+
+def rerun(bundle: Bundle) -> list[Finding]:
+    """Return what audit and replay find about the bundle's peer, and what contradicts itself."""
+    replay, found = bundle.replay, [*bundle.audited]
+    # one after another, so that what is found of one hides nothing of the others
+    groups = [bundle.peers] if replay.dense else [(peer,) for peer in bundle.peers]
+    for peers in groups:
+        found += replay.window(bundle.window, peers, lambda: None)
+    return [finding for finding in found if finding.peer in (bundle.manifest.peer, None)]
+
+
+# ---- What was claimed, and what is found here ----
+
+
+def _confirms(bundle: Bundle, found: Iterable[Finding], claim: Finding) -> bool:
+    """Whether what was found here says the same; to the letter, where bits were compared twice."""
+    if any(finding.peer is None for finding in found):
+        return False  # with such rounds anybody could be blamed
+    exact = claim.kind in DECODED or (bundle.manifest.bitwise and bundle.replay.bitwise)
+    return any(
+        finding == claim if exact else (finding.round, finding.kind) == (claim.round, claim.kind)
+        for finding in found
+    )
+
+
+def _nearest(found: Iterable[Finding], claim: Finding) -> str:
+    """The finding here that is most like the claimed one."""
+    own = [finding for finding in found if finding.peer == claim.peer]
+    if not own:
+        return "nothing against it"
+    best = min(own, key=lambda f: (f.kind != claim.kind, abs(f.round - claim.round)))
+    return f"round {best.round}, {best.kind}: {best.detail}"
+
+
+def _print(line: str) -> None:
+    print(verdict_text.printable(line))
+
+
+# ---- Reading ----
+
+
+class _Rows:
+    """Some sequences of a run by their index; stands in for `tokens.Sequences`."""
+
+    def __init__(self, indices_N: np.ndarray, rows_NW: np.ndarray):
+        self.indices_N, self.rows_NW = indices_N, rows_NW
+
+    def take(self, indices_N: np.ndarray) -> np.ndarray:
+        rows_N = np.searchsorted(self.indices_N, indices_N)
+        if not np.array_equal(self.indices_N.take(rows_N, mode="clip"), indices_N):
+            text = f"without some of sequences {indices_N[0]} to {indices_N[-1]}"
+            raise LockstepError(f"{TOKENS}: {text}, expected those that were assigned")
+        return self.rows_NW[rows_N]
+
+
+def _read_manifest(folder: Path) -> BundleManifest:
+    path = folder / MANIFEST
+    try:
+        manifest = validate_json(BundleManifest, path.read_bytes(), str(path))
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a bundle") from error
+    found = listing(folder)
+    for name in sorted(found.keys() | manifest.files.keys()):
+        if found.get(name) != manifest.files.get(name):
+            here, listed = (files.get(name, "no file")[:12] for files in (found, manifest.files))
+            _refuse(folder, f"{name!r}: found {here}, expected {listed} as {MANIFEST} says")
+    return manifest
+
+
+def _check_claims(
+    path: Path, manifest: BundleManifest, run: runfile.Run, window: runfile.Window
+) -> None:
+    """Check that every finding is about the bundle's peer and window."""
+    if manifest.peer >= run.peers.count:
+        _refuse(path, f"peer {manifest.peer}, expected a peer below {run.peers.count}")
+    for finding in manifest.findings:
+        if finding.peer != manifest.peer or finding.round not in window.rounds:
+            _refuse(
+                path,
+                f"a finding of peer {finding.peer}, round {finding.round}, expected of "
+                f"peer {manifest.peer} in rounds {window.first} to {window.last}",
+            )
+
+
+def _refuse_contradictions(transcript: Transcript, findings: Iterable[Finding]) -> None:
+    for finding in contradictions(findings):
+        who = "" if finding.peer is None else f"peer {finding.peer}, "
+        where = f"round {finding.round}, {who}{finding.kind}"
+        _refuse(transcript.folder, f"{where}: {finding.detail}")
+
+
+def _read_rows(path: Path, manifest: BundleManifest, run: runfile.Run, vocab_size: int) -> _Rows:
+    arrays, length = load_nested(path), run.llm.max_seq_len
+    width = length * len(manifest.columns)
+    indices_N, rows_NW = (arrays.get(name, np.zeros(0)) for name in ("indices", "rows"))
+    if (
+        arrays.keys() != {"indices", "rows"}
+        or (indices_N.dtype, indices_N.shape) != (np.int64, (indices_N.size,))
+        or (rows_NW.dtype, rows_NW.shape) != (np.int32, (indices_N.size, width))
+        or not indices_N.size
+        or (np.diff(indices_N) <= 0).any()
+    ):
+        _refuse(path, f"expected ascending indices, and for each a row of {width} numbers")
+    # what a number can be; there are as many packed sequences as tokens at most, and padding
+    limits = Columns(vocab_size, vocab_size, length, length + 1)._asdict()
+    for name, ids_NL in zip(manifest.columns, np.split(rows_NW, width // length, 1), strict=True):
+        known = ids_NL[ids_NL != UNCOUNTED] if name == "labels" else ids_NL
+        if known.size and not 0 <= known.min() <= known.max() < limits[name]:
+            _refuse(path, f"expected {name} from 0 and below {limits[name]}")
+    return _Rows(indices_N, rows_NW)
+
+
+def _refuse(path: Path, text: str) -> NoReturn:
+    raise LockstepError(f"{path}: {text}")
