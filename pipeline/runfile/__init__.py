@@ -13,8 +13,6 @@ An unknown key, a value of the wrong type or an impossible combination is one li
 # ruff: noqa: F401 - the names that the other rooms use
 
 from pipeline.runfile.data import (
-    TOKEN_BYTES,
-    AnyShuffle,
     Data,
     DataCorpus,
     DataDummy,
@@ -36,13 +34,11 @@ from pipeline.runfile.data import (
     ShuffleSeeded,
 )
 from pipeline.runfile.psyche import (
-    DESTINATION_FORM,
     LLM,
     Coordinator,
     CurrentConfig,
     Model,
     OlderConfig,
-    destination,
 )
 from pipeline.runfile.run import Run, load, parse, read_toml
 from pipeline.runfile.serde_enum import variant_name
