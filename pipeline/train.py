@@ -209,13 +209,13 @@ class _Training:
 
     def _check_environment(self) -> None:
         """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
-        here, there = devices.describe(), Transcript(self.writer.folder).header.environment
-        for name in sorted(here.keys() | there.keys()):
-            if here.get(name) != there.get(name):
+        found, expected = devices.describe(), Transcript(self.writer.folder).header.environment
+        for name in sorted(found.keys() | expected.keys()):
+            if found.get(name) != expected.get(name):
                 raise LockstepError(
-                    f"{self.paths.scratch}: {name} is {here.get(name)!r} here, expected "
-                    f"{there.get(name)!r} as where this run began; resume it there, or start over "
-                    "after `lockstep clean`"
+                    f"{self.paths.scratch}: {name} is {found.get(name)!r} here, expected "
+                    f"{expected.get(name)!r} as where this run began; resume it there, or start "
+                    "over after `lockstep clean`"
                 )
 
     def _say_who(self, entry: Entry) -> None:

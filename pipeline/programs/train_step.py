@@ -170,8 +170,8 @@ class Programs:
         count: jax.Array,
         step: jax.Array,
     ) -> tuple[Tree, jax.Array]:
-        there = self.optimizer.lookahead(params, own, shared, step)
-        loss, grads = self._gradient(there, rows_MBW, count)
+        ahead = self.optimizer.lookahead(params, own, shared, step)
+        loss, grads = self._gradient(ahead, rows_MBW, count)
         return self.optimizer.accumulate(grads, own, params, step), loss
 
     def _gradient(
