@@ -178,7 +178,7 @@ class Run(Table):
 
     @model_validator(mode="after")
     def _chosen_windows_exist(self) -> "Run":
-        # a run that extends another has fewer windows: the witness ignores numbers beyond those
+        # a run that extends another has fewer windows: the audit ignores numbers beyond those
         windows = self.snapshots().window_count
         for index, (window, peer) in enumerate(self.witness.chosen):
             if window >= windows or peer >= self.peers.count:
