@@ -135,7 +135,7 @@ def test_settings_without_effect_are_left_out_and_so_is_the_warning(tmp_path, wa
 )
 def test_ids_are_those_of_tokenizer_checkpoint_and_config(tmp_path, own, special, model, expected):
     write_json(tmp_path / GENERATION, own)
-    said = generation_config._agreed(tmp_path / GENERATION, {"vocab_size": 10} | model, special)
+    said = generation_config._merged(tmp_path / GENERATION, {"vocab_size": 10} | model, special)
     assert said == expected
 
 
