@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from pipeline.weights import hf
-from tests.models.test_parity import CASES, drawn
+from tests.models.reference import drawn
+from tests.models.test_parity import CASES
 
 NAMES = (
     "llama, grouped queries",

@@ -1,9 +1,8 @@
 """Every model against PyTorch's: values, gradients, files and text. A new one is a line in CASES.
 
-A case is a model_type with the keys in which its config differs from BASE.
+A case is a model_type with the keys in which its config differs from reference.BASE.
 """
 
-import dataclasses
 import json
 
 import jax
@@ -15,28 +14,11 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from models.rope import Rope
 from pipeline.programs.generate import generate
 from pipeline.programs.loss import cross_entropy
 from pipeline.weights import hf
+from tests.models.reference import GROUPS, LATENT, SCALED, TOKENS, YARN, drawn
 
-torch.set_num_threads(1)
-
-BASE = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500.0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "tie_word_embeddings": False,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -44,27 +26,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 WINDOW = {"sliding_window": 5, "use_sliding_window": True}
-LATENT = {
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 12,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 6,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.7,
-    "rms_norm_eps": 1e-2,  # so that a norm which should have 1e-6 shows
-}
-GROUPS = {"n_group": 4, "topk_group": 2}
 V3 = LATENT | GROUPS | {"num_nextn_predict_layers": 0}
-SCALED = {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}}
 CASES = {
     "llama, one kv head per query head": ("llama", {"num_key_value_heads": 4}),
     "llama, grouped queries": ("llama", {}),
@@ -115,25 +78,8 @@ CASES = {
         V3 | {"first_k_dense_replace": 0, "tie_word_embeddings": True, "q_lora_rank": None},
     ),
 }
-TOKENS = np.random.default_rng(0).integers(0, 96, (2, 37)).astype(np.int32)  # no quarter alike
+FIRST = {name.partition(",")[0]: case for name, case in reversed(CASES.items())}
 PROMPT = [5, 90, 17, 3, 64, 22, 8, 41]
-
-
-def drawn(model_type, changes):
-    """PyTorch's model with random weights."""
-    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **BASE | changes))
-    reference.eval()
-    generator = torch.Generator().manual_seed(0)
-    saved = [*reference.named_parameters()]
-    saved += [pair for pair in reference.named_buffers() if pair[0].endswith("correction_bias")]
-    with torch.no_grad():
-        for name, weight in saved:
-            # norms and biases that are not one and zero, so that no swap of tensors goes unseen
-            if "norm" in name:
-                weight.uniform_(0.5, 1.5, generator=generator)
-            else:
-                weight.normal_(0, 0.1, generator=generator)
-    return reference
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
@@ -202,14 +148,14 @@ def test_the_loss_and_every_gradient_are_those_of_pytorch(pair, tmp_path):
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     np.testing.assert_allclose(value, answer.loss.item(), rtol=1e-5)
-    found, wanted = flatten_dict(grads, sep="/"), flatten_dict(expected, sep="/")
-    assert found.keys() == wanted.keys()
+    found, expected_grads = flatten_dict(grads, sep="/"), flatten_dict(expected, sep="/")
+    assert found.keys() == expected_grads.keys()
     for path in found.keys() & set(model.balance):  # a buffer there, a load here
         predictions = TOKENS[:, 1:].size
         choices = predictions * config.num_experts_per_tok
         np.testing.assert_array_equal(found.pop(path).sum(axis=-1), choices)
-        wanted.pop(path)
-    for path, grad in wanted.items():
+        expected_grads.pop(path)
+    for path, grad in expected_grads.items():
         off = np.abs(np.asarray(found[path]) - grad).max()
         assert off <= 1e-3 * np.abs(grad).max(), f"{path}: {off}"
 
@@ -234,8 +180,9 @@ def test_an_export_has_every_tensor_byte_for_byte_and_the_same_config(pair, tmp_
     assert {k: v for k, v in theirs.items() if v is not None}.items() <= ours.items()
 
 
+@pytest.mark.parametrize("pair", FIRST.values(), ids=FIRST.keys(), indirect=True)
 def test_32_greedy_tokens_are_the_same(pair, tmp_path):
-    """Written by PyTorch from the files that we export."""
+    """Written by PyTorch from the files that we export; once for each model_type."""
     _, _, hf_config, params = pair
     hf.write_folder(tmp_path, hf_config, params, "float32")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -264,24 +211,3 @@ def test_what_we_write_we_read_as_the_same_model(pair):
     older = {key: value for key, value in written.items() if key != "rope_parameters"}
     newer = {k: v for k, v in written.items() if k not in ("rope_theta", "rope_scaling")}
     assert model.Config.from_hf(older) == model.Config.from_hf(newer) == config
-
-
-def test_a_dynamic_rope_stretches_with_the_text(tmp_path):
-    """Beyond max_position_embeddings, where its frequencies begin to change."""
-    changes = {
-        "max_position_embeddings": 16,
-        "rope_scaling": CASES["llama, dynamic rope"][1]["rope_scaling"],
-    }
-    torch.manual_seed(0)
-    reference = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model("llama", **BASE | changes | {"initializer_range": 0.1})
-    )
-    reference.save_pretrained(tmp_path)
-    with torch.no_grad():
-        expected = reference(torch.from_numpy(TOKENS).long()).logits.numpy()
-    hf_config, params = hf.read_folder(tmp_path)
-    model, config = hf.model_of(hf_config, "a test")
-    found = logits_of(model, config, params, TOKENS)
-    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
-    plain = logits_of(model, dataclasses.replace(config, rope=Rope(500.0)), params, TOKENS)
-    assert np.abs(plain - expected).max() > 1e-2

@@ -1,0 +1,201 @@
+"""The configs of all models: read, written and refused as transformers would have them."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+import models
+from models.deepseek_v3 import EXPERT_KEYS
+from models.llama import llama
+from models.rope import Rope
+from tests.models.reference import BASE, GROUPS, LATENT, SCALED
+
+LLAMA = BASE | {"model_type": "llama"}
+QWEN2 = BASE | {"model_type": "qwen2", "num_hidden_layers": 3}
+V2 = BASE | LATENT | {"model_type": "deepseek_v2", "topk_method": "greedy"}
+V3 = BASE | LATENT | GROUPS | {"model_type": "deepseek_v3"}
+ON = {"use_sliding_window": True, "sliding_window": 4}
+LIMITED = GROUPS | {"topk_method": "group_limited_greedy"}
+WRITTEN = {
+    "llama": {"eos_token_id": [2, 3]},
+    "deepseek_v2": LATENT | LIMITED | SCALED,
+    "deepseek_v3": LATENT | GROUPS | SCALED,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_transformers_reads_the_config_that_we_write(name):
+    settings = BASE | WRITTEN[name]
+    config = models.get(name).Config.from_hf(settings)
+    written = json.loads(json.dumps(config.to_hf("bfloat16")))
+    assert written.pop("model_type") == name
+    read = AutoConfig.for_model(name, **written)
+    assert str(read.dtype).endswith("bfloat16")
+    read = read.to_dict()
+    assert models.get(name).Config.from_hf(read) == config
+    for key, value in settings.items():
+        if not key.startswith("rope_"):
+            assert read[key] == value
+
+
+SHORT = {
+    "vocab_size": 96,
+    "hidden_size": 256,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 128,  # V3's default of num_key_value_heads
+}
+LEFT_OUT = dict.fromkeys(models.MODELS, SHORT)
+LEFT_OUT |= {name: SHORT | {"num_experts_per_tok": 3} for name in ("deepseek_v2", "deepseek_v3")}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_key_that_a_config_leaves_out_has_the_default_of_transformers(name):
+    read = AutoConfig.for_model(name, **LEFT_OUT[name]).to_dict()
+    assert models.get(name).Config.from_hf(LEFT_OUT[name]) == models.get(name).Config.from_hf(read)
+
+
+def test_keys_about_experts_may_be_null_where_no_layer_has_any():
+    for settings in (V2, V3):
+        settings = settings | {"first_k_dense_replace": 3}
+        Config = models.get(settings["model_type"]).Config
+        config = Config.from_hf(settings | dict.fromkeys(EXPERT_KEYS))
+        assert config.dense == Config.from_hf(settings).dense == 3
+        written = config.to_hf()
+        AutoConfig.for_model(written.pop("model_type"), **written)  # which accepts no null
+    with pytest.raises(models.ModelError, match="n_routed_experts is None, expected an integer"):
+        models.get("deepseek_v3").Config.from_hf(V3 | {"n_routed_experts": None})
+
+
+def test_both_spellings_of_rope_are_read():
+    base = {key: value for key, value in BASE.items() if key != "rope_theta"}
+    version_4 = base | {"rope_theta": 5e5, "rope_scaling": None}
+    version_5 = base | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert llama.Config.from_hf(version_4) == llama.Config.from_hf(version_5)
+    assert llama.Config.from_hf(version_4).rope == Rope(5e5)
+    assert llama.Config.from_hf(base).rope == Rope(1e4)
+
+
+def test_a_missing_key_is_named():
+    for key in SHORT:
+        with pytest.raises(models.ModelError, match=f"{key} is missing"):
+            llama.Config.from_hf({k: v for k, v in BASE.items() if k != key})
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", None, ["llama"]])
+def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
+    with pytest.raises(models.ModelError, match="expected one of: deepseek_v2, deepseek_v3, llama"):
+        models.get(model_type)
+    assert models.get("llama") is llama
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "message"),
+    [
+        (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        (LLAMA, {"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
+        (LLAMA, {"mlp_bias": 1}, "mlp_bias is 1, expected true or false"),
+        (LLAMA, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
+        (LLAMA, {"quantization_config": {}}, "quantization_config is {}, but only None"),
+        (
+            LLAMA,
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_scaling.rope_type is 'longrope', expected one of: default, linear, dynamic, ",
+        ),
+        (
+            LLAMA,
+            {"rope_scaling": {"type": "linear"}},
+            "rope_scaling.factor is missing, expected for rope_type 'linear'",
+        ),
+        (
+            LLAMA,
+            {"rope_parameters": {"rope_type": "linear", "factor": -2}},
+            "rope_parameters.factor is -2, expected a number above 0",
+        ),
+        (
+            LLAMA,
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
+            "rope_parameters.beta_fast is not known for rope_type 'linear'",
+        ),
+        (LLAMA, {"rope_theta": 0}, "rope_theta is 0, expected a number above 0"),
+        (LLAMA, {"rope_parameters": "yarn"}, "rope_parameters is 'yarn', expected a table"),
+        (LLAMA, {"hidden_size": "32"}, "hidden_size is '32', expected an integer above 0"),
+        (
+            LLAMA,
+            {"hidden_size": 30},
+            "hidden_size is 30, expected a multiple of num_att",
+        ),
+        (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor of"),
+        (LLAMA, {"head_dim": 7}, "head_dim is 7, expected an even number"),
+        (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer above 0"),
+        (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number above 0"),
+        (
+            LLAMA,
+            {"tie_word_embeddings": "no"},
+            "tie_word_embeddings is 'no', expected true or",
+        ),
+        (LLAMA, {"eos_token_id": [1, "</s>"]}, "eos_token_id is (1, '</s>'), expected a token id"),
+        (V3, {"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        (V3, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
+        (V3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is {'quant_"),
+        (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax', but only 'sigmoid'"),
+        (V3, {"topk_method": "greedy"}, "topk_method is 'greedy', but only 'noaux_tc'"),
+        (V3, {"moe_layer_freq": 2}, "moe_layer_freq is 2, but only 1"),
+        (V2, {"moe_layer_freq": 2}, "moe_layer_freq is 2, but only 1"),
+        (V2, {"norm_topk_prob": True}, "norm_topk_prob is True, but only False"),
+        (V2, {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', but only 'softmax'"),
+        (V2, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', expected greedy or group"),
+        (V2, {"num_experts_per_tok": None}, "num_experts_per_tok is None, expected an integer"),
+        (V2, LIMITED | {"n_group": None}, "n_group is None, expected an integer above 0"),
+        (V2, LIMITED | {"topk_group": None}, "topk_group is None, expected an integer above 0"),
+        (V2, LIMITED | {"n_group": 3}, "n_routed_experts is 8, expected a multiple of n_group (3)"),
+        (V3, {"n_group": 3}, "n_routed_experts is 8, expected a multiple of n_group (3)"),
+        (V3, {"n_group": None}, "n_group is None, expected an integer above 0"),
+        (V3, {"topk_group": None}, "topk_group is None, expected an integer above 0"),
+        (V3, {"n_group": 8}, "n_group is 8, expected at most 4: 2 of the n_routed_experts (8)"),
+        (V3, {"topk_group": 5}, "topk_group is 5, expected at most n_group (4)"),
+        (V3, {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most 4"),
+        (V2, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most 8"),
+        (V3, {"norm_topk_prob": None}, "norm_topk_prob is None, expected true or false"),
+        (V3, {"rope_interleave": None}, "rope_interleave is None, expected true or false"),
+        (V3, {"num_key_value_heads": 2}, "num_key_value_heads is 2, expected num_attention_heads"),
+        (V3, {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, expected an even number"),
+        (V3, {"qk_rope_head_dim": None}, "qk_rope_head_dim is None, expected an integer above 0"),
+        (V3, {"v_head_dim": None}, "v_head_dim is None, expected an integer above 0"),
+        (V3, {"kv_lora_rank": 0}, "kv_lora_rank is 0, expected an integer above 0"),
+        (V3, {"q_lora_rank": 0}, "q_lora_rank is 0, expected an integer above 0"),
+        (V3, {"first_k_dense_replace": -1}, "first_k_dense_replace is -1, expected an integer"),
+        (V3, {"first_k_dense_replace": True}, "first_k_dense_replace is True, expected an integer"),
+        (V3, {"n_shared_experts": 0}, "n_shared_experts is 0, expected an integer above 0"),
+        (V3, {"routed_scaling_factor": "2"}, "routed_scaling_factor is '2', expected a number"),
+        (
+            QWEN2,
+            ON | {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries, expected num_hidden",
+        ),
+        (
+            QWEN2,
+            ON | {"layer_types": ["chunked"] * 3},
+            "layer_types has 'chunked', expected slid",
+        ),
+        (QWEN2, ON | {"layer_types": "full"}, "layer_types is 'full', expected a list"),
+        (
+            QWEN2,
+            {"layer_types": ["sliding_attention"] * 3},
+            "expected sliding_window to say",
+        ),
+        (QWEN2, ON | {"sliding_window": 0}, "sliding_window is 0, expected an integer above 0"),
+        (
+            QWEN2,
+            ON | {"max_window_layers": None},
+            "max_window_layers is None, expected an",
+        ),
+        (QWEN2, {"use_sliding_window": "no"}, "use_sliding_window is 'no', expected true or false"),
+    ],
+)
+def test_an_unsupported_config_is_refused_by_key_and_value(base, changes, message):
+    with pytest.raises(models.ModelError) as caught:
+        models.get(base["model_type"]).Config.from_hf(base | changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
