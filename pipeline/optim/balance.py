@@ -1,6 +1,7 @@
 """Params that no gradient moves: left as they are, or moved by how loaded experts are."""
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,21 +11,25 @@ from pipeline.optim.optimizer import Optimizer, Tree
 
 
 def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
-    """`optimizer` for all params but those of `paths`, joined with "/", which stay as they are: no
-    peer sends a word of them."""
+    """Return `optimizer` for all params except some, which stay as they are and are never sent.
+
+    Args:
+      optimizer: Of the other params.
+      paths: Params that stay as they are; their names joined with "/".
+    """
 
     def others(tree: Tree) -> Tree:
         flat = flatten_dict(tree, sep="/")
         return unflatten_dict({p: x for p, x in flat.items() if p not in paths}, sep="/")
 
-    def again(tree: Tree, params: Tree) -> Tree:
+    def rejoin(tree: Tree, params: Tree) -> Tree:
         return unflatten_dict(flatten_dict(params) | flatten_dict(tree))
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optimizer.init(others(params))
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return again(optimizer.lookahead(others(params), own, shared, step), params)
+        return rejoin(optimizer.lookahead(others(params), own, shared, step), params)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return optimizer.accumulate(others(grads), own, others(params), step)
@@ -36,9 +41,10 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         updates, shared = optimizer.receive(messages, present, others(params), shared, step)
-        return again(updates, jax.tree.map(jnp.zeros_like, params)), shared
+        return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
 
     def areas(params: Tree) -> Tree:
+        assert optimizer.areas
         return optimizer.areas(others(params))
 
     return Optimizer(
@@ -52,12 +58,24 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     )
 
 
-def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Optimizer:
-    """`optimizer`, and beside it the corrections of routers, which keep their experts in balance as
-    DeepSeek V3 does, without a loss for it.
+class Balanced(NamedTuple):
+    """A state, a message or areas of `balanced`.
 
-    Where other params have a gradient, a correction b has the load: n_p, how many choices of peer
-    p's batch fell on each of its E experts (`models.experts.Router`). A peer sends it whole, and
+    Attributes:
+      load: How many choices fell on each expert; shapes of the corrections.
+      optimizer: The same of the optimizer of the other params.
+    """
+
+    load: Tree
+    optimizer: Tree
+
+
+def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Optimizer:
+    """Return `optimizer` with routers' corrections, which balance experts without a loss for it.
+
+    As DeepSeek V3 does. Where other params have a gradient, a correction b has the load: n_p, how
+    many choices of peer p's batch fell on each of its E experts (`models.experts.Router`). A peer
+    sends it whole, and
 
         s   =  mean over present peers of n_p / (sum over experts of n_p)
         b  <-  b + speed * sign(mean over experts of s - s)
@@ -66,10 +84,9 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     where the batch does not divide evenly among them, as they do in their gradients.
 
     Args:
-      optimizer: of the other params, as `leave` makes it; its state and its message lie under
-        "optimizer".
-      paths: of the corrections, joined with "/"; experts are their last axis.
-      speed: of a round; DeepSeek V3 trained with 0.001.
+      optimizer: Of the other params, as `leave` makes it.
+      paths: Corrections, their names joined with "/"; experts are their last axis.
+      speed: How far a correction moves in a round; DeepSeek V3 trained with 0.001.
 
     References:
       Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts,
@@ -80,32 +97,28 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         flat = flatten_dict(tree, sep="/")
         return unflatten_dict({path: flat[path] for path in paths}, sep="/")
 
-    def none(load: Tree) -> Tree:
+    def zeros(load: Tree) -> Tree:
         return jax.tree.map(jnp.zeros_like, load)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         own, shared = optimizer.init(params)
-        return {"load": none(corrections(params)), "optimizer": own}, shared
+        return Balanced(zeros(corrections(params)), own), shared
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return optimizer.lookahead(params, own["optimizer"], shared, step)
+        return optimizer.lookahead(params, own.optimizer, shared, step)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        load = jax.tree.map(jnp.add, own["load"], corrections(grads))
-        return {
-            "load": load,
-            "optimizer": optimizer.accumulate(grads, own["optimizer"], params, step),
-        }
+        load = jax.tree.map(jnp.add, own.load, corrections(grads))
+        return Balanced(load, optimizer.accumulate(grads, own.optimizer, params, step))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, inside = optimizer.send(own["optimizer"], params, shared, step)
-        sent = {"load": own["load"], "optimizer": message}
-        return sent, {"load": none(own["load"]), "optimizer": inside}
+        message, inside = optimizer.send(own.optimizer, params, shared, step)
+        return Balanced(own.load, message), Balanced(zeros(own.load), inside)
 
     def receive(
         messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = optimizer.receive(messages["optimizer"], present, params, shared, step)
+        updates, shared = optimizer.receive(messages.optimizer, present, params, shared, step)
         count = jnp.maximum(jnp.sum(present), 1)
 
         def move(load_P: jax.Array) -> jax.Array:
@@ -113,27 +126,33 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
             share = jnp.sum(jnp.where(mask, _share(load_P), 0.0), axis=0) / count
             return speed * jnp.sign(jnp.mean(share, axis=-1, keepdims=True) - share)
 
-        moves = jax.tree.map(move, messages["load"])
+        moves = jax.tree.map(move, messages.load)
         return unflatten_dict(flatten_dict(updates) | flatten_dict(moves)), shared
 
     def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
-        """Also half the sum of what shares differ by: the share of choices that are elsewhere."""
-        distance, inside = optimizer.compare(own["optimizer"], message["optimizer"])
-        for mine, sent in zip(*map(jax.tree.leaves, (own["load"], message["load"])), strict=True):
+        """Also the share of choices that fell on another expert: half of what shares differ by."""
+        distance, inside = optimizer.compare(own.optimizer, message.optimizer)
+        for mine, sent in zip(*map(jax.tree.leaves, (own.load, message.load)), strict=True):
             off = jnp.sum(jnp.abs(_share(mine) - _share(sent)), axis=-1) / 2
             distance = jnp.maximum(distance, jnp.max(off))
-        return distance, {"load": none(own["load"]), "optimizer": inside}
+        return distance, Balanced(zeros(own.load), inside)
 
     def areas(params: Tree) -> Tree:
-        whole = jax.tree.map(lambda _: 0, corrections(params))
-        return {"load": whole, "optimizer": optimizer.areas(params)}
+        assert optimizer.areas
+        return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
     return Optimizer(
-        init, lookahead, accumulate, send, receive, compare, areas if optimizer.areas else None
+        init,
+        lookahead,
+        accumulate,
+        send,
+        receive,
+        compare,
+        areas if optimizer.areas else None,
     )
 
 
 def _share(load: jax.Array) -> jax.Array:
-    """Each expert's share of the choices; none is negative, whatever was sent."""
+    """Return each expert's share of the choices, never negative, whatever was sent."""
     load = jnp.maximum(load, 0.0)
     return load / jnp.maximum(jnp.sum(load, axis=-1, keepdims=True), 1.0)

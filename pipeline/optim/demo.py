@@ -1,20 +1,22 @@
 """DeMo as an optax transform: for anyone's jitted step, without the rest of this project."""
 
+import jax.numpy as jnp
 import optax
 
-from pipeline.optim.distro import distro
-from pipeline.optim.optimizer import Exchange, Rate, as_transform
+from pipeline.optim.compressor import Compressor
+from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.optimizer import Exchange, as_transform
 
 
 def demo(
-    learning_rate: Rate,
+    learning_rate: optax.ScalarOrSchedule,
     compression_decay: float,
     compression_topk: int,
     compression_chunk: int,
     weight_decay: float,
     exchange: Exchange,
 ) -> optax.GradientTransformation:
-    """Decoupled momentum optimization, step for step as the reference of the paper's authors.
+    """Return decoupled momentum optimization, as the reference of the paper's authors has it.
 
     With peers p, learning rate lr and D the inverse of the chunked DCT:
 
@@ -24,28 +26,23 @@ def demo(
         delta_p <- delta_p - D(q_p)
         theta   <- theta - lr * sign(D(mean over the peers that sent a coefficient, of q_p))
 
-    Values travel whole; `distro` with `quantize_1bit` sends their signs. The state differs between
-    peers, the updates are the same for all. With `optax.inject_hyperparams`, name as static what is
-    no number to be changed: `static_args=("compression_topk", "compression_chunk", "exchange")`.
+    Values are sent in float32; `distro` can round them, or send their signs only. The state differs
+    between peers, the updates are the same for all. With `optax.inject_hyperparams`, name as static
+    what is not a number to be changed:
+    `static_args=("compression_topk", "compression_chunk", "exchange")`.
 
     Args:
-      learning_rate: of a step, the first is 1; or a number.
-      compression_decay: of delta, per step; the paper's 0.999.
-      compression_topk: coefficients sent of each block; the paper's 32.
-      compression_chunk: the longest side of a block; the paper's 64.
-      weight_decay: decoupled, per unit of learning rate.
-      exchange: `exchange(message, step) -> sent, received`, as `swarm.exchange.all_gather("peer")`
+      learning_rate: Of a step, the first is 1; or a number.
+      compression_decay: Decay of delta per step; the paper's 0.999.
+      compression_topk: Coefficients sent of each block; the paper's 32.
+      compression_chunk: The longest side of a block; the paper's 64.
+      weight_decay: Decoupled, per unit of learning rate.
+      exchange: exchange(message, step) -> sent, received, such as `optimizer.all_gather("peer")`
         under `vmap(axis_name="peer")` or `shard_map`.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
     """
-    optimizer = distro(
-        learning_rate,
-        compression_decay=compression_decay,
-        compression_topk=compression_topk,
-        compression_chunk=compression_chunk,
-        quantize_1bit=False,
-        weight_decay=weight_decay,
-    )
-    return as_transform(optimizer, exchange)
+    compressor = Compressor(compression_topk, compression_chunk, False, jnp.float32)
+    momentum = CompressedMomentum(learning_rate, compressor, compression_decay, weight_decay)
+    return as_transform(distro(momentum), exchange)

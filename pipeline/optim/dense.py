@@ -1,41 +1,38 @@
 """Plain data parallelism: peers exchange whole gradients, and step by their mean."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.optimizer import Optimizer, Rate, Tree, clip_scale, no_lookahead, rate
+from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, no_lookahead, rate
 
 
 def dense(
-    learning_rate: Rate,
-    init_state: Callable[[Tree], Tree],
-    direct: Callable[[Tree, Tree], tuple[Tree, Tree]],
+    learning_rate: optax.ScalarOrSchedule,
+    direction: optax.GradientTransformation,
     *,
-    weight_decay: float,
-    clip_grad_norm: float | None,
+    weight_decay: float = 0.0,
+    clip_grad_norm: float | None = None,
 ) -> Optimizer:
-    """An optimizer whose peers send whole gradients, and share all of its state.
+    """Return an optimizer whose peers send whole gradients, and share all of its state.
 
         g       = clip(mean over present peers of g_p)
-        d, s    = direct(g, s)
+        d, s    = direction(g, s)
         theta  <- theta - lr * (d + weight_decay * theta)
 
     A message is the gradient in float32: 4 bytes per parameter, from each peer, each round. Peers
     count equally, also where the batch does not divide evenly among them, as in Psyche.
 
     Args:
-      learning_rate: of a step, the first is 1; or a number.
-      init_state: params -> s, nested dicts of arrays.
-      direct: the direction d of a step, and s after it; where rules differ, this is what differs.
-      weight_decay: decoupled, per unit of learning rate.
-      clip_grad_norm: largest global L2 norm of the mean gradient; None or 0 for no clipping.
+      learning_rate: Of a step, the first is 1; or a number.
+      direction: Any of optax's `scale_by_*`, or the like: the direction d of a step, and the state
+        s, from gradients alone.
+      weight_decay: Decoupled, per unit of learning rate.
+      clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
     """
 
     def init(params: Tree) -> tuple[Tree, Tree]:
-        return {}, init_state(params)
+        return optax.EmptyState(), direction.init(params)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         del own, params, step
@@ -43,7 +40,7 @@ def dense(
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         del params, shared, step
-        return own, {}
+        return own, optax.EmptyState()
 
     def receive(
         messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
@@ -57,13 +54,13 @@ def dense(
         grads = jax.tree.map(mean, messages)
         scale = clip_scale(grads, clip_grad_norm)
         grads = jax.tree.map(lambda g: g * scale, grads)
-        direction, shared = direct(grads, shared)
+        d, shared = direction.update(grads, shared)
         lr = rate(learning_rate, step)
-        updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), direction, params)
+        updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), d, params)
         return updates, shared
 
     def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message, own))
-        return off / (optax.tree.norm(own) + jnp.finfo(jnp.float32).tiny), {}
+        return off / (optax.tree.norm(own) + jnp.finfo(jnp.float32).tiny), optax.EmptyState()
 
     return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas=None)

@@ -21,9 +21,9 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim import schedules
 from pipeline.optim.balance import balanced, leave
-from pipeline.optim.build import build
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.loss import measured, targets, weighted_cross_entropy
+from pipeline.programs.optimizers import build, learning_rate_of
 from pipeline.programs.placement import keep_cut
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
 from pipeline.tokens.shards import PLAIN, Column
@@ -65,7 +65,7 @@ class Programs:
         self.columns = columns
         self.model = models.get(hf_config["model_type"])
         self.model_config = self.model.Config.from_hf(hf_config)
-        learning_rate = schedules.make(run.llm.lr_schedule)
+        learning_rate = learning_rate_of(run.llm.lr_schedule)
         if first_step:  # what Psyche calls a cold start: the first epoch after a pause
             warmup_steps = run.llm.cold_start_warmup_steps
             learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)

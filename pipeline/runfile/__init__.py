@@ -12,6 +12,17 @@ An unknown key, a value of the wrong type or an impossible combination is one li
 
 # ruff: noqa: F401 - the names that the other rooms use
 
+from pipeline.runfile.checkpoint import (
+    CheckpointDummy,
+    CheckpointEphemeral,
+    CheckpointGcs,
+    CheckpointHub,
+    CheckpointInit,
+    CheckpointP2P,
+    CheckpointP2PGcs,
+    CheckpointRun,
+    CheckpointVariant,
+)
 from pipeline.runfile.data import (
     Data,
     DataCorpus,
@@ -33,6 +44,14 @@ from pipeline.runfile.data import (
     ShuffleDontShuffle,
     ShuffleSeeded,
 )
+from pipeline.runfile.optimizer import (
+    OptimizerAdaDistro,
+    OptimizerAdamW,
+    OptimizerDistro,
+    OptimizerDummy,
+    OptimizerMuon,
+    OptimizerVariant,
+)
 from pipeline.runfile.psyche import (
     LLM,
     Coordinator,
@@ -41,6 +60,13 @@ from pipeline.runfile.psyche import (
     OlderConfig,
 )
 from pipeline.runfile.run import Run, load, parse, read_toml
+from pipeline.runfile.schedule import (
+    ScheduleConstant,
+    ScheduleCosine,
+    ScheduleLinear,
+    ScheduleVariant,
+    ScheduleWarmupStableDecay,
+)
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.tables import (
     Evaluate,
@@ -54,29 +80,5 @@ from pipeline.runfile.tables import (
     Pins,
     Runtime,
     Witness,
-)
-from pipeline.runfile.variants import (
-    Checkpoint,
-    CheckpointDummy,
-    CheckpointEphemeral,
-    CheckpointGcs,
-    CheckpointHub,
-    CheckpointInit,
-    CheckpointP2P,
-    CheckpointP2PGcs,
-    CheckpointRun,
-    Compressing,
-    Dense,
-    Optimizer,
-    OptimizerAdaDistro,
-    OptimizerAdamW,
-    OptimizerDistro,
-    OptimizerDummy,
-    OptimizerMuon,
-    Schedule,
-    ScheduleConstant,
-    ScheduleCosine,
-    ScheduleLinear,
-    ScheduleWarmupStableDecay,
 )
 from pipeline.runfile.windows import Snapshots, Window

@@ -43,7 +43,7 @@ class ShuffleSeeded(Shuffle):
     """Seed of the permutation: 32 bytes, as numbers from 0 to 255."""
 
 
-AnyShuffle = one_of(ShuffleDontShuffle, ShuffleSeeded)
+AnyShuffle = one_of(Shuffle)
 
 
 class Location(Variant):
@@ -125,7 +125,7 @@ class DataHttp(Data):
     """Size of a token in the files."""
     shuffle: AnyShuffle
     """Order of the train split's sequences."""
-    location: one_of(LocationGcp, LocationSingleUrl, LocationNumberedFiles)
+    location: one_of(Location)
     """Addresses of the files."""
 
 
@@ -203,17 +203,7 @@ class DataCorpus(Data):
         return self
 
 
-AnyData = one_of(
-    DataDummy,
-    DataServer,
-    DataLocal,
-    DataHttp,
-    DataWeightedHttp,
-    DataPreprocessed,
-    DataHub,
-    DataUrl,
-    DataCorpus,
-)
+AnyData = one_of(Data)
 
 
 class Limit(Table):

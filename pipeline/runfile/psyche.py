@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.runfile.data import AnyData
-from pipeline.runfile.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
-from pipeline.runfile.variants import (
+from pipeline.runfile.checkpoint import (
     BUCKET,
     PREFIX,
     AnyCheckpoint,
-    AnyOptimizer,
-    AnySchedule,
     CheckpointGcs,
     CheckpointHub,
 )
+from pipeline.runfile.data import AnyData
+from pipeline.runfile.optimizer import AnyOptimizer
+from pipeline.runfile.schedule import AnySchedule
+from pipeline.runfile.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 
 MAX_CLIENTS, MAX_WITNESSES = 256, 32
 

@@ -15,6 +15,7 @@ from pipeline.errors import LockstepError
 from pipeline.runfile.data import Download
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
+from pipeline.runfile.optimizer import Compressing
 from pipeline.runfile.psyche import LLM, STATE_KEYS, CurrentConfig, Model, OlderConfig, read_config
 from pipeline.runfile.table import Table, missing, wrong
 from pipeline.runfile.tables import (
@@ -29,7 +30,6 @@ from pipeline.runfile.tables import (
     Runtime,
     Witness,
 )
-from pipeline.runfile.variants import Compressing
 from pipeline.runfile.windows import Snapshots
 
 

@@ -1,5 +1,6 @@
 """Externally tagged enums, as Rust's serde writes them, for the fields of a run file."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import model_serializer
@@ -14,7 +15,7 @@ class Variant(Table):
     A variant without fields is a string, `optimizer = "Dummy"`; one with a single value is a table
     with one key, `{ Server = "host:port" }`; the others are `[...optimizer.Distro]`. A subclass of
     this class is an enum, and its subclasses are the variants. Their names start with the enum's:
-    `OptimizerDistro` is `Distro` of `Optimizer`.
+    `OptimizerDistro` is `Distro` of `OptimizerVariant`.
     """
 
     where: ClassVar[str]
@@ -26,7 +27,7 @@ class Variant(Table):
     def tag(cls) -> str:
         """Return the variant's name in a run file."""
         enum = next(base for base in cls.__mro__ if Variant in base.__bases__)
-        return cls.__name__.removeprefix(enum.__name__)
+        return cls.__name__.removeprefix(_prefix(enum))
 
     @classmethod
     def takes_table(cls) -> bool:
@@ -57,6 +58,23 @@ class Variant(Table):
         if not payload:
             return self.tag()
         return {self.tag(): payload if self.takes_table() else payload[self.newtype]}
+
+
+def variants_of(enum: type[Variant]) -> list[type[Variant]]:
+    """Return an enum's variants, in the order of their definition."""
+
+    def below(base: type[Variant]) -> Iterator[type[Variant]]:
+        for derived in base.__subclasses__():
+            if derived.__name__.startswith(_prefix(enum)):
+                yield derived
+            yield from below(derived)
+
+    return list(below(enum))
+
+
+def _prefix(enum: type[Variant]) -> str:
+    """Return what the names of an enum's variants start with."""
+    return enum.__name__.removesuffix("Variant")
 
 
 def variant_name(variant: Variant) -> str:
@@ -115,6 +133,7 @@ class ExternallyTagged:
         }
 
 
-def one_of(*variants: type[Variant]) -> Any:
-    """Return the type of a field that holds one of these variants."""
+def one_of(enum: type[Variant]) -> Any:
+    """Return the type of a field that holds one of an enum's variants: those defined so far."""
+    variants = tuple(variants_of(enum))
     return Annotated[Union[variants], ExternallyTagged(variants)]  # noqa: UP007 - built at run time

@@ -2,9 +2,7 @@
 
 from typing import NamedTuple
 
-import jax
-
-from pipeline.optim.optimizer import Exchange, Tree
+from pipeline.optim.optimizer import Tree
 from pipeline.protocol.round import Round
 from pipeline.wire import message as wire
 from pipeline.wire.commitment import data_hash
@@ -54,13 +52,3 @@ def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
         raise CommitmentError(
             f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
         )
-
-
-def all_gather(axis_name: str = "peer") -> Exchange:
-    """Return the exchange of peers that are rows of a mesh or vmap axis, for `as_transform`."""
-
-    def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del step
-        return message, jax.lax.all_gather(message, axis_name)
-
-    return exchange

@@ -33,7 +33,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from pipeline.errors import LockstepError
-from pipeline.optim.distro import Coefficients
+from pipeline.optim.compressor import Coefficients
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.wire import rice
 

@@ -8,41 +8,39 @@ import pytest
 
 from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
-from pipeline.optim.distro import distro
+from pipeline.optim.compressor import Compressor
+from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import as_transform, clip_scale
-from pipeline.wire.exchange import all_gather
+from pipeline.optim.optimizer import all_gather, as_transform, clip_scale
+from pipeline.optim.step_direction import StepDirection
 
 PEERS = 4
 
 
-def _distro(**changes):
-    settings = {
-        "compression_decay": 0.9,
-        "compression_topk": 8,
-        "compression_chunk": 8,
-        "quantize_1bit": True,
-    }
-    return distro(optax.linear_schedule(0.03, 0.0, 400), **settings | changes)
+RATE = optax.linear_schedule(0.03, 0.0, 400)
 
 
 OPTIMIZERS = {
     "adamw": lambda: adamw(
-        optax.linear_schedule(0.03, 0.0, 400),
+        RATE,
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0,
     ),
     "muon": lambda: muon(
-        optax.linear_schedule(0.03, 0.0, 400), momentum=0.95,
+        RATE, momentum=0.95,
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0, step_scale={"b": 0.5},
     ),
-    "distro": _distro,
+    "distro": lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9)),
     # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
     # sum would be rounding where they disagree
     "ada_distro": lambda: ada_distro(
-        optax.linear_schedule(0.03, 0.0, 400),
-        compression_topk=5, compression_chunk=8, quantize_1bit=False,
+        CompressedMomentum(
+            RATE, Compressor(5, 8, False, jnp.float32), 0.95, direction=StepDirection("orthogonal")
+        ),
+        0.95,
     ),
-    "distro_real_values": lambda: _distro(quantize_1bit=False),
+    "distro_real_values": lambda: distro(
+        CompressedMomentum(RATE, Compressor(8, 8, False, jnp.float32), 0.9)
+    ),
 }  # fmt: skip
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 

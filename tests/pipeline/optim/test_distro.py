@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.distro import distro
+from pipeline.optim.compressor import Compressor
+from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.step_direction import StepDirection
 from tests.pipeline.optim.reference import Distro, blocks_of, decode
 
 LR = 0.01
@@ -43,20 +45,23 @@ def lr(step):
 
 
 def optimizer_of(settings: dict):
-    return distro(
-        lr,
-        compression_decay=settings["decay"],
-        compression_topk=settings["topk"],
-        compression_chunk=settings["chunk"],
-        quantize_1bit=settings["one_bit"],
-        weight_decay=settings["wd"],
-        clip_grad_norm=settings["clip"],
-        overlap=settings["overlap"],
-        removed=settings.get("removed", 1.0),
-        update=settings.get("update", "sign"),
-        step_scale={"w": settings.get("scale", 1.0)},
+    compressor = Compressor(
+        settings["topk"],
+        settings["chunk"],
+        settings["one_bit"],
+        value_dtype=jnp.float32,
         untransformed=() if settings.get("dct", True) else ("w",),
     )
+    momentum = CompressedMomentum(
+        lr,
+        compressor,
+        compression_decay=settings["decay"],
+        weight_decay=settings["wd"],
+        clip_grad_norm=settings["clip"],
+        removed=settings.get("removed", 1.0),
+        direction=StepDirection(settings.get("update", "sign"), {"w": settings.get("scale", 1.0)}),
+    )
+    return distro(momentum, settings["overlap"])
 
 
 def take_round(optimizer, params, own, shared, grads, step):
@@ -110,7 +115,7 @@ def expect_like_reference(shape, settings, peers, grads_of):
         for peer in range(peers):
             found = np.asarray(messages[peer]["w"].index_NK)
             assert found.tolist() == [list(places) for places in sent[peer]]
-            delta = array_of(own[peer]["delta"]["w"], settings)
+            delta = array_of(own[peer].delta["w"], settings)
             scale = np.abs(reference.delta).max() + np.abs(reference.own_results).max()
             np.testing.assert_allclose(delta, reference.delta[peer], rtol=1e-6, atol=1e-6 * scale)
         sure = sign_is_sure(reference.applied)
@@ -149,14 +154,14 @@ def test_what_is_sent_and_what_is_left_add_up_to_the_gradients():
     for step in (1, 2, 3, 4):
         grad = {"w": jax.random.normal(jax.random.key(step), (16, 16))}
         alone, _ = optimizer.init(params)
-        total += np.asarray(optimizer.accumulate(grad, alone, params, step)["delta"]["w"])
+        total += np.asarray(optimizer.accumulate(grad, alone, params, step).delta["w"])
         own = optimizer.accumulate(grad, own, params, step)
         message, own = optimizer.send(own, params, shared, step)
         index_NK, value_NK = (np.asarray(part) for part in message["w"])
         for number, block in enumerate(blocks_of((16, 16), 8)):
             rows, columns = np.divmod(index_NK[number].astype(int), 8)
             total[block][rows, columns] -= value_NK[number]
-    np.testing.assert_allclose(total, own["delta"]["w"], atol=1e-6)
+    np.testing.assert_allclose(total, own.delta["w"], atol=1e-6)
 
 
 def test_compare_is_zero_for_the_own_message_and_large_for_a_flipped_one():
@@ -178,15 +183,9 @@ def test_compare_is_zero_for_the_own_message_and_large_for_a_flipped_one():
 
 def test_a_group_has_its_own_topk_and_its_own_step():
     params = {"a": jnp.zeros((8, 8)), "b": jnp.zeros((8, 8))}
-    optimizer = distro(
-        lr,
-        compression_decay=0.9,
-        compression_topk=3,
-        compression_chunk=8,
-        quantize_1bit=True,
-        topk_of={"b": 5},
-        step_scale={"a": 0.5},
-    )
+    compressor = Compressor(3, 8, True, topk_of={"b": 5})
+    direction = StepDirection(scale={"a": 0.5})
+    optimizer = distro(CompressedMomentum(lr, compressor, 0.9, direction=direction))
     own, shared = optimizer.init(params)
     grads = jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params)
     message, _ = optimizer.send(optimizer.accumulate(grads, own, params, 1), params, shared, 1)

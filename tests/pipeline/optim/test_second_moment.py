@@ -40,24 +40,24 @@ def test_gradients_are_divided_by_the_factored_estimate(scale):
         own = optimizer.accumulate(grads, own, params, step)
         for name, reference in references.items():
             expected = reference.normalized(grads[name].astype(np.float64))
-            np.testing.assert_allclose(own["optimizer"][name], expected, rtol=1e-5)
+            np.testing.assert_allclose(own.optimizer[name], expected, rtol=1e-5)
 
 
 def test_vectors_of_layers_are_not_matrices():
     params = {"layers": jnp.zeros((3, 5)), "w": jnp.zeros((3, 5))}
     optimizer = normalized(last_gradient(), 0.9, stacked=("layers",))
-    second = optimizer.init(params)[0]["second"]
-    assert {name: leaf.shape for name, leaf in second["layers"].items()} == {"element": (3, 5)}
-    assert {n: s.shape for n, s in second["w"].items()} == {"row": (3, 1), "column": (1, 5)}
+    second = optimizer.init(params)[0].second
+    assert second["layers"].element.shape == (3, 5)
+    assert (second["w"].row.shape, second["w"].column.shape) == ((3, 1), (1, 5))
 
 
 def test_what_never_had_a_gradient_stays_as_it_is():
     params = {"w": jnp.zeros((4, 3)), "v": jnp.zeros(3)}
     optimizer = normalized(last_gradient(), 0.95)
     own = optimizer.accumulate(params, optimizer.init(params)[0], params, 1)
-    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), own["optimizer"])
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), own.optimizer)
     one_row = {"w": jnp.zeros((4, 3)).at[1].set(1e-3), "v": jnp.zeros(3)}
-    found = optimizer.accumulate(one_row, own, params, 2)["optimizer"]["w"]
+    found = optimizer.accumulate(one_row, own, params, 2).optimizer["w"]
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found[np.array([0, 2, 3])], 0)
 
@@ -69,7 +69,7 @@ def test_state_survives_sending_and_comparing():
     message, sent = optimizer.send(own, params, {}, 1)
     _, compared = optimizer.compare(own, message)
     jax.tree.map(np.testing.assert_array_equal, sent, compared)
-    jax.tree.map(np.testing.assert_array_equal, sent["second"], own["second"])
+    jax.tree.map(np.testing.assert_array_equal, sent.second, own.second)
 
 
 def test_clipping_comes_before_normalization():
@@ -84,4 +84,4 @@ def test_clipping_comes_before_normalization():
         expected = plain.accumulate(
             {"w": g * min(1.0, 1.0 / (size + 1e-6))}, expected, params, step
         )
-    np.testing.assert_allclose(found["optimizer"]["w"], expected["optimizer"]["w"], rtol=1e-5)
+    np.testing.assert_allclose(found.optimizer["w"], expected.optimizer["w"], rtol=1e-5)

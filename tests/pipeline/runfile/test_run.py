@@ -467,7 +467,12 @@ def test_every_variant_loads_and_is_written_back_as_it_was(enum, value, kind):
 
 def test_no_variant_is_left_untested():
     tested = {kind for _, _, kind in VARIANTS}
-    enums = (runfile.Optimizer, runfile.Checkpoint, runfile.Data, runfile.Schedule)
+    enums = (
+        runfile.OptimizerVariant,
+        runfile.CheckpointVariant,
+        runfile.Data,
+        runfile.ScheduleVariant,
+    )
     leaves = {kind for enum in enums for kind in _leaves(enum)}
     assert tested == leaves
 

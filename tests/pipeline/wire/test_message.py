@@ -16,7 +16,8 @@ from ml_dtypes import bfloat16
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
-from pipeline.optim.distro import Coefficients, distro
+from pipeline.optim.compressor import Coefficients, Compressor
+from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.stage.keys import PROJECT
 from pipeline.wire import commitment
 from pipeline.wire import message as wire
@@ -26,16 +27,9 @@ PARAMS = {"embed": jnp.zeros((100, 64)), "layers": {"norm": jnp.zeros((2, 48))}}
 SMALL = {"embed": jnp.zeros((20, 32)), "layers": {"norm": jnp.zeros((2, 8))}}
 
 
-def optimizer(one_bit: bool, **changes):
-    settings = {"compression_topk": 5, "compression_chunk": 32} | changes
-    return distro(
-        lambda step: 0.1,
-        compression_decay=0.9,
-        quantize_1bit=one_bit,
-        value_dtype=jnp.bfloat16,
-        stacked=("layers",),
-        **settings,
-    )
+def optimizer(one_bit: bool, topk: int = 5, chunk: int = 32):
+    compressor = Compressor(topk, chunk, one_bit, stacked=("layers",))
+    return distro(CompressedMomentum(lambda step: 0.1, compressor, 0.9))
 
 
 ADAMW = adamw(lambda step: 0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
@@ -92,7 +86,7 @@ def test_sizes_are_what_the_format_says():
 
 def test_eight_of_4096_take_at_most_eleven_and_a_half_bits_each():
     params = {"a": jnp.zeros((1024, 1024)), "b": jnp.zeros((4, 2048, 512)), "c": jnp.zeros(256)}
-    chosen = optimizer(True, compression_topk=8, compression_chunk=64)
+    chosen = optimizer(True, topk=8, chunk=64)
     form = wire.form_of(chosen, params, "lockstep")
     rng = np.random.default_rng(0)
 

@@ -1,0 +1,81 @@
+"""What a decoded mean becomes before it is scaled by the learning rate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.optim.optimizer import KeyPath, group_of
+
+TINY = 1e-30  # what is all zeros stays so
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5
+NEWTON_SCHULZ_STEPS = 5
+
+
+def sign(x: jax.Array) -> jax.Array:
+    """Return 1, -1 or 0 for each element, as in DeMo and DisTrO."""
+    return jnp.sign(x)
+
+
+def rms(x: jax.Array) -> jax.Array:
+    """Return x / rms(x): as long as the sign, in the direction of x."""
+    return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + TINY)
+
+
+def orthogonal(x: jax.Array) -> jax.Array:
+    """Return the orthogonal matrix nearest to each matrix, with an rms of about 1.
+
+        U V^T * sqrt(the longer side), of x = U S V^T
+
+    Five steps of a Newton-Schulz iteration, as in Muon, which leave singular values between about
+    0.7 and 1.2; all of them are matrix products.
+
+    Args:
+      x: Matrices in its last two axes.
+
+    References:
+      Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    y = x.mT if tall else x
+    y = y / (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) + TINY)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = y @ y.mT
+        y = a * y + (b * square + c * square @ square) @ y
+    return (y.mT if tall else y) * max(x.shape[-2:]) ** 0.5
+
+
+BY_NAME = {"sign": sign, "rms": rms, "orthogonal": orthogonal}
+
+
+@dataclass(frozen=True)
+class StepDirection:
+    """The direction and the length of each parameter's step.
+
+    Attributes:
+      update: "sign"; "rms"; or "orthogonal" for the matrices of layers, and the sign for the rest.
+      scale: Factor of the steps of a group, 1 where it is not named; a group is a top-level name of
+        the params, such as "embed".
+      stacked: Groups whose leaves carry a leading layer axis.
+    """
+
+    update: str = "sign"
+    scale: Mapping[str, float] = field(default_factory=dict)
+    stacked: tuple[str, ...] = ()
+
+    def __call__(self, path: KeyPath, x: jax.Array) -> jax.Array:
+        """Return the direction of the parameter at `path`, of the decoded mean x."""
+        of_layers = group_of(path) in self.stacked and x.ndim > 2
+        name = self.update if of_layers or self.update != "orthogonal" else "sign"
+        return BY_NAME[name](x)
+
+    def scale_of(self, path: KeyPath) -> float:
+        """Return the factor of the steps of the parameter at `path`."""
+        return self.scale.get(group_of(path) or "", 1.0)
+
+    @property
+    def dtype(self) -> jax.typing.DTypeLike:
+        """The dtype in which directions can be stored: there are as many as params."""
+        return jnp.int8 if self.update == "sign" else jnp.float32

@@ -1,0 +1,158 @@
+"""The optimizer and the learning rate that a run file names."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import singledispatch
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+from pipeline.optim import schedules
+from pipeline.optim.ada_distro import ada_distro
+from pipeline.optim.adamw import adamw
+from pipeline.optim.compressor import Compressor
+from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.muon import muon
+from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.schedules import LearningRate
+from pipeline.optim.step_direction import StepDirection
+from pipeline.runfile import variant_name
+from pipeline.runfile.optimizer import (
+    Compressing,
+    Dense,
+    OptimizerAdaDistro,
+    OptimizerAdamW,
+    OptimizerDistro,
+    OptimizerMuon,
+    OptimizerVariant,
+)
+from pipeline.runfile.schedule import (
+    ScheduleConstant,
+    ScheduleCosine,
+    ScheduleLinear,
+    ScheduleVariant,
+    ScheduleWarmupStableDecay,
+)
+
+SCHEDULES: dict[type[ScheduleVariant], Callable[..., LearningRate]] = {
+    ScheduleConstant: schedules.constant,
+    ScheduleLinear: schedules.linear,
+    ScheduleCosine: schedules.cosine,
+    ScheduleWarmupStableDecay: schedules.warmup_stable_decay,
+}
+
+
+def learning_rate_of(table: ScheduleVariant) -> LearningRate:
+    """Return the schedule of `model.LLM.lr_schedule`; its keys are the function's arguments."""
+    return SCHEDULES[type(table)](**dict(table))
+
+
+class Setting(NamedTuple):
+    """What an optimizer is told besides its table.
+
+    Attributes:
+      learning_rate: By step, the first is 1.
+      overlap: Rounds that messages travel while the next ones are computed, 0 to 2.
+      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+    """
+
+    learning_rate: LearningRate
+    overlap: int
+    stacked: tuple[str, ...]
+
+
+def build(
+    table: OptimizerVariant,
+    learning_rate: LearningRate,
+    overlap: int,
+    stacked: tuple[str, ...],
+    groups: Collection[str],
+) -> Optimizer:
+    """Return the optimizer of `model.LLM.optimizer`.
+
+    Args:
+      table: The variant, with its settings.
+      learning_rate: By step, the first is 1.
+      overlap: Rounds that messages travel while the next ones are computed, 0 to 2.
+      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+      groups: All top-level groups of the params.
+
+    Raises:
+      LockstepError: The variant has no optimizer, cannot overlap, or names an unknown group.
+    """
+    for key in table.by_group:
+        for group in getattr(table, key):
+            if group not in groups:
+                raise LockstepError(
+                    f"{variant_name(table)}.{key}: the model's params have no group {group}, "
+                    f"expected some of {', '.join(sorted(groups))}"
+                )
+    return optimizer_of(table, Setting(learning_rate, overlap, stacked))
+
+
+@singledispatch
+def optimizer_of(table: OptimizerVariant, setting: Setting) -> Optimizer:
+    """Return the optimizer of a table: a function is registered below for each kind of table."""
+    del setting
+    *names, last = [
+        kind.tag() for kind in optimizer_of.registry if issubclass(kind, OptimizerVariant)
+    ]
+    raise LockstepError(
+        f"{variant_name(table)}: this release cannot train with it, expected "
+        f"{OptimizerVariant.where}.{', '.join(names)} or {last}"
+    )
+
+
+@optimizer_of.register
+def _distro(table: OptimizerDistro, setting: Setting) -> Optimizer:
+    return distro(_momentum(table, setting), setting.overlap)
+
+
+@optimizer_of.register
+def _ada_distro(table: OptimizerAdaDistro, setting: Setting) -> Optimizer:
+    momentum = _momentum(table, setting)
+    momentum = replace(
+        momentum,
+        compressor=replace(
+            momentum.compressor, topk_of=table.topk_of, untransformed=table.untransformed
+        ),
+        direction=StepDirection(table.update, table.step_scale, setting.stacked),
+        removed=table.removed,
+    )
+    if table.second_moment_decay is None:
+        return distro(momentum, setting.overlap)
+    return ada_distro(momentum, table.second_moment_decay, setting.overlap)
+
+
+@optimizer_of.register
+def _adamw(table: OptimizerAdamW, setting: Setting) -> Optimizer:
+    _check_waits(table, setting)
+    return adamw(setting.learning_rate, **dict(table))
+
+
+@optimizer_of.register
+def _muon(table: OptimizerMuon, setting: Setting) -> Optimizer:
+    _check_waits(table, setting)
+    return muon(setting.learning_rate, **dict(table), stacked=setting.stacked)
+
+
+def _momentum(table: Compressing, setting: Setting) -> CompressedMomentum:
+    return CompressedMomentum(
+        setting.learning_rate,
+        Compressor(
+            topk=table.compression_topk,
+            chunk=table.compression_chunk,
+            quantize_1bit=table.quantize_1bit,
+            stacked=setting.stacked,
+        ),
+        compression_decay=table.compression_decay,
+        weight_decay=table.weight_decay or 0.0,
+        clip_grad_norm=table.clip_grad_norm,
+    )
+
+
+def _check_waits(table: Dense, setting: Setting) -> None:
+    if setting.overlap:
+        raise LockstepError(
+            f"[peers] overlap = {setting.overlap}, expected 0 with {variant_name(table)}: its "
+            "peers wait for all gradients"
+        )
