@@ -15,33 +15,18 @@ from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.schedules import LearningRate
 from pipeline.optim.step_direction import StepDirection
-from pipeline.runfile import variant_name
-from pipeline.runfile.optimizer import (
-    Compressing,
-    Dense,
-    OptimizerAdaDistro,
-    OptimizerAdamW,
-    OptimizerDistro,
-    OptimizerMuon,
-    OptimizerVariant,
-)
-from pipeline.runfile.schedule import (
-    ScheduleConstant,
-    ScheduleCosine,
-    ScheduleLinear,
-    ScheduleVariant,
-    ScheduleWarmupStableDecay,
-)
+from pipeline.runfile import optimizer as tables
+from pipeline.runfile import schedule, variant_name
 
-SCHEDULES: dict[type[ScheduleVariant], Callable[..., LearningRate]] = {
-    ScheduleConstant: schedules.constant,
-    ScheduleLinear: schedules.linear,
-    ScheduleCosine: schedules.cosine,
-    ScheduleWarmupStableDecay: schedules.warmup_stable_decay,
+SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
+    schedule.ScheduleConstant: schedules.constant,
+    schedule.ScheduleLinear: schedules.linear,
+    schedule.ScheduleCosine: schedules.cosine,
+    schedule.ScheduleWarmupStableDecay: schedules.warmup_stable_decay,
 }
 
 
-def learning_rate_of(table: ScheduleVariant) -> LearningRate:
+def learning_rate_of(table: schedule.ScheduleVariant) -> LearningRate:
     """Return the schedule of `model.LLM.lr_schedule`; its keys are the function's arguments."""
     return SCHEDULES[type(table)](**dict(table))
 
@@ -61,7 +46,7 @@ class Setting(NamedTuple):
 
 
 def build(
-    table: OptimizerVariant,
+    table: tables.OptimizerVariant,
     learning_rate: LearningRate,
     overlap: int,
     stacked: tuple[str, ...],
@@ -79,6 +64,11 @@ def build(
     Raises:
       LockstepError: The variant has no optimizer, cannot overlap, or names an unknown group.
     """
+    if overlap and not table.overlaps:
+        raise LockstepError(
+            f"[peers] overlap = {overlap}, expected 0 with {variant_name(table)}: its peers wait "
+            "for all messages"
+        )
     for key in table.by_group:
         for group in getattr(table, key):
             if group not in groups:
@@ -90,25 +80,25 @@ def build(
 
 
 @singledispatch
-def optimizer_of(table: OptimizerVariant, setting: Setting) -> Optimizer:
+def optimizer_of(table: tables.OptimizerVariant, setting: Setting) -> Optimizer:
     """Return the optimizer of a table: a function is registered below for each kind of table."""
     del setting
     *names, last = [
-        kind.tag() for kind in optimizer_of.registry if issubclass(kind, OptimizerVariant)
+        kind.tag() for kind in optimizer_of.registry if issubclass(kind, tables.OptimizerVariant)
     ]
     raise LockstepError(
         f"{variant_name(table)}: this release cannot train with it, expected "
-        f"{OptimizerVariant.where}.{', '.join(names)} or {last}"
+        f"{tables.OptimizerVariant.where}.{', '.join(names)} or {last}"
     )
 
 
 @optimizer_of.register
-def _distro(table: OptimizerDistro, setting: Setting) -> Optimizer:
+def _distro(table: tables.OptimizerDistro, setting: Setting) -> Optimizer:
     return distro(_momentum(table, setting), setting.overlap)
 
 
 @optimizer_of.register
-def _ada_distro(table: OptimizerAdaDistro, setting: Setting) -> Optimizer:
+def _ada_distro(table: tables.OptimizerAdaDistro, setting: Setting) -> Optimizer:
     momentum = _momentum(table, setting)
     momentum = replace(
         momentum,
@@ -124,18 +114,16 @@ def _ada_distro(table: OptimizerAdaDistro, setting: Setting) -> Optimizer:
 
 
 @optimizer_of.register
-def _adamw(table: OptimizerAdamW, setting: Setting) -> Optimizer:
-    _check_waits(table, setting)
+def _adamw(table: tables.OptimizerAdamW, setting: Setting) -> Optimizer:
     return adamw(setting.learning_rate, **dict(table))
 
 
 @optimizer_of.register
-def _muon(table: OptimizerMuon, setting: Setting) -> Optimizer:
-    _check_waits(table, setting)
+def _muon(table: tables.OptimizerMuon, setting: Setting) -> Optimizer:
     return muon(setting.learning_rate, **dict(table), stacked=setting.stacked)
 
 
-def _momentum(table: Compressing, setting: Setting) -> CompressedMomentum:
+def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum:
     return CompressedMomentum(
         setting.learning_rate,
         Compressor(
@@ -148,11 +136,3 @@ def _momentum(table: Compressing, setting: Setting) -> CompressedMomentum:
         weight_decay=table.weight_decay or 0.0,
         clip_grad_norm=table.clip_grad_norm,
     )
-
-
-def _check_waits(table: Dense, setting: Setting) -> None:
-    if setting.overlap:
-        raise LockstepError(
-            f"[peers] overlap = {setting.overlap}, expected 0 with {variant_name(table)}: its "
-            "peers wait for all gradients"
-        )

@@ -21,6 +21,8 @@ class OptimizerVariant(Variant):
     where = "model.LLM.optimizer"
     by_group: ClassVar[tuple[str, ...]] = ()
     """The fields that name groups, which are the top-level names of the params."""
+    overlaps: ClassVar[bool] = False
+    """Whether messages may travel while the next round is computed, [peers] overlap."""
 
 
 class OptimizerDummy(OptimizerVariant):
@@ -62,6 +64,8 @@ class OptimizerMuon(Dense):
 
 class Compressing(OptimizerVariant):
     """Each peer sends the largest DCT coefficients of its momentum."""
+
+    overlaps = True
 
     clip_grad_norm: Rate | None = None
     """Largest global L2 norm of a peer's gradient; absent or 0 is no clipping."""

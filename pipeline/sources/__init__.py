@@ -26,21 +26,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError
-from pipeline.runfile import Network, Run
-from pipeline.runfile.data import (
-    Data,
-    DataCorpus,
-    DataDummy,
-    DataHttp,
-    DataHub,
-    DataLocal,
-    DataPreprocessed,
-    DataServer,
-    DataUrl,
-    DataWeightedHttp,
-    Limit,
-    Shuffle,
-)
+from pipeline.runfile import Network, Run, data
+from pipeline.runfile.data import Data, DataServer, Limit, Shuffle
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
@@ -48,14 +35,14 @@ from pipeline.tokens.shards import Column, Part, ShardFile, Split
 
 # A location in the run file -> the module here that provides it. A new provider is a line.
 PROVIDERS = {
-    DataCorpus: "corpus",
-    DataDummy: "dummy",
-    DataHttp: "http",
-    DataHub: "hub",
-    DataLocal: "local",
-    DataPreprocessed: "preprocessed",
-    DataUrl: "url",
-    DataWeightedHttp: "weighted_http",
+    data.DataCorpus: "corpus",
+    data.DataDummy: "dummy",
+    data.DataHttp: "http",
+    data.DataHub: "hub",
+    data.DataLocal: "local",
+    data.DataPreprocessed: "preprocessed",
+    data.DataUrl: "url",
+    data.DataWeightedHttp: "weighted_http",
 }
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
