@@ -17,21 +17,21 @@ from pipeline.runfile.table import NAME_BYTES, U32, Name, Table, text, wrong
 def _repo_or_folder(value: str) -> str:
     size, is_path = len(value.encode()), value.startswith(("/", "./", "../"))
     if not value:
-        raise wrong((), "a string that is not empty")
+        raise wrong((), "a non-empty string")
     if size > NAME_BYTES and not is_path:
         most = f"at most {NAME_BYTES} bytes, or a folder that begins with / or ./ or ../"
-        raise wrong((), f"{most}, and this has {size}")
+        raise wrong((), f"{most}; this has {size}")
     return value
 
 
 class HubRepo(Table):
-    """A model on the Hugging Face hub, or a folder of that form."""
+    """A model on the Hugging Face hub, or a local folder in the same format."""
 
     repo_id: Annotated[str, AfterValidator(_repo_or_folder)]
-    """owner/name on the hub, at most 64 bytes; or a folder, when it exists and no revision is
-    given (of any length when it begins with / or ./ or ../)."""
+    """Name on the hub as owner/name, at most 64 bytes; or a local folder, if it exists and there is
+    no revision. A path that begins with / or ./ or ../ may be longer."""
     revision: Name | None = None
-    """The commit, branch or tag on the hub."""
+    """Commit, branch or tag on the hub; by default the main branch."""
 
 
 # Names in a bucket, and of the files made of it: no name leads out of its folder.
@@ -42,13 +42,13 @@ PREFIX = rf"{_SEGMENT}(?:/{_SEGMENT})*/?"
 
 def _bucket(value: str) -> str:
     if not re.fullmatch(BUCKET, value):
-        raise wrong((), "a bucket's name: a-z, 0-9, - _ and . alone, and not gs://")
+        raise wrong((), "a bucket name without gs://, of a-z, 0-9, -, _ and . only")
     return value
 
 
 def _prefix(value: str) -> str:
     if value and not re.fullmatch(PREFIX, value):
-        raise wrong((), "names with / between them, without spaces, . and ..")
+        raise wrong((), "names separated by /, without spaces, . and ..")
     return value
 
 
@@ -56,39 +56,39 @@ class GcsRepo(Table):
     """A model in a bucket of Google Cloud Storage."""
 
     bucket: Annotated[Name, AfterValidator(_bucket)]
-    """The bucket, at most 64 bytes."""
+    """Name of the bucket, at most 64 bytes."""
     prefix: Annotated[text(NAME_BYTES, empty=True), AfterValidator(_prefix)] | None = None
-    """The folder in the bucket."""
+    """Folder in the bucket, at most 64 bytes; by default its root."""
     generation: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = None
-    """Generation of its manifest.json, which names all other files; absent is the newest.
-    Lockstep's own key."""
+    """Generation of manifest.json, which lists all other files; by default the newest. Lockstep's
+    own key."""
 
 
 class CheckpointVariant(Variant):
-    """What training starts from."""
+    """Initial weights."""
 
     where = "model.LLM.checkpoint"
 
 
 class CheckpointEphemeral(CheckpointVariant):
-    """Nothing that is stored."""
+    """No stored checkpoint."""
 
 
 class CheckpointDummy(CheckpointVariant):
-    """Nothing, under a name; for tests."""
+    """A placeholder with a name, for tests."""
 
     repo_id: text(NAME_BYTES, empty=True)
-    """Any name, or none."""
+    """Any name, at most 64 bytes; may be empty."""
     revision: Name | None = None
-    """Any revision."""
+    """Any revision, at most 64 bytes."""
 
 
 class CheckpointHub(CheckpointVariant, HubRepo):
-    """A model on the Hugging Face hub, or a folder of that form."""
+    """A model on the Hugging Face hub, or a local folder in the same format."""
 
 
 class CheckpointP2P(CheckpointVariant, HubRepo):
-    """The params that other peers have; the config from the hub."""
+    """The params of other peers, with the config from the hub."""
 
 
 class CheckpointGcs(CheckpointVariant, GcsRepo):
@@ -96,14 +96,14 @@ class CheckpointGcs(CheckpointVariant, GcsRepo):
 
 
 class CheckpointP2PGcs(CheckpointVariant, GcsRepo):
-    """The params that other peers have; the config from a bucket."""
+    """The params of other peers, with the config from a bucket."""
 
 
 class CheckpointInit(CheckpointVariant):
-    """Fresh weights."""
+    """Freshly initialized weights."""
 
     config: dict[str, JsonValue]
-    """The model, with the keys of a Hugging Face config.json."""
+    """Configuration of the model, with the keys of a Hugging Face config.json."""
     seed: U32
     """Seed of the random initial weights."""
 
@@ -113,7 +113,7 @@ class CheckpointRun(CheckpointVariant):
 
     newtype = "key"
     key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-    """The earlier run's key."""
+    """Key of the earlier run's stage train."""
 
 
 AnyCheckpoint = one_of(CheckpointVariant)

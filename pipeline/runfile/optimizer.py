@@ -26,7 +26,7 @@ class OptimizerVariant(Variant):
 
 
 class OptimizerDummy(OptimizerVariant):
-    """Without any optimizer, for tests."""
+    """No optimizer, for tests."""
 
 
 class Dense(OptimizerVariant):
@@ -37,13 +37,13 @@ class Dense(OptimizerVariant):
         Field(min_length=2, max_length=2),
         AsTuple,
     ]
-    """Decay of the first and second moment, [b1, b2]."""
+    """Decay rates of the first and second moment, [b1, b2]."""
     weight_decay: Rate
-    """Times the learning rate: the fraction of each weight removed in a step."""
+    """Weight decay: its product with the learning rate is removed from each weight per step."""
     eps: Rate
-    """Added to the root of the second moment."""
+    """Term added to the root of the second moment, for stability."""
     clip_grad_norm: Rate | None = None
-    """Largest global L2 norm of a gradient; absent or 0 is no clipping."""
+    """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
 
 
 class OptimizerAdamW(Dense):
@@ -51,15 +51,15 @@ class OptimizerAdamW(Dense):
 
 
 class OptimizerMuon(Dense):
-    """Muon for the matrices of layers, AdamW for the rest, on the mean of all peers' gradients."""
+    """Muon for the matrices in layers, AdamW for the rest, on the mean of all peers' gradients."""
 
     by_group = ("step_scale",)
 
     momentum: Annotated[float, Field(ge=0, lt=1)]
-    """Decay of Nesterov's momentum of the matrices of layers."""
+    """Decay of the Nesterov momentum of the matrices in layers."""
     step_scale: dict[str, Rate] = {}
-    """Factor of a group's steps; 1 where it is not named. A group is a top-level name of the
-    params: embed, layers, norm or lm_head."""
+    """Step-size factor by group; 1 for groups that are not named. A group is a top-level name of
+    the params: embed, layers, norm or lm_head."""
 
 
 class Compressing(OptimizerVariant):
@@ -68,17 +68,18 @@ class Compressing(OptimizerVariant):
     overlaps = True
 
     clip_grad_norm: Rate | None = None
-    """Largest global L2 norm of a peer's gradient; absent or 0 is no clipping."""
+    """Maximum global L2 norm of a peer's gradient; 0 or absent is no clipping."""
     weight_decay: Rate | None = None
-    """Times the learning rate: the fraction of each weight removed in a step; absent is 0."""
+    """Weight decay: its product with the learning rate is removed from each weight per step; by
+    default 0."""
     compression_decay: Fraction
     """Decay of the momentum `delta` per round, 0 to 1."""
     compression_topk: Annotated[U16, Field(ge=1)]
-    """Coefficients sent of each block."""
+    """Number of coefficients sent per block, at least 1."""
     compression_chunk: Annotated[U16, Field(ge=1)]
-    """Side of a block: the largest divisor of each dimension up to this."""
+    """Maximum side of a block; each dimension is cut by its largest divisor up to this."""
     quantize_1bit: bool
-    """Send only the signs of the coefficients."""
+    """Whether only the signs of the coefficients are sent."""
 
 
 class OptimizerDistro(Compressing):
@@ -86,7 +87,7 @@ class OptimizerDistro(Compressing):
 
 
 class OptimizerAdaDistro(Compressing):
-    """DisTrO with what its papers do not do; each key's default is their way.
+    """DisTrO with extensions; with the defaults of its own keys it is DisTrO.
 
     A group is a top-level name of the params: embed, layers, norm or lm_head.
     """
@@ -94,19 +95,19 @@ class OptimizerAdaDistro(Compressing):
     by_group = ("step_scale", "topk_of", "untransformed")
 
     second_moment_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Decay of the factored second moment whose root divides a peer's gradient; absent: no
-    division."""
+    """Decay of the factored second moment whose root divides a peer's gradient; by default,
+    gradients are not divided."""
     update: Literal["sign", "rms", "orthogonal"] = "sign"
-    """What the decoded mean becomes: its sign, itself divided by its root mean square, or, in the
-    matrices of layers, the nearest orthogonal matrix."""
+    """Update made of the decoded mean. sign: its sign. rms: the mean divided by its root mean
+    square. orthogonal: for the matrices in layers, the nearest orthogonal matrix."""
     step_scale: dict[str, Rate] = {}
-    """Factor of a group's steps; 1 where it is not named."""
+    """Step-size factor by group; 1 for groups that are not named."""
     topk_of: dict[str, Annotated[U16, Field(ge=1)]] = {}
-    """A group's own compression_topk."""
+    """compression_topk by group, in place of the common one."""
     untransformed: Annotated[tuple[str, ...], AsTuple] = ()
-    """Groups whose elements are sent themselves, not the coefficients of their DCT."""
+    """Groups of which elements are sent instead of DCT coefficients."""
     removed: Fraction = 1.0
-    """Share of what was sent that leaves the momentum."""
+    """Fraction of what was sent that is removed from the momentum, 0 to 1."""
 
 
 AnyOptimizer = one_of(OptimizerVariant)

@@ -16,32 +16,32 @@ Rate = Annotated[float, Field(ge=0)]
 
 
 class ScheduleVariant(Variant):
-    """The learning rate by step. Up to warmup_steps it rises linearly, then it is the variant's."""
+    """Learning rate by step: a linear warm-up over warmup_steps, then the variant's."""
 
     where = "model.LLM.lr_schedule"
 
     base_lr: Rate
-    """The learning rate at the end of the warm-up."""
+    """Learning rate at the end of the warm-up."""
     warmup_init_lr: Rate
-    """The learning rate at step 0; the first step trained is step 1."""
+    """Learning rate at step 0, from which the warm-up starts; the first trained step is 1."""
     warmup_steps: U32
-    """Steps of the warm-up; 0 is none."""
+    """Length of the warm-up in steps; 0 is no warm-up."""
 
 
 class ScheduleConstant(ScheduleVariant):
-    """base_lr."""
+    """A constant base_lr."""
 
 
 class Decaying(ScheduleVariant):
-    """A schedule that ends at a learning rate of its own."""
+    """A schedule that decays to a final learning rate."""
 
     total_steps: U32
-    """The step at which final_lr is reached; it stays there."""
+    """Step at which final_lr is reached; the rate is constant afterwards. Above warmup_steps."""
     final_lr: Rate
-    """The learning rate at the end."""
+    """Learning rate at total_steps and afterwards."""
 
     @model_validator(mode="after")
-    def _there_is_a_decay(self) -> "Decaying":
+    def _decay_has_steps(self) -> "Decaying":
         if self.total_steps <= self.warmup_steps:
             raise wrong("total_steps", f"more than warmup_steps ({self.warmup_steps})")
         return self
@@ -56,18 +56,18 @@ class ScheduleCosine(Decaying):
 
 
 class ScheduleWarmupStableDecay(ScheduleVariant):
-    """base_lr for a while, half a cosine to one learning rate, a straight line to another."""
+    """A stable phase at base_lr, a cosine decay, and a linear decay."""
 
     stable_steps: U32
-    """Steps at base_lr after the warm-up."""
+    """Length of the stable phase after the warm-up, in steps."""
     cosine_decay_steps: U32
-    """Steps of the half cosine."""
+    """Length of the cosine decay in steps."""
     cosine_decay_final_lr: Rate
-    """The learning rate at the half cosine's end."""
+    """Learning rate at the end of the cosine decay; at most base_lr."""
     linear_decay_steps: U32
-    """Steps of the straight line."""
+    """Length of the linear decay in steps."""
     linear_decay_final_lr: Rate
-    """The learning rate at the straight line's end, and after it."""
+    """Learning rate after the linear decay; at most cosine_decay_final_lr."""
 
     @model_validator(mode="after")
     def _rates_fall(self) -> "ScheduleWarmupStableDecay":
