@@ -52,7 +52,7 @@ class ScheduleLinear(Decaying):
 
 
 class ScheduleCosine(Decaying):
-    """Half a cosine from base_lr to final_lr. (Psyche's rises again after total_steps.)"""
+    """Half a cosine from base_lr to final_lr; unlike Psyche's, it does not rise again after."""
 
 
 class ScheduleWarmupStableDecay(ScheduleVariant):
