@@ -1,4 +1,4 @@
-"""The additions of docs/extending.md, made in a copy as that page says, work together in a run."""
+"""The additions of docs/how-to/extend.md, made in a copy as it says, work together in a run."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from tests import tiny
 
-PAGE = tiny.PROJECT / "docs" / "extending.md"
+PAGE = tiny.PROJECT / "docs" / "how-to" / "extend.md"
 BLOCKS = re.findall(r"```python\n# ([^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 NEW = re.compile(r"new: (\S+)$")
 EDIT = re.compile(r'(above|below|in place of) "(.*)" in (\S+)$')
