@@ -14,7 +14,9 @@ def adamw(
     weight_decay: float,
     clip_grad_norm: float | None = None,
 ) -> Optimizer:
-    """Return AdamW on the mean of all present peers' gradients; with the names of `dense`:
+    """Return AdamW on the mean of all present peers' gradients.
+
+    With the names of `dense`:
 
         m, v    = Adam's moments of g, bias-corrected
         d       = m / (sqrt(v) + eps)

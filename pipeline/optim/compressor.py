@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipeline.optim import dct
 from pipeline.optim.optimizer import KeyPath, Tree, group_of
@@ -111,7 +112,7 @@ class Compressor:
         mine_NK = dct.take(coefficients, cut, index_NK)
         below_NK = kth_N1 - jnp.abs(mine_NK)
         # a block that is all but zero holds rounding only: its positions say nothing
-        floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + jnp.finfo(jnp.float32).tiny
+        floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + np.finfo(np.float32).tiny
         size_N1 = jnp.maximum(kth_N1, floor)
         if value_NK.dtype == bool:
             flipped_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))

@@ -8,7 +8,7 @@ Shapes: N blocks of an array, A = area of a block (h * w, or w of a vector), K k
 """
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -30,10 +30,12 @@ class Layout(NamedTuple):
 
     @property
     def blocks(self) -> int:
+        """Number of blocks."""
         return self.lead * self.rows * self.columns
 
     @property
     def area(self) -> int:
+        """Positions of a block."""
         return self.height * self.width
 
 
@@ -81,7 +83,7 @@ def decode(coefficients: jax.Array, cut: Layout) -> jax.Array:
 
 
 def _transform(x: jax.Array, cut: Layout, left: np.ndarray, right: np.ndarray) -> jax.Array:
-    """left @ block @ right^T for every block."""
+    """Return left @ block @ right^T for every block."""
     if cut.width > 1:
         x = x.reshape(-1, cut.width) @ right.T
     if cut.height > 1:
@@ -139,8 +141,8 @@ def remove(
 ) -> jax.Array:
     """What is left after sending the named places: zeros there, or less by `share`."""
     at = coefficients.reshape(-1).at[_address(cut, index_NK)]
-    how = {"unique_indices": True, "mode": "promise_in_bounds"}
-    left = at.set(0.0, **how) if share == 1.0 else at.multiply(1.0 - share, **how)
+    change = partial(at.set, 0.0) if share == 1.0 else partial(at.multiply, 1.0 - share)
+    left = change(unique_indices=True, mode="promise_in_bounds")
     return left.reshape(cut.shape)
 
 
@@ -157,15 +159,15 @@ def mean_of_senders(
     # `where`, not a product: an absent peer's row may hold anything, NaN included
     value_PNK = jnp.where(present_P[:, None, None], value_PNK.astype(jnp.float32), 0.0)
 
-    def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple:
+    def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         address_NK, value_NK = peer
         at = total.at[address_NK]
         return at.add(value_NK, unique_indices=True, mode="promise_in_bounds"), None
 
     size = math.prod(cut.shape)
     total, _ = jax.lax.scan(add, jnp.zeros(size, jnp.float32), (address_PNK, value_PNK))
-    senders = jnp.zeros(size, jnp.uint16).at[address_PNK]
-    senders = senders.add(present_P[:, None, None].astype(jnp.uint16), mode="promise_in_bounds")
+    at = jnp.zeros(size, jnp.uint16).at[address_PNK]
+    senders = at.add(present_P[:, None, None].astype(jnp.uint16), mode="promise_in_bounds")
     # divided only where something was sent; senders of one coefficient write the same mean
     mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1)
     return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)

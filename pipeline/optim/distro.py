@@ -74,7 +74,7 @@ class CompressedMomentum:
     def lookahead(self, params: Tree, delta: Tree, step: jax.Array) -> Tree:
         """Return where params will be if all peers' deltas are as this one."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array, delta: jax.Array) -> jax.Array:
+        def of_leaf(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
             lr = self.rate(step - 1) * self.direction.scale_of(path)
             return theta - lr * self.direction(path, self.compressor.decode(path, delta))
 
@@ -87,7 +87,7 @@ class CompressedMomentum:
     def updates(self, params: Tree, directions: Tree, decay: Any, step: jax.Array) -> Tree:
         """Return -(lr(step) * direction + decay * theta)."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array, d: jax.Array) -> jax.Array:
+        def of_leaf(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:
             lr = self.rate(step) * self.direction.scale_of(path)
             return -(lr * d + decay * theta)
 

@@ -34,7 +34,9 @@ def muon(
     step_scale: Mapping[str, float],
     stacked: tuple[str, ...] = (),
 ) -> Optimizer:
-    """Return Muon for the matrices of layers and Adam for the rest; with the names of `dense`:
+    """Return Muon for the matrices of layers and Adam for the rest.
+
+    With the names of `dense`:
 
         m      <- momentum * m + g;  d = O(g + momentum * m)        matrices of layers
         d       = Adam's direction of g                             embeddings, head, norms
@@ -86,7 +88,8 @@ def muon(
 
         def scaled(path: KeyPath, leaf: jax.Array) -> jax.Array:
             del leaf
-            return directions[_dotted(path)] * step_scale.get(group_of(path), 1.0)
+            d: jax.Array = directions[_dotted(path)] * step_scale.get(group_of(path) or "", 1.0)
+            return d
 
         return jax.tree.map_with_path(scaled, grads), MuonState(adam, trace)
 

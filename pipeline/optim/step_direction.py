@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipeline.optim.optimizer import KeyPath, group_of
 
@@ -19,7 +20,7 @@ def sign(x: jax.Array) -> jax.Array:
 
 
 def rms(x: jax.Array) -> jax.Array:
-    """Return x / rms(x): as long as the sign, in the direction of x."""
+    """Return x divided by its root mean square: as long as the sign, in the direction of x."""
     return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + TINY)
 
 
@@ -44,7 +45,8 @@ def orthogonal(x: jax.Array) -> jax.Array:
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = y @ y.mT
         y = a * y + (b * square + c * square @ square) @ y
-    return (y.mT if tall else y) * max(x.shape[-2:]) ** 0.5
+    nearest: jax.Array = (y.mT if tall else y) * max(x.shape[-2:]) ** 0.5
+    return nearest
 
 
 BY_NAME = {"sign": sign, "rms": rms, "orthogonal": orthogonal}
@@ -76,6 +78,6 @@ class StepDirection:
         return self.scale.get(group_of(path) or "", 1.0)
 
     @property
-    def dtype(self) -> jax.typing.DTypeLike:
-        """The dtype in which directions can be stored: there are as many as params."""
-        return jnp.int8 if self.update == "sign" else jnp.float32
+    def dtype(self) -> type:
+        """Dtype in which directions can be stored: there are as many as params."""
+        return np.int8 if self.update == "sign" else np.float32
