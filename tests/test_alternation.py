@@ -106,12 +106,12 @@ class Engines:
 
 
 def test_alternating_engines_never_leave_a_stale_result(tmp_path):
-    Engines(tmp_path, seed=1).take(8)
+    Engines(tmp_path, seed=50).take(5)  # every edit and every act
     shutil.rmtree(tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_alternating_engines_for_long_never_leave_a_stale_result(tmp_path, seed):
     Engines(tmp_path, seed).take(30)
     shutil.rmtree(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -74,11 +75,12 @@ def test_runs_killed_often_end_with_the_same_bytes(tmp_path, seed):
     killed_run(tmp_path, kills=5, seed=seed)
 
 
-@pytest.fixture
-def stopped(tmp_path) -> tuple[Path, Path, Path]:
-    """A training that was asked to stop: its run file, its root, and its work in progress."""
-    data = tiny.write_data(tmp_path / "tokens")
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+@pytest.fixture(scope="module")
+def training(tmp_path_factory) -> Path:
+    """A training that was asked to stop: the folder of its run file and its root."""
+    folder = tmp_path_factory.mktemp("stopped")
+    data = tiny.write_data(folder / "tokens")
+    run_file, root = folder / "run.toml", folder / "root"
     tiny.write_run(
         run_file, tiny.run_document(data, config__total_steps=400, runtime__checkpoint_every=1000)
     )
@@ -89,6 +91,14 @@ def stopped(tmp_path) -> tuple[Path, Path, Path]:
     trainer.send_signal(signal.SIGTERM)
     trainer.communicate()
     assert trainer.returncode == 143
+    return folder
+
+
+@pytest.fixture
+def stopped(training, tmp_path) -> tuple[Path, Path, Path]:
+    """Its run file, its root, and its work in progress, all to change."""
+    folder = shutil.copytree(training, tmp_path / "stopped")
+    run_file, root = folder / "run.toml", folder / "root"
     (work,) = (path for path in (root / "data/runs").iterdir() if path.is_dir())
     return run_file, root, work
 

@@ -149,16 +149,15 @@ def test_no_token_is_dropped_however_they_choose(choose, tokens):
     kernels = {name: 10 * getattr(made, name)[...] for name in names}
     out = jnp.asarray(rng.normal(size=(tokens, 32)), jnp.float32)
 
-    def ours(x_ND, weights_NA, kernels):
+    def ours(x_ND, weights_NA, kernels, experts_NA, out):
         return (nnx.merge(graph, kernels)(x_ND, weights_NA, experts_NA) * out).sum()
 
-    def plain(x_ND, weights_NA, kernels):
+    def plain(x_ND, weights_NA, kernels, experts_NA, out):
         return (experts_one_by_one(x_ND, weights_NA, experts_NA, **kernels) * out).sum()
 
+    arguments = x_ND, weights_NA, kernels, experts_NA, out  # a program for each number of tokens
     found, expected = (
-        jax.tree.leaves(
-            jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(x_ND, weights_NA, kernels)
-        )
+        jax.tree.leaves(jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(*arguments))
         for f in (ours, plain)
     )
     for one, other in zip(found, expected, strict=True):
@@ -167,7 +166,7 @@ def test_no_token_is_dropped_however_they_choose(choose, tokens):
 
 def test_the_rows_of_sorted_choices_are_less_than_twice_as_many():
     for count, among in ((1, 8), (8, 8), (9, 8), (111, 8), (1024, 16), (3072, 64), (5, 256)):
-        rows, size = experts._sort(jnp.zeros(count, jnp.int32), among)
+        rows, size = jax.jit(experts._sort, static_argnums=1)(jnp.zeros(count, jnp.int32), among)
         assert rows.choice_R.shape[0] == rows.expert_b.shape[0] * size
         assert count <= rows.choice_R.shape[0] < 2 * count or count == 1
         held = np.asarray(rows.choice_R)
