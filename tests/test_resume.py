@@ -130,4 +130,4 @@ def test_a_run_does_not_go_on_from_a_transcript_that_lost_rounds(stopped):
     file = work / "transcript" / "rounds.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-1]))
-    assert f"{len(lines) - 1} rounds, expected {len(lines)}" in refusal(run_file, root)
+    assert f"{len(lines) - 1} rounds, expected the {len(lines)} before" in refusal(run_file, root)
