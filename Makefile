@@ -29,6 +29,7 @@ lint: .venv/installed-test
 	ruff format --check .
 	ruff check .
 	lint-imports
+	mypy
 
 docs: .venv/installed-docs
 	rm -rf docs/reference/api  # pages of modules that are gone

@@ -35,7 +35,7 @@ class Context(NamedTuple):
     """Number of sequences, B."""
     window: Window
     """Number of keys that a query sees."""
-    sequences_BT: jax.Array | None  # noqa: N815 - axes
+    sequences_BT: jax.Array | None
     """Sequence of each token, where several are packed into a row."""
     kernel: str
     """Implementation of attention, as in `parts.attend`."""

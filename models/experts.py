@@ -157,9 +157,9 @@ class Experts(nnx.Module):
 class _Rows(NamedTuple):
     """Which choice lies in which row."""
 
-    row_C: jax.Array  # noqa: N815 - axes
+    row_C: jax.Array
     """Row of each choice."""
-    choice_R: jax.Array  # noqa: N815 - axes
+    choice_R: jax.Array
     """Choice in each row; C in padding."""
     expert_b: jax.Array
     """Expert of each block of rows."""

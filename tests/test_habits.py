@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -86,10 +86,30 @@ def test_every_dependency_is_pinned():
     assert declared([requirement for requirement in listed if "==" not in requirement]) <= pins
 
 
+def test_no_file_is_longer_than_a_reader_holds_in_mind():
+    long = {
+        path.relative_to(PROJECT).as_posix(): lines
+        for path in SOURCE
+        if (lines := len(path.read_text().splitlines())) > MOST_LINES
+    }
+    assert not long
+
+
 def test_no_room_has_more_files_than_a_reader_takes_in():
     rooms = Counter(path.parent for path in SOURCE if path.name != "__init__.py")
     full = {str(room.relative_to(PROJECT)): n for room, n in rooms.items() if n > MOST_FILES}
     assert not full
+
+
+def test_no_class_name_stands_for_two_things():
+    places = defaultdict(set)
+    for path in SOURCE:
+        if path.is_relative_to(PROJECT / "models"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(path.relative_to(PROJECT).as_posix())
+    assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}
 
 
 def test_the_folders_of_pipeline_are_rooms_of_dvc_yaml():

@@ -18,7 +18,7 @@ from pipeline.tokens.shards import PLAIN, Column, read_shards
 class HeldOutRows(NamedTuple):
     """Held-out rows: int32 [N, W], with N = 0 where nothing is held out; and their columns."""
 
-    rows_NW: np.ndarray  # noqa: N815 - a shape
+    rows_NW: np.ndarray
     columns: tuple[Column, ...]
 
 

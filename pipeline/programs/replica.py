@@ -22,7 +22,7 @@ class Work(NamedTuple):
     rows_MBW: int32 rows in micro-batches, padded to one shape. count: How many rows are real.
     """
 
-    rows_MBW: np.ndarray  # noqa: N815 - a shape
+    rows_MBW: np.ndarray
     count: int
 
 
