@@ -12,6 +12,7 @@ import yaml
 
 import pipeline
 from pipeline import runfile
+from pipeline.__main__ import app
 from tests.pipeline.net.test_fault_matrix import MATRIX
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -54,6 +55,23 @@ def test_keys_of_the_run_file_exist(page):
 def test_examples_of_a_run_file_are_toml_of_its_tables(page):
     for example in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
         assert tomllib.loads(example).keys() <= runfile.Run.model_fields.keys()
+
+
+@each_page
+def test_commands_exist(page):
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    targets = re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+    for program, name in re.findall(
+        r"(?:^|`)(lockstep|make) ([a-z][a-z-]*)", page.read_text(), re.M
+    ):
+        assert name in (commands if program == "lockstep" else targets), f"{program} {name}"
+
+
+def test_pre_commit_runs_what_make_lint_runs():
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (PROJECT / "Makefile").read_text(), re.M)[1]
+    (repo,) = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"] for hook in repo["hooks"]]
+    assert entries == [f".venv/bin/{line.strip()}" for line in lint.splitlines()]
 
 
 @of(OUTSIDE_THE_SITE)
