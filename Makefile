@@ -15,15 +15,15 @@ endif
 	@python -m pipeline summary
 
 test: .venv/installed-test
-	pytest -q -n 2 --dist loadgroup -m "not soak"
+	pytest -q -n 2 --dist worksteal -m "not soak"
 
 # While editing: the rooms that compile next to nothing, half of all tests, in less than a minute.
 FAST := protocol runfile sources stage tokens transcript wire swarm/test_lies.py
 test-fast: .venv/installed-test
-	pytest -q -n 2 -m "not soak" tests/test_dag.py tests/test_habits.py $(FAST:%=tests/pipeline/%)
+	pytest -q -n 2 --dist worksteal -m "not soak" tests/test_dag.py tests/test_habits.py $(FAST:%=tests/pipeline/%)
 
 soak: .venv/installed-test
-	pytest -q -n 2 --dist loadgroup -m soak
+	pytest -q -n 2 --dist worksteal -m soak
 
 lint: .venv/installed-test
 	ruff format --check .
