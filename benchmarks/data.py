@@ -27,8 +27,8 @@ from benchmarks.resident import peak
 from pipeline.runfile.data import Shuffle, ShuffleDontShuffle, ShuffleSeeded
 from pipeline.stage import allocator
 from pipeline.tokens.permutation import permute
-from pipeline.tokens.sequences import Sequences, open_shards
-from pipeline.tokens.shards import ShardFile, Shards, write_shards
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import ShardFile, Shards, read_shards, write_shards
 
 LENGTH, VOCABULARY, TOKEN_BYTES = 2048, 2**15, 2
 BATCHES = 8, 256
@@ -81,7 +81,7 @@ def make_files(folder: Path, count: int, sequences: int) -> list[ShardFile]:
 
 def opened(folder: Path, files: list[ShardFile], shuffle: Shuffle, said: int = 0) -> Sequences:
     write(folder, files, shuffle, said)
-    return open_shards(folder, "train", LENGTH)
+    return Sequences(folder, read_shards(folder), "train", LENGTH)
 
 
 def write(folder: Path, files: list[ShardFile], shuffle: Shuffle, said: int) -> None:
@@ -140,7 +140,8 @@ def reading(sequences: Sequences, shuffle: Shuffle, batch: int) -> dict:
             rows_NL[rows] = maps[file][row_N[span][rows]]
         return rows_NL
 
-    other = open_shards(sequences.folder, "train", LENGTH)  # asked for places in between
+    folder = sequences.folder
+    other = Sequences(folder, read_shards(folder), "train", LENGTH)  # asked for places in between
     ways = (ours, by_row, by_file)
     seconds: dict[Callable, list[float]] = {way: [] for way in ways}
     batches = len(sequences) // batch
@@ -180,7 +181,7 @@ def start_up(folder: Path, files: list[ShardFile]) -> dict:
         write(folder, files, ORDERS["shuffled"], repeat)  # other bytes each time
         for times in seconds.values():
             began = time.perf_counter()
-            open_shards(folder, "train", LENGTH)
+            Sequences(folder, read_shards(folder), "train", LENGTH)
             times.append(time.perf_counter() - began)
     median = {f"{name}_milliseconds": 1e3 * np.median(times) for name, times in seconds.items()}
     return {"files": len(files)} | {name: round(ms, 1) for name, ms in median.items()}

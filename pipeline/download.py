@@ -27,28 +27,18 @@ def run(config: Run, paths: Paths) -> None:
     sources.provider_of(location, options)  # raises before any work
     with paths.building() as folder:
         fetched = sources.fetch(location, folder, options)
-        shards = Shards(
-            format=2,
-            token_size_in_bytes=fetched.token_size_in_bytes,
-            vocab_size=fetched.vocab_size,
-            shuffle=fetched.shuffle,
-            parts=fetched.parts,
-            columns=fetched.columns,
-            files=fetched.files,
-            source=fetched.source,
-        )
-        write_shards(folder, shards)
-        read, sha256 = shards.source["read"], shards.source["sha256"]
+        write_shards(folder, fetched)
+        read, sha256 = fetched.source["read"], fetched.source["sha256"]
         try:
             pinned = pins.check("data", config.pins.data, sha256, read)
         except LockstepError:
             store.forget(paths.store, fetched.unproven)  # it may have been damaged on its way
             raise
-    same = [f"{one} and {other} are the same file" for one, other in duplicates(shards)]
+    same = [f"{one} and {other} are the same file" for one, other in duplicates(fetched)]
     for warning in (*fetched.warnings, *same):
         log.warning(f"download: warning: {warning}")
     log.info(f"download: read {read} (sha256 {sha256[:12]}, {pinned})")
-    log.info(f"download: {summary(shards)}")
+    log.info(f"download: {summary(fetched)}")
 
 
 def summary(shards: Shards) -> str:

@@ -6,6 +6,8 @@ Credentials come from the environment, where each service's own tools look for t
 import re
 from urllib.parse import quote, unquote, urlsplit
 
+from urllib3.util import make_headers
+
 from pipeline.net import google_auth
 from pipeline.net.redact import hide
 from pipeline.net.web import Request
@@ -36,16 +38,6 @@ def without_user(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
 
 
-def google_file(bucket: str, name: str, generation: str) -> str:
-    """Return the address of one version of a file in a bucket."""
-    return f"gs://{bucket}/{quote(name)}#{generation}"
-
-
-def hub_file(repo_id: str, commit: str, name: str) -> str:
-    """Return the address of a file of a dataset on the hub, at one commit."""
-    return f"hf://datasets/{repo_id}@{commit}/{quote(name)}"
-
-
 def hub_headers() -> dict[str, str]:
     """Return the headers of a request to the hub, with the environment's token."""
     from huggingface_hub.utils import build_hf_headers
@@ -55,11 +47,7 @@ def hub_headers() -> dict[str, str]:
 
 def _resolve_web(url: str) -> Request:
     user, at, _ = urlsplit(url).netloc.rpartition("@")
-    if not at:
-        return Request(url, {}, hide(url))
-    from urllib3.util import make_headers
-
-    headers = dict(make_headers(basic_auth=unquote(user)))
+    headers = dict(make_headers(basic_auth=unquote(user))) if at else {}
     return Request(without_user(url), headers, hide(url))
 
 

@@ -36,8 +36,7 @@ def download(
       The folder of the files, named after the commit; it does not exist if no file matches.
 
     Raises:
-      LockstepError: the repository or revision does not exist or cannot be read, or a file arrived
-        damaged.
+      LockstepError: the repository or revision cannot be read, or a file arrived damaged.
     """
     from huggingface_hub import get_token, snapshot_download
 

@@ -48,13 +48,6 @@ def read(
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop`, in pieces; a broken connection is resumed.
 
-    Args:
-      origin: the file.
-      start: offset of the first byte.
-      stop: offset after the last.
-      network: time limits and attempts.
-      cancelled: ends reading.
-
     Raises:
       LockstepError: the server refuses, has another version of the file, or failed too often.
       CancelledError: `cancelled` was set.

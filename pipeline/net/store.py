@@ -54,16 +54,9 @@ class Stored(NamedTuple):
 def fetch(
     transfers: Sequence[Transfer], store: Path, network: Network, bar: Progress
 ) -> list[Stored]:
-    """Fetch the files that are not in the store yet.
+    """Fetch the files that are not in the store yet; return a file for each transfer, in order.
 
-    Args:
-      transfers: the files.
-      store: folder of the store; created if missing.
-      network: how many at once, time limits and attempts.
-      bar: advances by bytes, each counted once, those in the store included.
-
-    Returns:
-      A file for each transfer, in order.
+    The bar advances by bytes, each counted once, those in the store included.
 
     Raises:
       LockstepError: a server refuses, fails too often, or sends other bytes than announced.
@@ -76,12 +69,9 @@ def fetch(
         finally:  # one failed, or this thread was interrupted: the others need not go on
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
-    for job in jobs:
-        if (
-            not job.cancelled()
-            and (error := job.exception())
-            and not isinstance(error, CancelledError)
-        ):
+    errors = (job.exception() for job in jobs if not job.cancelled())
+    for error in errors:
+        if error and not isinstance(error, CancelledError):
             raise error
     return [job.result() for job in jobs]
 
@@ -162,12 +152,7 @@ def _fill(
     count: Callable[[int], None],
     stop: Event,
 ) -> str:
-    """Fetch the missing bytes of a partial file, verify the whole, and return its SHA-256.
-
-    Raises:
-      LockstepError: the server refuses, sends other bytes than announced, or fails too often.
-      CancelledError: `stop` was set.
-    """
+    """Fetch the missing bytes of a partial file, verify the whole, and return its SHA-256."""
     origin, size = transfer.origin, transfer.size
     # the checksum is of the whole file
     expected = origin.checksum if size == origin.size else None

@@ -60,18 +60,11 @@ class Request(NamedTuple):
 
 
 class Version(NamedTuple):
-    """The expected version of a file: its size in bytes, and its ETag where there is one."""
+    """One version of a file: size in bytes, ETag or date, and checksum as in `Origin`."""
 
     size: int
     tag: str | None
-
-
-class Head(NamedTuple):
-    """A server's description of a file: size, ETag or date, and checksum as in `Origin`."""
-
-    size: int
-    tag: str | None
-    checksum: str | None
+    checksum: str | None = None
 
 
 def offline() -> bool:
@@ -113,7 +106,7 @@ def read(
             )
 
 
-def head(request: Request, network: Network) -> Head:
+def head(request: Request, network: Network) -> Version:
     """Return the server's description of a file.
 
     Raises:
@@ -122,22 +115,13 @@ def head(request: Request, network: Network) -> Head:
     return retry.call(lambda: _head(request, network), network)
 
 
-def get_json(request: Request, network: Network) -> Any:
-    """Return a JSON document.
-
-    Raises:
-      LockstepError: the server refuses or cannot be reached, or the document is invalid.
-    """
-    return get_page(request, network)[0]
-
-
 def get_page(request: Request, network: Network) -> tuple[Any, Request | None]:
     """Return a JSON document, and the request for the page after it, if any.
 
     That request goes to the same server, whatever the page says: another would see its credentials.
 
     Raises:
-      LockstepError: as `get_json`.
+      LockstepError: the server refuses or cannot be reached, or the document is invalid.
     """
 
     def get() -> tuple[bytearray, str]:
@@ -170,7 +154,7 @@ def get_page(request: Request, network: Network) -> tuple[Any, Request | None]:
     return document, following
 
 
-def _head(request: Request, network: Network) -> Head:
+def _head(request: Request, network: Network) -> Version:
     # in bytes, since some servers give no length to HEAD, or do not know it
     with _answer("HEAD", request, network, {}, accepted={403, 405, 501}) as answer:
         if answer.status < 300 and (size := _length(answer.headers)) is not None:
@@ -184,9 +168,9 @@ def _head(request: Request, network: Network) -> Head:
         return _describe(request.name, headers, size)
 
 
-def _describe(name: str, headers: Mapping[str, str], size: int) -> Head:
+def _describe(name: str, headers: Mapping[str, str], size: int) -> Version:
     _check_content(name, headers)
-    return Head(size, _tag(headers), _checksum(headers))
+    return Version(size, _tag(headers), _checksum(headers))
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:
@@ -240,19 +224,13 @@ def _answer(
 ) -> Iterator[urllib3.BaseHTTPResponse]:
     """Open an answer whose body is still to come; failures inside are TransientError or an error.
 
-    Args:
-      method: GET or HEAD.
-      request: address, headers and name.
-      network: time limits.
-      headers: beside the request's own.
-      accepted: statuses that the caller handles.
+    `headers` are sent beside the request's own; the caller handles the `accepted` statuses.
     """
     if offline():
         raise LockstepError(f"{request.name}: {OFFLINE} is set, expected it in the store already")
-    name = request.name
+    name, answer = request.name, None
     secret = request.headers.get("Authorization", request.headers.get("authorization", ""))
     secret = secret.partition(" ")[2]
-    answer = None
     try:
         try:
             answer = _pool(network.connections, _proxy(request.url)).request(

@@ -23,15 +23,17 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from pipeline.errors import LockstepError
 from pipeline.runfile import Network, Run, data
-from pipeline.runfile.data import Data, DataServer, Limit, Shuffle
+from pipeline.runfile.data import Data, DataServer, Limit
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
-from pipeline.tokens.shards import Column, Part, ShardFile, Split
+from pipeline.tokens.shards import FORMAT, Shards, Split
 
 # A location in the run file -> the module here that provides it. A new provider is a line.
 PROVIDERS = {
@@ -47,8 +49,6 @@ PROVIDERS = {
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
 HELD_OUT_TOKENS = 2**20  # at most, where a limit cuts the train tokens
-
-MakeBar = Callable[..., Progress]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FetchOptions:
     limit: Limit | None
     stream: bool
     network: Network
-    progress: MakeBar
+    progress: Callable[..., Progress]
 
 
 class SurveyedFile(NamedTuple):
@@ -102,33 +102,18 @@ class Survey(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """A provider's account of the files that it wrote, or that are read while training.
+class Fetched(Shards):
+    """The shards that a provider wrote, or that are read while training.
 
-    Args:
-      files: files of each split, in order.
-      token_size_in_bytes: 2 or 4, in every file.
-      vocab_size: bound of the token ids; None where it is unknown.
-      shuffle: order in which the sequences of the train split are used.
-      source: what was read, as JSON; goes into `shards.json`. Its `sha256` covers names and
-        contents, so that two equal ones mean the same data; of files that are read while training,
-        it covers names, sizes and the server's versions.
-      parts: the locations that are mixed, where there are several.
-      columns: columns of a row.
-      unproven: SHA-256 of files in the store for which no server gave a checksum.
-      warnings: one line each, for the user.
+    The `sha256` of `source` covers names and contents, so that two equal ones mean the same data;
+    of files that are read while training, it covers names, sizes and the server's versions.
     """
 
-    files: tuple[ShardFile, ...]
-    token_size_in_bytes: int
-    vocab_size: int | None
-    shuffle: Shuffle
-    source: dict
-    parts: tuple[Part, ...] = ()
-    columns: tuple[Column, ...] = ("inputs",)
-    unproven: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    format: int = FORMAT
+    unproven: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    """SHA-256 of files in the store for which no server gave a checksum."""
+    warnings: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    """One line each, for the user."""
 
 
 def fetch_options(run: Run, paths: Paths) -> FetchOptions:

@@ -26,11 +26,7 @@ class ChosenFile(NamedTuple):
 
 
 def survey(listing: Listing, options: FetchOptions) -> Survey:
-    """Describe what a run would read of a listing.
-
-    Raises:
-      LockstepError: as `choose`.
-    """
+    """Describe what a run would read of a listing."""
     chosen, warnings = choose(listing, options.limit)
     files = tuple(
         SurveyedFile(one.file.name, one.split, one.tokens * listing.size, one.tokens)
@@ -74,12 +70,7 @@ def hold_out_last(
 ) -> tuple[list[LocationFile], list[LocationFile], str]:
     """Hold out the last file of each part that has several, where no name says what to hold out.
 
-    Args:
-      files: all of them, in order.
-      where: the location and why, for the warning.
-
-    Returns:
-      The train files, the held-out files, and the warning.
+    Return the train files, the held-out files, and a warning that begins with `where`.
     """
     parts: dict[int, list[LocationFile]] = {}
     for file in files:

@@ -75,7 +75,7 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
     Raises:
       LockstepError: there is no text, or too little to hold out whole files of it.
     """
-    text, percent = find(location), location.held_out_percent
+    text, percent = _find(location), location.held_out_percent
     plan = _plan(text, percent, options.limit)
     held_out = {
         file.name: int(file.size * percent / 100) if plan.within else file.size
@@ -94,21 +94,7 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
     )
 
 
-def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
-    """Tokenize the text that a run file names.
-
-    Raises:
-      LockstepError: as `find` and `fetch_from`.
-    """
-    return fetch_from(find(location), location, folder, options)
-
-
-def find(location: DataCorpus) -> Text:
-    """Return the text that a run file names.
-
-    Raises:
-      LockstepError: there is none.
-    """
+def _find(location: DataCorpus) -> Text:
     if location.path is not None:
         root = Path(location.path).expanduser()
         files, warnings = text_folder.find(root, location.text_key)
@@ -120,20 +106,15 @@ def find(location: DataCorpus) -> Text:
     return Text(f"the standard library of {python}", root, files, whole=True)
 
 
-def fetch_from(text: Text, location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
-    """Tokenize text.
-
-    Args:
-      text: the text.
-      location: the tokenizer, held_out_percent and shuffle.
-      folder: target of shards and tokenizer.
-      options: the limit; the store, for a tokenizer from the hub; and the bars.
+def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
+    """Tokenize the text that a run file names.
 
     Raises:
-      LockstepError: a file cannot be read, or changes meanwhile; nothing fits into the held-out
-        split, or a split is empty; vocab_size is too large for the text, or there is no such
-        tokenizer.
+      LockstepError: there is no text, a file cannot be read, or changes meanwhile; nothing fits
+        into the held-out split, or a split is empty; vocab_size is too large for the text, or there
+        is no such tokenizer.
     """
+    text = _find(location)
     plan = _plan(text, location.held_out_percent, options.limit)
     with _bar(options, plan.held_out) as bar:
         train, held_out = splitting.split(plan, location.held_out_percent, bar)

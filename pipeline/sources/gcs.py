@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from pydantic import AfterValidator, BaseModel, Field
 
 from pipeline.errors import LockstepError
-from pipeline.net import addresses, google_auth, web
+from pipeline.net import google_auth, web
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate
@@ -65,7 +65,7 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
     while token is not None:
         query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": token} if token else {})
         request = web.Request(f"{url}?{urlencode(query)}", google_auth.headers(where), where)
-        page = validate(BucketPage, web.get_json(request, network), f"{where}: invalid listing")
+        page = validate(BucketPage, web.get_page(request, network)[0], f"{where}: invalid listing")
         items += page.items
         token = page.next_token or None
         if token in seen:
@@ -88,7 +88,6 @@ def _origin(bucket: str, item: BucketItem, where: str) -> Origin:
     if item.encoding:
         raise LockstepError(f"{where}/{item.name}: stored as {item.encoding}, expected plain bytes")
     checksum = f"crc32c:{item.crc32c}" if item.crc32c else None
-    if item.md5:
-        checksum = f"md5:{item.md5}"
-    url = addresses.google_file(bucket, item.name, item.generation)
+    checksum = f"md5:{item.md5}" if item.md5 else checksum
+    url = f"gs://{bucket}/{quote(item.name)}#{item.generation}"
     return Origin(url=url, size=int(item.size), tag=item.generation, checksum=checksum)

@@ -75,12 +75,6 @@ def list_dataset(
 
     The hub is asked directly: its client sets no time limit and gives up at the first 503.
 
-    Args:
-      repo_id: owner/name.
-      revision: a commit, a branch or a tag; None is the main branch.
-      where: the dataset, for errors.
-      network: time limits and attempts.
-
     Raises:
       LockstepError: the dataset or revision does not exist, or may not be read.
     """
@@ -93,7 +87,8 @@ def list_dataset(
         return web.Request(f"{base}/{path}", headers, where)
 
     named = request(f"revision/{quote(revision or 'main', safe='')}")
-    commit = validate(HubRevision, web.get_json(named, network), f"{where}: invalid listing").sha
+    revised, _ = web.get_page(named, network)
+    commit = validate(HubRevision, revised, f"{where}: invalid listing").sha
     entries: list[TreeEntry] = []
     page: web.Request | None = request(f"tree/{commit}?recursive=true&expand=false")
     while page is not None:
@@ -110,5 +105,5 @@ def list_dataset(
 def _origin(repo_id: str, commit: str, entry: TreeEntry) -> Origin:
     # a large file's own hash; git's hash of any other
     checksum = f"sha256:{entry.lfs.oid}" if entry.lfs else f"git-sha1:{entry.oid}"
-    url = addresses.hub_file(repo_id, commit, entry.path)
+    url = f"hf://datasets/{repo_id}@{commit}/{quote(entry.path)}"
     return Origin(url=url, size=entry.size, checksum=checksum)

@@ -70,11 +70,7 @@ class Listing(Table):
 
 
 def look_up(provider: ModuleType, location: Data, options: FetchOptions) -> Listing:
-    """Return a provider's listing of a location; offline, that of the last time.
-
-    Raises:
-      LockstepError: as the provider; or offline, if the location was never listed.
-    """
+    """Return a provider's listing of a location; offline, that of the last time."""
     if isinstance(location, DataLocal):
         return provider.listing(location, options.network)
     return remembered(location, options, lambda: provider.listing(location, options.network))

@@ -4,7 +4,6 @@ They are read in the order of their names (Psyche takes the order in which the s
 Only files of the folder itself are read, and of its sub-folder `held_out/`.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import LockstepError
@@ -14,7 +13,6 @@ from pipeline.sources import HELD_OUT, TOKENIZER
 from pipeline.sources.listing import (
     EXTENSIONS,
     Listing,
-    LocationFile,
     local_file,
     token_files,
     tokenizer_files,
@@ -35,7 +33,13 @@ def listing(location: DataLocal, network: Network) -> Listing:
         )
     if (root / TOKENIZER).is_dir() and not (root / TOKENIZER / "tokenizer.json").is_file():
         raise LockstepError(f"{root / TOKENIZER}: found no tokenizer.json, expected one")
-    files = list(_files(root))
+    files = [
+        local_file(path, root)
+        for folder in (root, root / HELD_OUT, root / TOKENIZER)
+        if folder.is_dir()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    ]
     return Listing(
         read=location.path,
         token_size_in_bytes=location.token_size_in_bytes,
@@ -44,12 +48,3 @@ def listing(location: DataLocal, network: Network) -> Listing:
         tokenizer=tokenizer_files(files),
         says_held_out=(root / HELD_OUT).is_dir(),
     )
-
-
-def _files(root: Path) -> Iterator[LocationFile]:
-    """Yield the files of the folder and of those in it that have a meaning, by name."""
-    for folder in (root, root / HELD_OUT, root / TOKENIZER):
-        if folder.is_dir():
-            for path in sorted(folder.iterdir(), key=lambda path: path.name):
-                if path.is_file():
-                    yield local_file(path, root)

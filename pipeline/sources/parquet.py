@@ -36,10 +36,6 @@ COLUMNS = {
 class Parquet:
     """A parquet file of rows.
 
-    Args:
-      path: the file.
-      name: the file in errors.
-
     Attributes:
       columns: those of COLUMNS that it has.
       rows: number of rows.
@@ -132,11 +128,7 @@ class Parquet:
 
 
 def _read(lists: "_Lists", length: int, vocab_size: int | None) -> np.ndarray:
-    """Return a column of rows: int64 [N, L].
-
-    Raises:
-      LockstepError: a list has another length, or an invalid number.
-    """
+    """Return a column of rows: int64 [N, L]."""
     if lists.column == "sequence_lengths":
         return _sequence_ids(lists, length)
     lists.check_lengths(length)
@@ -171,16 +163,10 @@ def _sequence_ids(lists: "_Lists", length: int) -> np.ndarray:
 
 
 class _Lists:
-    """Lists of integers of a column: all values, and the length and the end of each list.
+    """Lists of integers of a column, `first` the row number of the first.
 
-    Args:
-      name: the file in errors.
-      column: name of the column.
-      array: the lists.
-      first: row number of the first.
-
-    Raises:
-      LockstepError: a list or an integer is null.
+    Attributes:
+      values, lengths, ends: all values, and the length and the end of each list.
     """
 
     def __init__(self, name: str, column: str, array: "Array", first: int):

@@ -54,8 +54,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
     """Make shards of parquet files, of a folder or of a dataset on the hub.
 
     Raises:
-      LockstepError: there are none, pyarrow is not installed, or a row is invalid; the error names
-        file, column and row.
+      LockstepError: there are no files, pyarrow is not installed, or a row is invalid.
     """
     listing, chosen = _choose(location, options)
     vocab_size = fetch_tokenizer(listing, folder, options)
@@ -108,10 +107,6 @@ def _fetch(
 
 class _RowShards:
     """The shards, as they are made of one parquet file after another.
-
-    Args:
-      folder: the shards folder.
-      vocab_size: bound of the token ids; None without a tokenizer.
 
     Attributes:
       files: the shards.
@@ -183,11 +178,7 @@ def _choose(location: DataPreprocessed, options: FetchOptions) -> tuple[Listing,
 
 
 def _list(location: DataPreprocessed, options: FetchOptions) -> Listing:
-    """Return the parquet files of the folder or the dataset, and the tokenizer beside them.
-
-    Raises:
-      LockstepError: neither exists.
-    """
+    """Return the parquet files of the folder or the dataset, and the tokenizer beside them."""
     root = Path(location.source).expanduser()
     if root.is_dir():
         paths = {*root.rglob("*.parquet"), *root.glob("*"), *(root / TOKENIZER).glob("*")}

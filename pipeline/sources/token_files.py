@@ -30,8 +30,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
     """Fetch what a run reads of a listing, check it, and put it in place.
 
     Raises:
-      LockstepError: as `choose` and `store.fetch`; a file does not hold tokens, or has an id beyond
-        the tokenizer's vocabulary.
+      LockstepError: a file cannot be fetched, does not hold tokens, or has an invalid id.
     """
     chosen, warnings = choose(listing, options.limit)
     vocab = fetch_tokenizer(listing, folder, options)
@@ -70,11 +69,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
 def fetch_files(
     files: Sequence[LocationFile], options: FetchOptions, sizes: Sequence[int] | None = None
 ) -> list[Stored]:
-    """Fetch files, or their first bytes, into the store, behind a bar.
-
-    Raises:
-      LockstepError: as `store.fetch`.
-    """
+    """Fetch files, or their first bytes, into the store, behind a bar."""
     sizes = [file.origin.size for file in files] if sizes is None else sizes
     transfers = [
         Transfer(file.label, file.origin, size) for file, size in zip(files, sizes, strict=True)
@@ -180,7 +175,6 @@ def _place(source: Path, target: Path, origin: Origin, size: int) -> None:
 
 
 def _check_tokens(path: Path, size: int, vocab: int | None, name: str) -> None:
-    """Check that a file holds tokens of the vocabulary."""
     with open(path, "rb") as file:
         if file.read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
             raise LockstepError(

@@ -53,7 +53,7 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
         `http.listing`.
     """
     name = hide(location.url)
-    document = web.get_json(addresses.resolve(location.url), network)
+    document, _ = web.get_page(addresses.resolve(location.url), network)
     config = validate(WeightedConfig, document, f"{name}: invalid weighted configuration")
     weighted = [pair if isinstance(pair, tuple) else (pair, None) for pair in config.providers]
     sizes = {one.token_size_in_bytes for one, _ in weighted}

@@ -27,12 +27,6 @@ OPEN_FILES = 512  # a process may have about a thousand
 class TokenFiles:
     """Token files, opened when first read; the last OPEN_FILES of them stay open.
 
-    Args:
-      folder: the shards folder.
-      files: the files, numbered in this order.
-      row_bytes: bytes of a row.
-      network: connections, time limits and memory for remote files.
-
     Attributes:
       has_streams: whether any file is remote.
     """
@@ -40,9 +34,11 @@ class TokenFiles:
     def __init__(self, folder: Path, files: Sequence[ShardFile], row_bytes: int, network: Network):
         self._files, self._row_bytes = files, row_bytes
         self._is_here_F = np.array([file.is_here for file in files], bool)
-        self._is_zeros_F = np.array([_is_zeros(file) for file in files], bool)
         self._all_here = bool(self._is_here_F.all())
-        self.has_streams = not (self._is_here_F | self._is_zeros_F).all()
+        is_zeros = [not file.is_here and file.origin.url == ZEROS for file in files]
+        self._is_zeros_F = np.array(is_zeros, bool)
+        self._is_far_F = ~(self._is_here_F | self._is_zeros_F)
+        self.has_streams = bool(self._is_far_F.any())
         if self.has_streams:
             from pipeline.net.stream import Streams
 
@@ -73,7 +69,7 @@ class TokenFiles:
             self._read_here(file_N[here], start_N[here], rows_nW, in_order)
             rows_NW[here] = rows_nW
         rows_NW[self._is_zeros_F[file_N]] = 0
-        streamed = self._streamed(file_N)
+        streamed = np.flatnonzero(self._is_far_F[file_N])
         if len(streamed):
             contents = self._streams.read(self._ranges(file_N[streamed], start_N[streamed]))
             for row, content in zip(streamed.tolist(), contents, strict=True):
@@ -81,12 +77,9 @@ class TokenFiles:
 
     def expect(self, file_N: np.ndarray, start_N: np.ndarray) -> None:
         """Fetch remote rows in the background."""
-        streamed = self._streamed(file_N)
-        if len(streamed):
-            self._streams.expect(self._ranges(file_N[streamed], start_N[streamed]))
-
-    def _streamed(self, file_N: np.ndarray) -> np.ndarray:
-        return np.flatnonzero(~(self._is_here_F | self._is_zeros_F)[file_N])
+        is_far_N = self._is_far_F[file_N]
+        if is_far_N.any():
+            self._streams.expect(self._ranges(file_N[is_far_N], start_N[is_far_N]))
 
     def _ranges(self, file_N: np.ndarray, start_N: np.ndarray) -> list[tuple[Origin, int, int]]:
         """Return a range for each row, so that reading a row finds what was expected."""
@@ -138,10 +131,6 @@ class _Opened(int):
 
     def __del__(self) -> None:
         os.close(self)
-
-
-def _is_zeros(file: ShardFile) -> bool:
-    return not file.is_here and file.origin.url == ZEROS
 
 
 def chunks(path: Path, dtype: str, length: int) -> Iterator[np.ndarray]:

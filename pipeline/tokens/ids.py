@@ -67,40 +67,24 @@ def limit_of(*vocab_sizes: int | None) -> int:
     return min([LARGEST_LIMIT, *(size for size in vocab_sizes if size is not None)])
 
 
-def check_file_ids(
-    path: Path, token_size_in_bytes: int, vocab_size: int | None, name: str | None = None
-) -> None:
-    """Check that each id in a file of tokens is below `vocab_size`.
-
-    Args:
-      path: the file.
-      token_size_in_bytes: 2 or 4.
-      vocab_size: bound of the ids; None is 2**31.
-      name: the file in errors; None is its path.
+def check_file_ids(path: Path, token_size_in_bytes: int, vocab_size: int | None, name: str) -> None:
+    """Check that each id in a file of tokens is below `vocab_size`, or below 2**31.
 
     Raises:
       LockstepError: an id is not; names its offset in tokens.
     """
-    _check_file(path, token_size_in_bytes, Ids(limit_of(vocab_size)), 1, name or str(path))
+    _check_file(path, token_size_in_bytes, Ids(limit_of(vocab_size)), 1, name)
 
 
-def check_ids(folder: Path, vocab_size: int, max_seq_len: int | None = None) -> None:
+def check_ids(folder: Path, vocab_size: int, max_seq_len: int) -> None:
     """Check the ids in each file of a shards folder; remote files are checked while training.
 
-    Of several columns, the inputs and labels are checked.
-
-    Args:
-      folder: the shards folder.
-      vocab_size: bound of the model's ids.
-      max_seq_len: L; only data of several columns needs it.
+    Of several columns, each of `max_seq_len` numbers, the inputs and labels are checked.
 
     Raises:
       LockstepError: a token id is `vocab_size` or larger; names the file and the offset.
-      ValueError: there are several columns and no `max_seq_len`.
     """
     shards = read_shards(folder)
-    if shards.columns != PLAIN and max_seq_len is None:
-        raise ValueError(f"max_seq_len is None, expected the length of columns {shards.columns}")
     width = 1 if shards.columns == PLAIN else len(shards.columns) * max_seq_len
     ids = Ids(limit_of(vocab_size), shards.columns)
     for file in shards.files:

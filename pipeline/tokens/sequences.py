@@ -21,27 +21,12 @@ from pipeline.tokens import mixture
 from pipeline.tokens.files import TokenFiles
 from pipeline.tokens.ids import Ids, limit_of
 from pipeline.tokens.permutation import permute
-from pipeline.tokens.shards import PLAIN, SHARDS, Part, Shards, Split, read_shards
+from pipeline.tokens.shards import PLAIN, SHARDS, Part, Shards, Split
 
 BLOCK = 2048  # positions that are located at once
 NEAR = 64  # spans, of the length of one, between two spans of the same round
 CACHES_AHEAD = 4  # at most this fraction, 1 / 4, of the cache is expected rows
 DEFAULT_NETWORK = Network()
-
-
-def open_shards(
-    folder: Path,
-    split: Split,
-    max_seq_len: int,
-    network: Network = DEFAULT_NETWORK,
-    vocab_size: int | None = None,
-) -> "Sequences":
-    """Open the sequences of one split; a split without files has none.
-
-    Raises:
-      LockstepError: as `read_shards` and `Sequences`.
-    """
-    return Sequences(folder, read_shards(folder), split, max_seq_len, network, vocab_size)
 
 
 class Sequences:
@@ -149,7 +134,11 @@ class Sequences:
         if np.maximum.reduce(within_N.view(np.uint64)) >= len(block.files):
             low, high = int(indices_N.min()), int(indices_N.max())
             if low < 0 or high >= len(self):
-                raise self._out_of_range(low if low < 0 else high)
+                index = low if low < 0 else high
+                raise LockstepError(
+                    f"{self.folder}: sequence {index}, expected one of the {len(self)} "
+                    f"{self.split} sequences of {self.max_seq_len} tokens, from 0"
+                )
             first = low // BLOCK * BLOCK
             if high >= first + BLOCK:
                 return self._find(indices_N)
@@ -157,12 +146,6 @@ class Sequences:
             block = self._block = _Block(first, *places)
             within_N = indices_N - first
         return block.files[within_N], block.starts[within_N]
-
-    def _out_of_range(self, index: int) -> LockstepError:
-        return LockstepError(
-            f"{self.folder}: sequence {index}, expected one of the {len(self)} {self.split} "
-            f"sequences of {self.max_seq_len} tokens, from 0"
-        )
 
     def _find(self, indices_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the file of each position's row, and its offset there in bytes."""

@@ -156,12 +156,7 @@ def write_shard(
 ) -> ShardFile:
     """Write the `number`-th token file of a split, and describe it.
 
-    Args:
-      folder: the shards folder.
-      split: "train" or "held_out".
-      number: its place in the order of the split.
-      numbers: little-endian integers of the token size.
-      name: name at the source; by default its path.
+    `numbers` are little-endian integers of the token size; by default `name` is the file's path.
     """
     path, data = shard_path(split, number), numbers.tobytes()
     write_bytes(folder / path, data)

@@ -24,11 +24,7 @@ TOKENIZER_FILES = (
 
 
 def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
-    """Read a tokenizer.json.
-
-    Args:
-      path: the file.
-      name: the file in errors; None is its path.
+    """Read a tokenizer.json, called `name` or else by its path in errors.
 
     Raises:
       LockstepError: it is not a tokenizer.

@@ -19,10 +19,10 @@ from pipeline.sources import dry_run
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
-from pipeline.tokens.sequences import open_shards
 from pipeline.tokens.shards import read_shards
 from tests import tiny
 from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
+from tests.pipeline.tokens.measured import open_shards
 
 RUN = PROJECT / "params" / "run.toml"
 LISTED = [name for name in PLACES if name not in ("corpus", "text", "preprocessed", "dummy")]
@@ -102,7 +102,7 @@ def test_every_sequence_comes_once_and_lies_in_the_vocabulary(place, tmp_path):
     folder = run(place.location, tmp_path / "run")
     shards = read_shards(folder)
     if shards.vocab_size is not None:
-        check_ids(folder, shards.vocab_size)
+        check_ids(folder, shards.vocab_size, LENGTH)
         assert (folder / "tokenizer" / "tokenizer.json").is_file()
     if not place.sure:
         return

@@ -34,7 +34,6 @@ class Object:
     def resource(self) -> dict:
         crc32c, md5 = self.hashes
         said = {
-            "kind": "storage#object",
             "name": self.name,
             "generation": str(self.generation),
             "size": str(len(self.content)),
@@ -131,8 +130,7 @@ class _Handler(web.Handler):
             for name in names[start:end]
         ]
         more = {"nextPageToken": str(end)} if end < len(names) else {}
-        page = {"kind": "storage#objects", "items": items} | more
-        self.answer(200, _only(page, query.get("fields")))
+        self.answer(200, _only({"items": items} | more, query.get("fields")))
 
     def send_content(self, stored: Object) -> None:
         said = self.bucket.claims.get(stored.name, {})
@@ -217,13 +215,9 @@ def _only(page: dict, fields: str | None) -> dict:
     """What `fields=nextPageToken,items(name,size)` leaves of a page."""
     if fields is None:
         return page
-    wanted = re.search(r"items(?:\(([^)]*)\)|/(\w+))", fields)
-    keys = set(re.sub(r"items(\([^)]*\)|/\w+)", "items", fields).split(","))
-    if wanted:
-        each = set((wanted[1] or wanted[2]).split(","))
-        items = [{k: v for k, v in item.items() if k in each} for item in page["items"]]
-        page = page | {"items": items}
-    return {key: value for key, value in page.items() if key in keys}
+    keys, _, each = fields.removesuffix(")").partition(",items(")
+    items = [{k: v for k, v in item.items() if k in each.split(",")} for item in page["items"]]
+    return {k: v for k, v in page.items() if k in keys.split(",")} | {"items": items}
 
 
 def _parts(body: bytes, kind: str) -> tuple[dict, bytes]:

@@ -17,12 +17,10 @@ class Files(web.Served):
 
     Attributes:
       files: content by path, "data/a.ds"; `put` sets one.
-      tagged: whether the server says ETags.
       user: "name:password" of who may read; None: anybody may.
     """
 
     files: dict[str, bytes | memoryview] = field(default_factory=dict)
-    tagged: bool = True
     user: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
 
@@ -63,8 +61,7 @@ class _Handler(web.Handler):
         elif name not in files.files:
             self.answer(404, b"no such file\n", Content_Type="text/plain")
         else:
-            tag = {"ETag": files.tags[name]} if files.tagged else {}
             kind = "application/octet-stream"
-            self.send_file(name, files.files[name], Content_Type=kind, **tag)
+            self.send_file(name, files.files[name], Content_Type=kind, ETag=files.tags[name])
 
     do_HEAD = do_GET

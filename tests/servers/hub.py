@@ -161,7 +161,7 @@ class _Handler(web.Handler):
             siblings = [{"rfilename": file} for file in repo.commits[commit]]
             self.answer(200, {"id": name, "sha": commit, "siblings": siblings})
         elif kind == "api" and found[1] == "/tree":
-            self.send_tree(repo.commits[commit], found[3])
+            self.send_tree(repo.commits[commit])
         elif kind == "files" and found[1] == "/resolve" and found[3] in repo.commits[commit]:
             self.send_or_redirect(repo.commits[commit][found[3]], commit, found[3])
         else:
@@ -181,28 +181,16 @@ class _Handler(web.Handler):
                     return kind, name, repo, rest
         return "", "", None, ""
 
-    def send_tree(self, files: dict[str, bytes], folder: str | None) -> None:
-        """A page of what lies in a folder and, where that is asked for, below it."""
-        below = f"{folder}/" if folder else ""
-        inside = {name: files[name] for name in sorted(files) if name.startswith(below)}
-        folders = {
-            name[:end]
-            for name in inside
-            for end in range(len(below), len(name))
-            if name[end] == "/"
-        }
-        entries = [_entry(name, content) for name, content in inside.items()]
+    def send_tree(self, files: dict[str, bytes]) -> None:
+        """A page of all files and folders."""
+        folders = {name[:end] for name in files for end, c in enumerate(name) if c == "/"}
+        entries = [_entry(name, content) for name, content in sorted(files.items())]
         entries += [
             {"type": "directory", "path": name, "size": 0, "oid": git_hash(name.encode())}
             for name in sorted(folders)
         ]
-        if self.query.get("recursive", "false").lower() != "true":
-            entries = [entry for entry in entries if "/" not in entry["path"][len(below) :]]
-        if folder and not entries:
-            self.answer(404, {}, X_Error_Code="EntryNotFound")
-            return
         start = int(self.query.get("cursor", 0))
-        end = start + min(PAGE, int(self.query.get("limit", PAGE)))
+        end = start + PAGE
         more = {}
         if end < len(entries):
             query = urlencode(self.query | {"cursor": str(end)})
@@ -243,18 +231,12 @@ class _Handler(web.Handler):
         elif path == "/api/validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})
         elif path == f"/api/models/{REPO}/preupload/main":
-            there = hub.files
-            files = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if is_large(file["path"]) else "regular",
-                    "shouldIgnore": False,
-                    "oid": tag_of(file["path"], there[file["path"]])
-                    if file["path"] in there
-                    else None,
-                }
-                for file in json.loads(body)["files"]
-            ]
+            files = []
+            for name in (file["path"] for file in json.loads(body)["files"]):
+                mode = "lfs" if is_large(name) else "regular"
+                oid = tag_of(name, hub.files[name]) if name in hub.files else None
+                entry = {"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid}
+                files.append(entry)
             self.answer(200, {"files": files})
         elif path == f"/{REPO}.git/info/lfs/objects/batch":
             objects = []

@@ -168,16 +168,14 @@ def no_length(answer: Answer) -> Answer:
     return replace(answer, headers=_without_length(answer), then="close")
 
 
-def half_the_size(answer: Answer) -> Answer:
-    """Says half of the size, to HEAD, which gets no body."""
-    size = int(answer.headers["Content-Length"]) // 2
-    return replace(answer, headers=answer.headers | {"Content-Length": str(size)})
+def other_size(times: float) -> Spoil:
+    """Says another size, to HEAD, which gets no body."""
 
+    def spoil(answer: Answer) -> Answer:
+        size = int(int(answer.headers["Content-Length"]) * times)
+        return replace(answer, headers=answer.headers | {"Content-Length": str(size)})
 
-def twice_the_size(answer: Answer) -> Answer:
-    """Says twice the size, to HEAD, which gets no body."""
-    size = int(answer.headers["Content-Length"]) * 2
-    return replace(answer, headers=answer.headers | {"Content-Length": str(size)})
+    return spoil
 
 
 # ---- The bytes ----
@@ -222,11 +220,11 @@ def other_tag(answer: Answer) -> Answer:
     return replace(answer, headers=answer.headers | {"ETag": f'"other-{next(COUNT)}"'})
 
 
-def meanwhile(happen: Callable[[], object], spoil: Spoil = dropped) -> Spoil:
-    """Something happens on the server while an answer is spoiled."""
+def meanwhile(happen: Callable[[], object]) -> Spoil:
+    """Something happens on the server while a connection breaks."""
 
     def both(answer: Answer) -> Answer:
-        answer = spoil(replace(answer, body=bytes(answer.body)))
+        answer = dropped(replace(answer, body=bytes(answer.body)))
         happen()
         return answer
 

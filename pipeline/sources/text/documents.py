@@ -87,11 +87,7 @@ def _border(text: str) -> int:
 
 
 def version(path: Path) -> FileStamp:
-    """Return the version of a file.
-
-    Raises:
-      LockstepError: there is no such file.
-    """
+    """Return the version of a file."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -100,11 +96,7 @@ def version(path: Path) -> FileStamp:
 
 
 def check_unchanged(source: Source) -> None:
-    """Check that a file has not changed since it was found.
-
-    Raises:
-      LockstepError: it has changed.
-    """
+    """Check that a file has not changed since it was found."""
     if version(source.path) != source.version:
         raise LockstepError(
             f"{source.path}: changed while it was read, expected it to stay as it is"

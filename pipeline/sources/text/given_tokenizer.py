@@ -40,11 +40,6 @@ def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTok
 
     It is the folder `tokenizer`, if that exists and no revision is given, else the hub's.
 
-    Args:
-      location: names it.
-      cache: files from the hub.
-      target: folder to create.
-
     Raises:
       LockstepError: it does not exist, cannot be read, has no tokenizer.json, or no end token.
     """
@@ -81,9 +76,6 @@ def _end_token(folder: Path, tokenizer: Tokenizer) -> int:
     """Return the id of the token that ends a document.
 
     It is the `eos_token` of the tokenizer's files, else the first of ENDS that it has.
-
-    Raises:
-      LockstepError: the token named is unknown, or there is none.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = _eos_token(folder / name)

@@ -21,10 +21,7 @@ PIECES_AT_ONCE, CHARACTERS_AT_ONCE = 1024, 2**20
 def train_tokenizer(texts: Iterable[str], vocab_size: int, where: str) -> Tokenizer:
     """Train a byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; it is deterministic.
 
-    Args:
-      texts: the training text.
-      vocab_size: 256 bytes, END, PAD and merges.
-      where: the corpus, for errors.
+    The vocabulary is 256 bytes, END, PAD and merges; `where` names the corpus in errors.
 
     Raises:
       LockstepError: the text has too few pairs to merge.
@@ -98,14 +95,9 @@ def write_split(
     token_size_in_bytes: int,
     most: int | None = None,
 ) -> list[ShardFile]:
-    """Write token arrays as shards of SHARD_TOKENS, the last one shorter.
+    """Write the first `most` tokens, or all, as shards of SHARD_TOKENS, the last one shorter.
 
-    Args:
-      tokens: arrays of ids, read only as far as needed.
-      folder: the shards folder.
-      split: "train" or "held_out".
-      token_size_in_bytes: 2 or 4.
-      most: limit of the tokens written; None is all.
+    The arrays of `tokens` are read only as far as needed.
     """
     shard_S, filled = np.empty(SHARD_TOKENS, f"<u{token_size_in_bytes}"), 0
     files: list[ShardFile] = []

@@ -78,6 +78,10 @@ class Far:
                 self.running -= 1
 
 
+def cut(*_: object) -> None:
+    raise TransientError("a: cut", retry_after="0")
+
+
 @pytest.fixture
 def far(monkeypatch) -> Far:
     far = Far()
@@ -120,6 +124,14 @@ def sequences(origin: Origin, numbers, size: int = 4 * KIB) -> list[tuple[Origin
     return [(origin, number * size, (number + 1) * size) for number in numbers]
 
 
+def asked_for(far: Far, streams: Streams, *wanted: list[tuple[Origin, int, int]]) -> list:
+    """What is asked for when these are read, one after the other."""
+    far.asked.clear()
+    for ranges in wanted:
+        assert streams.read(ranges) == true(far, ranges)
+    return far.asked
+
+
 def refused(streams: Streams, *wanted: tuple[Origin, int, int]) -> str:
     with pytest.raises(LockstepError) as error:
         streams.read(wanted)
@@ -128,13 +140,6 @@ def refused(streams: Streams, *wanted: tuple[Origin, int, int]) -> str:
 
 
 # ---- What is read ----
-
-
-def test_ranges_come_in_the_order_asked_repeated_overlapping_or_empty(far):
-    a, b = far.put("a", 50_000), far.put("b", 9_000)
-    wanted = [(b, 8_000, 9_000), (a, 7, 4_000), (a, 0, 5_000), (a, 7, 4_000), (b, 3, 3)]
-    assert Streams(Network()).read(wanted) == true(far, wanted)
-    assert Streams(Network()).read([]) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -213,8 +218,7 @@ def test_a_round_of_sequences_in_a_row_is_one_request(far):
     origin = far.put("a", MIB)
     wanted = sequences(origin, range(10, 200))
     random.Random(0).shuffle(wanted)
-    assert Streams(Network()).read(wanted) == true(far, wanted)
-    assert far.asked == [("a", 10 * 4 * KIB, 200 * 4 * KIB)]
+    assert asked_for(far, Streams(Network()), wanted) == [("a", 10 * 4 * KIB, 200 * 4 * KIB)]
 
 
 def test_shuffled_sequences_fetch_at_most_twice_their_bytes(far):
@@ -230,12 +234,12 @@ def test_shuffled_sequences_fetch_at_most_twice_their_bytes(far):
 
 def test_a_gap_is_fetched_only_where_it_is_shorter_than_what_follows(far):
     origin = far.put("a", MIB)
-    Streams(Network()).read([(origin, 0, 100), (origin, 200, 300), (origin, 401, 501)])
-    assert far.asked == [("a", 0, 300), ("a", 401, 501)]
-    far.asked.clear()
+    wanted = [(origin, 0, 100), (origin, 200, 300), (origin, 401, 501)]
+    assert asked_for(far, Streams(Network()), wanted) == [("a", 0, 300), ("a", 401, 501)]
     far_off = 100_000 + GAP_BYTES + 1
-    Streams(Network()).read([(origin, 0, 100_000), (origin, far_off, far_off + 100_000)])
-    assert sorted(far.asked) == [("a", 0, 100_000), ("a", far_off, far_off + 100_000)]
+    wanted = [(origin, 0, 100_000), (origin, far_off, far_off + 100_000)]
+    asked = sorted(asked_for(far, Streams(Network()), wanted))
+    assert asked == [("a", start, stop) for _, start, stop in wanted]
 
 
 def test_connections_share_a_long_range_and_are_never_more(far):
@@ -296,12 +300,8 @@ def test_what_was_read_longest_ago_is_forgotten_first(far):
     one, two, three, four = ([(origin, at, at + 1_000)] for at in (0, 100_000, 200_000, 300_000))
     for wanted in (one, two, three, one, four):  # two goes
         streams.read(wanted)
-    far.asked.clear()
-    for wanted in (one, three, four):
-        streams.read(wanted)
-    assert far.asked == []
-    streams.read(two)
-    assert far.asked == [("a", 100_000, 101_000)]
+    assert asked_for(far, streams, one, three, four) == []
+    assert asked_for(far, streams, two) == [("a", 100_000, 101_000)]
 
 
 def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
@@ -313,10 +313,7 @@ def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
     rested(streams)
     streams.expect(sequences(origin, range(50, 60)))  # none of these
     assert rested(streams).held_bytes == how.cache_bytes
-    far.asked.clear()
-    wanted = sequences(origin, [*range(100, 106), *range(200, 204)])
-    assert streams.read(wanted) == true(far, wanted)
-    assert far.asked == []
+    assert not asked_for(far, streams, sequences(origin, [*range(100, 106), *range(200, 204)]))
 
 
 def test_a_read_displaces_what_was_read_before_what_is_expected(far):
@@ -325,9 +322,7 @@ def test_a_read_displaces_what_was_read_before_what_is_expected(far):
     rested(streams)
     for number in (30, 40, 50, 60):
         streams.read(sequences(origin, [number]))
-    far.asked.clear()
-    streams.read(sequences(origin, [10, 20]))
-    assert far.asked == []
+    assert not asked_for(far, streams, sequences(origin, [10, 20]))
 
 
 def test_expected_again_what_was_read_before_stays(far):
@@ -335,9 +330,7 @@ def test_expected_again_what_was_read_before_stays(far):
     streams.read(sequences(origin, range(4)))
     streams.expect(sequences(origin, [0, 1, 20, 21]))
     rested(streams)
-    far.asked.clear()
-    streams.read(sequences(origin, [0, 1, 20, 21]))
-    assert far.asked == []
+    assert not asked_for(far, streams, sequences(origin, [0, 1, 20, 21]))
 
 
 def test_a_read_larger_than_the_memory_uses_first_what_is_there(far):
@@ -358,7 +351,7 @@ def test_a_broken_connection_goes_on_where_it_stopped(far):
     def fault(url: str, at: int) -> None:
         if at in (3_000, 7_000) and at not in broken:
             broken.append(at)
-            raise TransientError("a: cut")
+            cut()
 
     far.fault = fault
     assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
@@ -367,8 +360,9 @@ def test_a_broken_connection_goes_on_where_it_stopped(far):
 
 def test_an_answer_that_ends_early_counts_as_broken(far, monkeypatch):
     origin = far.put("a", 10_000)
-    short = lambda o, start, stop, n: far.read_once(o, start, min(stop, start + 4_000), n)  # noqa: E731
-    monkeypatch.setattr(remote, "read_once", short)
+    monkeypatch.setattr(
+        remote, "read_once", lambda o, a, b, n: far.read_once(o, a, min(b, a + 4_000), n)
+    )
     assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
     far.files["a"] = far.files["a"][:8_000]
     said = refused(Streams(Network(attempts=2)), (origin, 0, 10_000))
@@ -403,20 +397,15 @@ def test_a_server_that_always_fails_is_one_line_without_credentials(far):
 
 
 def test_what_fails_in_the_background_is_tried_again_by_the_read(far):
-    origin, streams, down = far.put("a", 10_000), Streams(Network(attempts=2)), [True]
-
-    def fault(*_: object) -> None:
-        if down:
-            raise TransientError("a: cut")
-
-    far.fault = fault
+    origin, streams = far.put("a", 10_000), Streams(Network(attempts=2))
+    works, far.fault = far.fault, cut
     wanted = [(origin, 0, 10_000)]
     streams.expect(wanted)
     rested(streams)
     assert len(far.asked) == 2 and streams.held_bytes == 0
     assert "a: cut, expected 10000 more bytes within 2 attempts" in refused(streams, *wanted)
     assert len(far.asked) == 4
-    down.clear()
+    far.fault = works
     assert streams.read(wanted) == true(far, wanted)
 
 
@@ -473,11 +462,7 @@ def test_dropped_streams_are_freed_while_a_request_hangs_and_ask_no_more(far, ga
 
 def test_dropped_streams_try_nothing_again(far):
     origin, streams = far.put("a", 5_000), Streams(Network(attempts=10**6))
-
-    def fault(*_: object) -> None:
-        raise TransientError("cut", retry_after="0")
-
-    far.fault = fault
+    far.fault = cut
     streams.expect([(origin, 0, 5_000)])
     wait_until(lambda: len(far.asked) > 1)
     threads = [t for t in threading.enumerate() if t._target is stream._work]
@@ -518,16 +503,6 @@ def test_random_ranges_of_a_server_are_the_files_bytes(served):
         ranges = [slice(start, stop) for _, start, stop in wanted]
         assert got == [served.files[name][cut] for name, cut in zip(names, ranges, strict=True)]
         assert streams.held_bytes <= how.cache_bytes
-
-
-def test_what_was_expected_of_a_server_comes_once(served):
-    streams, origin = Streams(Network()), origin_of(served, "a.ds")
-    streams.expect(sequences(origin, range(100, 300)))
-    rested(streams)
-    served.faults.append(Misbehaviour(misbehaviour.status(500)))
-    got = streams.read(sequences(origin, range(100, 300)))
-    assert b"".join(got) == served.files["a.ds"][400 * KIB : 1200 * KIB]
-    assert len(served.seen) == 1
 
 
 @pytest.mark.parametrize("how", ["expect", "read"])

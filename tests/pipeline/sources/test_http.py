@@ -1,4 +1,6 @@
+import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -20,31 +22,33 @@ def at(location: dict, **how: str) -> runfile.DataHttp:
     return runfile.DataHttp.model_validate(HOW | how | {"location": location})
 
 
+def fetch(where: runfile.Data, folder: Path, **how: bool) -> sources.Fetched:
+    folder.mkdir(exist_ok=True)
+    return sources.fetch(where, folder, options(folder.parent / "store", **how))
+
+
 def numbered(files: Files, start: int, pad: int, count: int) -> runfile.DataHttp:
-    return at(
-        {
-            "NumberedFiles": {
-                "url_template": files.url("{}.ds"),
-                "start_index": start,
-                "n_left_pad_zeros": pad,
-                "num_files": count,
-            }
-        }
-    )
+    where = {"url_template": files.url("{}.ds"), "start_index": start}
+    return at({"NumberedFiles": where | {"n_left_pad_zeros": pad, "num_files": count}})
 
 
 def test_numbered_files_come_in_the_order_of_their_numbers(files, tmp_path):
     for number in range(8, 12):
         files.put(f"{number:02}.ds", bytes([number, 0]))
-    fetched = sources.fetch(numbered(files, 8, 2, 4), tmp_path, options(tmp_path / "store"))
+    fetched = fetch(numbered(files, 8, 2, 4), tmp_path / "out")
     assert [file.name for file in fetched.files] == ["08.ds", "09.ds", "10.ds", "11.ds"]
-    assert [(tmp_path / file.path).read_bytes()[0] for file in fetched.files] == [8, 9, 10, 11]
+    assert [(tmp_path / "out" / file.path).read_bytes()[0] for file in fetched.files] == [
+        8,
+        9,
+        10,
+        11,
+    ]
 
 
 def test_a_file_of_odd_length_is_refused_before_it_is_fetched(files, tmp_path):
     files.put("0.ds", b"123")
     where = at({"SingleUrl": files.url("0.ds")})
-    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
+    said = refusal(fetch, where, tmp_path / "out")
     assert said.startswith(f"{files.url('0.ds')}: found 3 bytes, expected a multiple")
     assert not files.sent.get("0.ds")
 
@@ -53,7 +57,7 @@ def test_an_id_beyond_what_four_bytes_may_hold_is_named_with_file_and_offset(fil
     tokens = [1, 2, 2**31, 3]
     files.put("0.ds", b"".join(token.to_bytes(4, "little") for token in tokens))
     where = at({"SingleUrl": files.url("0.ds")}, token_size_in_bytes="FourBytes")
-    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
+    said = refusal(fetch, where, tmp_path / "out")
     assert said.startswith(f"{files.url('0.ds')}: found token id {2**31} at token 2, ")
 
 
@@ -63,13 +67,10 @@ def test_user_and_password_open_the_door_and_are_written_nowhere(files, tmp_path
     address = bare.replace("://", "://me:open%25sesame@")
     files.user = "me:open%sesame"
     where = at({"SingleUrl": address})
-    sources.fetch(where, tmp_path, options(tmp_path / "store"))
+    fetch(where, tmp_path / "out")
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"sesame" not in path.read_bytes()
-    (tmp_path / "other").mkdir()
-    said = refusal(
-        sources.fetch, where, tmp_path / "other", options(tmp_path / "store", stream=True)
-    )
+    said = refusal(fetch, where, tmp_path / "other", stream=True)
     assert said.startswith(f"{bare}: found a password in its address")
 
 
@@ -78,21 +79,18 @@ def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
     where = at({"SingleUrl": files.url("0.ds")})
-    assert "expected an answer" in refusal(
-        sources.fetch, where, tmp_path, options(tmp_path / "store")
-    )
+    assert "expected an answer" in refusal(fetch, where, tmp_path / "out")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    sources.fetch(where, tmp_path, options(tmp_path / "store"))
-    assert os.listdir(tmp_path / "train") == ["00000.ds"]
+    fetch(where, tmp_path / "out")
+    assert os.listdir(tmp_path / "out" / "train") == ["00000.ds"]
 
 
 # ---- WeightedHttp ----
 
 
 def mixed(files: Files, document: object) -> runfile.DataWeightedHttp:
-    import json
-
-    files.put("mix.json", json.dumps(document).encode())
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+    files.put("mix.json", content)
     return runfile.DataWeightedHttp(url=files.url("mix.json"))
 
 
@@ -104,13 +102,14 @@ def test_locations_of_different_token_size_are_refused(files, tmp_path):
     files.put("0.ds", b"1234")
     both = [single(files, "0.ds"), single(files, "0.ds", token_size_in_bytes="FourBytes")]
     where = mixed(files, {"shuffle": "DontShuffle", "providers": both})
-    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
+    said = refusal(fetch, where, tmp_path / "out")
     assert "found tokens of FourBytes and TwoBytes, expected one token size" in said
 
 
 @pytest.mark.parametrize(
     "document",
     [
+        b"<html>",
         [],
         {"providers": []},
         {"shuffle": "DontShuffle", "providers": []},
@@ -121,15 +120,9 @@ def test_locations_of_different_token_size_are_refused(files, tmp_path):
 )
 def test_a_document_of_another_form_is_one_line(files, tmp_path, document):
     where = mixed(files, document)
-    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
-    assert said.startswith(f"{files.url('mix.json')}: invalid weighted configuration: ")
-
-
-def test_what_is_no_json_is_one_line(files, tmp_path):
-    files.put("mix.json", b"<html>")
-    where = runfile.DataWeightedHttp(url=files.url("mix.json"))
-    said = refusal(sources.fetch, where, tmp_path, options(tmp_path / "store"))
-    assert said.startswith(f"{files.url('mix.json')}: expected JSON: ")
+    said = refusal(fetch, where, tmp_path / "out")
+    expected = "expected JSON: " if document == b"<html>" else "invalid weighted configuration: "
+    assert said.startswith(f"{files.url('mix.json')}: {expected}")
 
 
 @pytest.mark.parametrize("weights", [(1, 2), (0.5, 1.5), None])

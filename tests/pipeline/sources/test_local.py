@@ -85,31 +85,25 @@ def test_only_token_files_of_the_folder_itself_are_read(root, tmp_path):
     assert read(tmp_path / "out") == {"train/00000.ds": [1], "held_out/00000.ds": [2]}
 
 
-def test_without_a_held_out_folder_the_last_file_is_held_out_and_a_warning_says_so(root, tmp_path):
-    for name in "abc":
-        put(root / f"{name}.ds", ord(name))
+@pytest.mark.parametrize(
+    ("names", "held_out", "said"),
+    [
+        (["a.ds", "b.ds", "c.ds"], ["c.ds"], "so the last file, c.ds, is held out"),
+        (["a.ds"], [], "nothing is held out"),
+        (["a.ds", "b.ds", "held_out/none"], [], None),
+    ],
+)
+def test_without_a_held_out_folder_the_last_file_is_held_out_and_a_warning_says_so(
+    root, tmp_path, names, held_out, said
+):
+    for number, name in enumerate(names):
+        put(root / name, number)
     fetched = fetch(root, tmp_path / "out")
-    assert fetched.source["files"] == {"train": ["a.ds", "b.ds"], "held_out": ["c.ds"]}
-    assert read(tmp_path / "out")["held_out/00000.ds"] == [ord("c")]
-    (warning,) = fetched.warnings
-    assert str(root) in warning and "c.ds" in warning
-
-
-def test_one_file_alone_is_all_train_and_a_warning_says_so(root, tmp_path):
-    put(root / "a.ds", 1, 2, 3)
-    fetched = fetch(root, tmp_path / "out")
-    assert read(tmp_path / "out") == {"train/00000.ds": [1, 2, 3]}
-    (warning,) = fetched.warnings
-    assert "nothing is held out" in warning
-
-
-def test_an_empty_held_out_folder_holds_nothing_out(root, tmp_path):
-    put(root / "a.ds", 1)
-    put(root / "b.ds", 2)
-    (root / "held_out").mkdir()
-    fetched = fetch(root, tmp_path / "out")
-    assert len(read(tmp_path / "out")) == 2
-    assert fetched.source["files"]["held_out"] == []
+    train = [name for name in names if name.endswith(".ds") and name not in held_out]
+    assert fetched.source["files"] == {"train": train, "held_out": held_out}
+    assert len(read(tmp_path / "out")) == len(train) + len(held_out)
+    assert len(fetched.warnings) == (said is not None)
+    assert said is None or (str(root) in fetched.warnings[0] and said in fetched.warnings[0])
 
 
 @pytest.mark.parametrize("below", [True, False])
@@ -172,19 +166,14 @@ def test_folder_without_token_files_is_refused_with_its_name(root, tmp_path):
     assert ".ds, .bin, .npy" in message
 
 
-def test_empty_file_is_refused_with_its_name(root, tmp_path):
-    put(root / "a.ds", 1)
-    (root / "b.ds").touch()
-    assert f"{root / 'b.ds'}: found 0 bytes" in refusal(fetch, root, tmp_path / "out")
-
-
+@pytest.mark.parametrize("content", [b"", b"123"])
 @pytest.mark.parametrize("split", ["", "held_out/"])
-def test_file_of_odd_length_is_refused_with_its_name(root, tmp_path, split):
+def test_empty_file_or_one_of_odd_length_is_refused_with_its_name(root, tmp_path, split, content):
     put(root / "a.ds", 1)
     (root / "held_out").mkdir()
-    (root / f"{split}b.ds").write_bytes(b"123")
+    (root / f"{split}b.ds").write_bytes(content)
     message = refusal(fetch, root, tmp_path / "out")
-    assert f"{root / split / 'b.ds'}: found 3 bytes" in message
+    assert f"{root / split / 'b.ds'}: found {len(content)} bytes" in message
     assert "2 bytes" in message
 
 
@@ -202,13 +191,10 @@ def test_numpy_file_with_a_header_is_refused_with_its_name(root, tmp_path):
     assert f"{root / 'a.npy'}: found a NumPy header" in message
 
 
-def test_tokenizer_folder_without_a_tokenizer_is_refused_with_its_name(root, tmp_path):
+def test_tokenizer_that_is_missing_or_cannot_be_read_is_refused_with_its_name(root, tmp_path):
     put(root / "a.ds", 1)
     (root / "tokenizer").mkdir()
     assert str(root / "tokenizer") in refusal(fetch, root, tmp_path / "out")
-
-
-def test_tokenizer_that_cannot_be_read_is_refused_with_its_name(root, tmp_path):
-    put(root / "a.ds", 1)
+    (root / "tokenizer").rmdir()
     (root / "tokenizer.json").write_text('{\n"version": 3')
-    assert str(root / "tokenizer.json") in refusal(fetch, root, tmp_path / "out")
+    assert str(root / "tokenizer.json") in refusal(fetch, root, tmp_path / "out2")

@@ -14,10 +14,10 @@ from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataPreprocessed, Limit
 from pipeline.sources import Fetched, preprocessed
 from pipeline.tokens.columns import split
-from pipeline.tokens.sequences import open_shards
-from pipeline.tokens.shards import Shards, write_shards
+from pipeline.tokens.shards import write_shards
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.sources.test_local import put_tokenizer
+from tests.pipeline.tokens.measured import open_shards
 from tests.servers import hub as hub_server
 from tests.servers.hub import Repo
 
@@ -56,16 +56,7 @@ def fetch(source: object, tmp_path: Path, limit: Limit | None = None, **how: obj
 
 def sequences(fetched: Fetched, tmp_path: Path, of: str = "train") -> list[list[int]]:
     """What training reads of it."""
-    shards = Shards(
-        format=2,
-        token_size_in_bytes=fetched.token_size_in_bytes,
-        vocab_size=fetched.vocab_size,
-        shuffle=fetched.shuffle,
-        columns=fetched.columns,
-        files=fetched.files,
-        source=fetched.source,
-    )
-    write_shards(tmp_path / "out", shards)
+    write_shards(tmp_path / "out", fetched)
     found = open_shards(tmp_path / "out", of, fetched.source["row_tokens"])
     return found.take(np.arange(len(found))).tolist()
 

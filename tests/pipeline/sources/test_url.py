@@ -4,6 +4,7 @@ from pipeline import runfile, sources
 from pipeline.errors import LockstepError
 from pipeline.net import fsspec_files
 from pipeline.sources import token_files, url
+from tests.pipeline.sources import options as how
 from tests.pipeline.sources.options import options
 from tests.servers import s3 as s3_server
 
@@ -15,10 +16,8 @@ def bucket(monkeypatch):
 
 
 def refusal(address: str, folder) -> str:
-    with pytest.raises(LockstepError) as caught:
-        sources.fetch(runfile.DataUrl(url=address), folder, options(folder / "store"))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    where = runfile.DataUrl(url=address)
+    return how.refusal(sources.fetch, where, folder, options(folder / "store"))
 
 
 def test_a_single_file_is_a_location(bucket, tmp_path):

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.stage.artifacts import sha256_file
-from pipeline.tokens.shards import ShardFile
+from pipeline.tokens.sequences import Sequences
+from pipeline.tokens.shards import ShardFile, read_shards
+
+
+def open_shards(folder: Path, *arguments: object, **fields: object) -> Sequences:
+    """Open the sequences of a split of a shards folder."""
+    return Sequences(folder, read_shards(folder), *arguments, **fields)
 
 
 def measure(

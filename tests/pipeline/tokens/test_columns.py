@@ -32,13 +32,10 @@ def test_each_column_of_a_row_is_found_where_it_stands(columns):
             np.testing.assert_array_equal(getattr(in_a_program, name)[0], values_BL)
 
 
-def test_plain_rows_are_handed_on_as_they_are():
+def test_plain_rows_are_handed_on_as_they_are_and_every_prediction_counts():
     rows_BW = np.zeros((2, 5), np.int32)
     assert split(rows_BW, PLAIN).inputs is rows_BW
-
-
-def test_of_plain_rows_every_prediction_counts():
-    assert counted(np.zeros((2, 5), np.int32), PLAIN).tolist() == [[True] * 4] * 2
+    assert counted(rows_BW, PLAIN).tolist() == [[True] * 4] * 2
 
 
 def test_labels_say_what_counts_and_the_first_is_predicted_by_nothing():

@@ -77,6 +77,7 @@ def test_an_index_alone_goes_where_it_goes_among_others():
     )
     shaped = permute(SEED, np.arange(12).reshape(3, 4), n)
     np.testing.assert_array_equal(shaped, together[:12].reshape(3, 4))
+    assert permute(SEED, np.array([], np.int64), n).shape == (0,)
 
 
 def test_another_seed_is_another_order():
@@ -117,7 +118,3 @@ def test_over_many_seeds_every_index_goes_everywhere_equally_often(n):
 def test_arguments_out_of_range_are_refused(seed, index, n):
     with pytest.raises(ValueError):
         permute(seed, np.array([index]), n)
-
-
-def test_no_indices_give_no_images():
-    assert permute(SEED, np.array([], np.int64), 5).shape == (0,)
