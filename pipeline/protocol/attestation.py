@@ -77,8 +77,8 @@ def attest(
         received=received,
         others=tuple(sorted(others)),
         refused=tuple(sorted(refused)),
-        participants=_write(participants),
-        broadcasts=_write(broadcasts),
+        participants=base64.b64encode(participants.bits).decode(),
+        broadcasts=base64.b64encode(broadcasts.bits).decode(),
         root=merkle.root(commitments).hex(),
     )
 
@@ -111,10 +111,6 @@ def proven(
 
 def _seed(seed: int, witness: int, name: str) -> bytes:
     return f"lockstep/bloom:{seed}:{witness}:{name}".encode()
-
-
-def _write(bloom: Bloom) -> str:
-    return base64.b64encode(bloom.bits).decode()
 
 
 def _read(text: str, seed: bytes) -> Bloom:

@@ -4,7 +4,6 @@ Everything here is a pure function of small integers. It agrees with Psyche bit 
 Psyche has it: there are no verifiers in Psyche, no tie-breakers, and no sequence is reassigned.
 """
 
-import enum
 import hashlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -14,14 +13,6 @@ from typing import NamedTuple
 MAX_WITNESSES = 32  # the number that witness_nodes = 0, "everyone", elects
 SHUFFLE_ROUNDS = 90
 U64 = (1 << 64) - 1
-
-
-class Committee(enum.Enum):
-    """A peer's role in a round, as Psyche names it."""
-
-    TieBreaker = 0
-    Verifier = 1
-    Trainer = 2
 
 
 def round_seed(run_seed: int, step: int) -> int:
@@ -90,30 +81,14 @@ def positions(random_seed: int, count: int, salt: str) -> tuple[int, ...]:
     return swap_or_not(count, hashlib.sha256(seed + salt.encode()).digest())
 
 
-def committees(
-    random_seed: int, count: int, *, verification_percent: int, tie_breakers: int
-) -> tuple[Committee, ...]:
-    """Return each index's role: the first positions break ties, the next verify, the rest train.
+def verifiers(random_seed: int, count: int, verification_percent: int) -> frozenset[int]:
+    """Return the indices at the first floor(count verification_percent / 100) positions.
 
-    Verifiers are floor((count - tie_breakers) verification_percent / 100).
-
-    Raises:
-      ValueError: More tie-breakers than peers, or a percentage outside 0..100.
+    These verify, and the others train, as in a committee of Psyche's without tie-breakers.
     """
-    if not 0 <= tie_breakers <= count:
-        raise ValueError(f"tie_breakers = {tie_breakers}, expected 0 to {count} peers")
-    if not 0 <= verification_percent <= 100:
-        raise ValueError(f"verification_percent = {verification_percent}, expected 0 to 100")
-    verifiers = (count - tie_breakers) * verification_percent // 100
-    if tie_breakers + verifiers == 0:  # nobody to draw
-        return (Committee.Trainer,) * count
-
-    def seat(position: int) -> Committee:
-        if position < tie_breakers:
-            return Committee.TieBreaker
-        return Committee.Verifier if position < tie_breakers + verifiers else Committee.Trainer
-
-    return tuple(seat(position) for position in positions(random_seed, count, "committee"))
+    elected = count * verification_percent // 100
+    shuffled = positions(random_seed, count, "committee") if elected else ()
+    return frozenset(index for index, position in enumerate(shuffled) if position < elected)
 
 
 def witnesses(random_seed: int, count: int, witness_nodes: int) -> tuple[int, ...]:

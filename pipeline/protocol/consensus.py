@@ -1,5 +1,6 @@
 """What peers agree on in a round: the messages that are applied, and the proven liars."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.protocol.attestation import Attestation, attest, proven
@@ -85,23 +86,19 @@ def _witnessing(
     commitments = {peer: message.commitment for peer, message in evidence.messages.items()}
     others = {peer: message.commitment for peer, message in evidence.others.items()}
     votes: dict[int, list[str]] = {}
-    refusals: dict[int, int] = {}
+    refusals: Counter[int] = Counter()
     for attestation in evidence.attestations:
         if not set(attestation.received) <= set(arrived) - set(evidence.broken):
             lied[attestation.witness] = "false witness"
             continue
-        held_by_it = proven(attestation, round_.seed, commitments, others)
-        for peer, commitment in held_by_it.items():
+        for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
             votes.setdefault(peer, []).append(commitment)
-        for peer in attestation.refused:
-            refusals[peer] = refusals.get(peer, 0) + 1
+        refusals.update(attestation.refused)
     supported = set()
     for peer, held in votes.items():
         if len(set(held)) > 1:
             lied[peer] = "two messages"
         elif len(held) >= quorum and held[0] == commitments[peer]:
             supported.add(peer)
-    for peer, count in refusals.items():
-        if count >= quorum:
-            lied[peer] = "no message"
+    lied |= {peer: "no message" for peer, count in refusals.items() if count >= quorum}
     return supported, lied

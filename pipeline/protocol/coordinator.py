@@ -156,8 +156,7 @@ def _on_leave(state: CoordinatorState, event: Leave) -> CoordinatorState:
     peer = event.peer
     if peer in state.pending:
         return replace(state, pending=tuple(other for other in state.pending if other != peer))
-    if not _is_member(state, peer):
-        raise CoordinatorError(state, event, "the peer is not a member")
+    _expect_member(state, event, peer)
     return _mark(state, (peer,), ClientState.Withdrawn)
 
 
@@ -198,8 +197,7 @@ def _on_health_check(state: CoordinatorState, event: HealthCheck) -> Coordinator
         reason = f"{len(state.spoken)} witnesses spoke, expected {state.quorum} to tell who is gone"
         raise CoordinatorError(state, event, reason)
     for peer in event.peers:
-        if not _is_member(state, peer):
-            raise CoordinatorError(state, event, f"peer {peer} is not a member")
+        _expect_member(state, event, peer)
         if healthy(state, peer):
             raise CoordinatorError(state, event, f"peer {peer} is healthy")
     return _mark(state, event.peers, ClientState.Dropped)
@@ -210,7 +208,7 @@ def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
     peer = event.peer
     members = {record.peer for record in state.peers}
     if peer not in members or peer in state.ejected:
-        raise CoordinatorError(state, event, "the peer is not a member")
+        raise CoordinatorError(state, event, f"peer {peer} is not a member")
     state = _mark(state, (peer,), ClientState.Ejected)  # also who leaves, or went silent, meanwhile
     pending = tuple(other for other in state.pending if other != peer)
     return replace(state, ejected=(*state.ejected, peer), pending=pending)
@@ -231,8 +229,7 @@ def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState
 
 def _on_checkpointed(state: CoordinatorState, event: Checkpointed) -> CoordinatorState:
     _expect(state, event, RunState.Cooldown)
-    if not _is_member(state, event.peer):
-        raise CoordinatorError(state, event, "the peer is not a member")
+    _expect_member(state, event, event.peer)
     if state.checkpoint is None:
         return replace(state, checkpoint=event.params, checkpointer=event.peer)
     if state.checkpoint != event.params:
@@ -279,6 +276,11 @@ def _expect(state: CoordinatorState, event: Event, *allowed: RunState) -> None:
 def _expect_witness(state: CoordinatorState, event: Event, peer: int) -> None:
     if peer not in state.witnesses:
         raise CoordinatorError(state, event, f"the witnesses are {state.witnesses}")
+
+
+def _expect_member(state: CoordinatorState, event: Event, peer: int) -> None:
+    if not _is_member(state, peer):
+        raise CoordinatorError(state, event, f"peer {peer} is not a member")
 
 
 def _is_member(state: CoordinatorState, peer: int) -> bool:
@@ -386,13 +388,9 @@ def _let_go(state: CoordinatorState) -> CoordinatorState:
 
 
 def _withdraw_all(state: CoordinatorState) -> CoordinatorState:
-    gone = tuple(
-        PeerRecord(record.peer, ClientState.Withdrawn)
-        if record.state == ClientState.Healthy
-        else record
-        for record in state.peers
-    )
-    return replace(state, peers=(), exited=state.exited + gone)
+    healthy = tuple(r.peer for r in state.peers if r.state == ClientState.Healthy)
+    state = _mark(state, healthy, ClientState.Withdrawn)
+    return replace(state, peers=(), exited=state.exited + state.peers)
 
 
 def _enter(state: CoordinatorState, run_state: RunState, now: float) -> CoordinatorState:

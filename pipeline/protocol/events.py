@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pipeline.protocol import committee
 from pipeline.protocol.bloom import Bloom
-from pipeline.protocol.committee import Assignment, Committee, Span
+from pipeline.protocol.committee import Assignment, Span
 
 MAX_PEERS = 256
 
@@ -256,23 +256,18 @@ class CoordinatorState:
     @cached_property
     def trainers(self) -> tuple[int, ...]:
         """The members that train this round, in the epoch's order."""
-        return self._seated(Committee.Trainer)
+        return tuple(r.peer for i, r in enumerate(self.peers) if i not in self._verifying)
 
     @cached_property
     def verifiers(self) -> tuple[int, ...]:
         """The members that recompute trainers' steps of this round, in the epoch's order."""
-        return self._seated(Committee.Verifier)
+        return tuple(r.peer for i, r in enumerate(self.peers) if i in self._verifying)
 
-    def _seated(self, role: Committee) -> tuple[int, ...]:
+    @cached_property
+    def _verifying(self) -> frozenset[int]:
         # Members that leave keep their seats until the round is over, or all others' would move.
-        seats = committee.committees(
-            self.seed,
-            len(self.peers),
-            verification_percent=self.settings.verification_percent,
-            tie_breakers=0,
-        )
-        pairs = zip(self.peers, seats, strict=True)
-        return tuple(record.peer for record, seat in pairs if seat == role)
+        percent = self.settings.verification_percent
+        return committee.verifiers(self.seed, len(self.peers), percent)
 
     @cached_property
     def plan(self) -> Assignment:
@@ -294,31 +289,31 @@ class CoordinatorState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state without its settings, as `json.dumps` takes it."""
-        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
-        written = {
-            "run_state": self.run_state.name,
-            "participants": [bloom.hex() for bloom in self.participants],
-            "missed": None if self.missed is None else [list(span) for span in self.missed],
-            "untrained": [list(span) for span in self.untrained],
-        }
-        for name in ("peers", "exited"):
-            written[name] = [[record.peer, record.state.name] for record in data[name]]
-        for name in ("spoken", "pending", "ejected"):
-            written[name] = list(data[name])
-        return data | written
+
+        def plain(value: Any) -> Any:
+            match value:
+                case RunState():
+                    return value.name
+                case Bloom():
+                    return value.hex()
+                case PeerRecord():
+                    return [value.peer, value.state.name]
+                case tuple():
+                    return [plain(item) for item in value]
+            return value
+
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "settings"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], settings: Settings) -> "CoordinatorState":
         """Return the state that `to_json` wrote."""
-        missed = data["missed"]
-        read = {
-            "run_state": RunState[data["run_state"]],
-            "participants": tuple(Bloom.from_hex(text) for text in data["participants"]),
-            "missed": None if missed is None else tuple(tuple(span) for span in missed),
-            "untrained": tuple(tuple(span) for span in data["untrained"]),
-        }
+
+        def frozen(value: Any) -> Any:
+            return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+        read = {name: frozen(value) for name, value in data.items()}
+        read["run_state"] = RunState[data["run_state"]]
+        read["participants"] = tuple(map(Bloom.from_hex, data["participants"]))
         for name in ("peers", "exited"):
             read[name] = tuple(PeerRecord(peer, ClientState[state]) for peer, state in data[name])
-        for name in ("spoken", "pending", "ejected"):
-            read[name] = tuple(data[name])
-        return cls(settings=settings, **(data | read))
+        return cls(settings=settings, **read)

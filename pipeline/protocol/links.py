@@ -9,23 +9,12 @@ PerPeer = float | Sequence[float]  # one number for all peers, or one for each
 
 
 class LinkSpeeds(Protocol):
-    """The `[links]` table; each value is one number, or a list with one number per peer."""
+    """The `[links]` table; bandwidth is in megabits per second."""
 
-    @property
-    def tokens_per_second(self) -> PerPeer:
-        """Training speed."""
-
-    @property
-    def latency_seconds(self) -> PerPeer:
-        """Latency of each transfer."""
-
-    @property
-    def upload_mbps(self) -> PerPeer:
-        """Upload bandwidth, megabits per second."""
-
-    @property
-    def download_mbps(self) -> PerPeer:
-        """Download bandwidth, megabits per second."""
+    tokens_per_second: PerPeer
+    latency_seconds: PerPeer
+    upload_mbps: PerPeer
+    download_mbps: PerPeer
 
 
 def arrivals(
@@ -68,7 +57,9 @@ def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, s
       tokens: Tokens of the step.
       size: Size of the state, bytes.
     """
-    return _fetch(links, verifier, peer, size) + tokens / _of(links, "tokens_per_second", verifier)
+    mbps = min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", verifier))
+    fetch = _of(links, "latency_seconds", peer) + _transfer(size, mbps)
+    return fetch + tokens / _of(links, "tokens_per_second", verifier)
 
 
 def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
@@ -83,11 +74,6 @@ def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
     """
     mbps = _of(links, "download_mbps", peer)
     return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
-
-
-def _fetch(links: LinkSpeeds, receiver: int, sender: int, size: int) -> float:
-    mbps = min(_of(links, "upload_mbps", sender), _of(links, "download_mbps", receiver))
-    return _of(links, "latency_seconds", sender) + _transfer(size, mbps)
 
 
 def _transfer(size: int, mbps: float) -> float:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.protocol import committee
-from pipeline.protocol.committee import Committee
 
 
 def test_lcg_gives_psyches_numbers():
@@ -53,24 +52,9 @@ def test_more_witnesses_than_peers_is_refused():
         committee.witnesses(1, 4, 5)
 
 
-def test_committee_seats_follow_the_positions():
-    seats = committee.committees(12345, 10, verification_percent=30, tie_breakers=2)
-    # Positions 0 and 1 break ties; floor(8 x 30 %) = 2 verify.
-    assert [seats[i] for i in (5, 0)] == [Committee.TieBreaker] * 2
-    assert [seats[i] for i in (2, 7)] == [Committee.Verifier] * 2
-    assert seats.count(Committee.Trainer) == 6
-
-
-def test_committee_sizes_are_psyches():
-    seats = committee.committees(12345, 100, verification_percent=30, tie_breakers=10)
-    counts = [seats.count(seat) for seat in Committee]
-    assert counts == [10, 27, 63]
-
-
-@pytest.mark.parametrize(("percent", "ties"), [(101, 0), (-1, 0), (0, 6)])
-def test_impossible_committee_is_refused(percent, ties):
-    with pytest.raises(ValueError, match="expected 0 to"):
-        committee.committees(1, 5, verification_percent=percent, tie_breakers=ties)
+@pytest.mark.parametrize(("percent", "elected"), [(0, set()), (9, set()), (39, {5, 0, 2})])
+def test_verifiers_are_the_first_positions_of_the_committee(percent, elected):
+    assert committee.verifiers(12345, 10, percent) == elected
 
 
 QUORUM = {1: 1, 2: 2, 3: 2, 4: 2, 5: 3, 6: 4, 7: 4, 8: 5, 9: 6, 10: 6, 11: 7, 12: 8, 13: 8}
@@ -99,16 +83,6 @@ def test_assignment_gives_contiguous_ranges_in_shuffled_order():
 
 def test_peers_beyond_the_batch_get_nothing():
     assert committee.plan(range(5), 12345, 0, 2).spans == {0: (0, 0), 2: (1, 1)}
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 8, 64, 65])
-@pytest.mark.parametrize("count", [1, 2, 7, 8])
-def test_assignment_covers_the_batch_exactly_once(count, batch_size):
-    spans = sorted(committee.plan(range(count), 99, 1000, batch_size).spans.values())
-    sequences = [i for first, last in spans for i in range(first, last + 1)]
-    assert sequences == list(range(1000, 1000 + batch_size))
-    sizes = [last - first + 1 for first, last in spans]
-    assert max(sizes) - min(sizes) <= 1 and len(sizes) == min(count, batch_size)
 
 
 def test_assignment_without_trainers_is_refused():
@@ -187,19 +161,6 @@ def test_plan_by_hand():
     plan = committee.plan(range(5), 12345, 100, 17, ((50, 55),))
     assert plan.spans == {0: (50, 53), 1: (100, 103), 2: (54, 55), 3: (108, 110), 4: (104, 107)}
     assert plan.fresh == 11 and plan.waiting == ()
-
-
-def test_plan_gives_no_trainer_more_than_its_share():
-    # Two pieces of 1 leave one trainer for 10 new sequences, of which it takes ceil(12 / 3) = 4.
-    plan = committee.plan(range(3), 1, 100, 12, ((5, 5), (7, 7)))
-    assert plan.fresh == 4
-    assert sorted(plan.spans.values()) == [(5, 5), (7, 7), (100, 103)]
-
-
-def test_plan_leaves_waiting_what_has_no_place():
-    plan = committee.plan(range(2), 1, 100, 8, ((10, 19), (30, 31)))
-    assert sorted(plan.spans.values()) == [(10, 13), (14, 17)]
-    assert plan.fresh == 0 and plan.waiting == ((18, 19), (30, 31))
 
 
 def test_verifiers_take_trainers_in_the_order_of_the_shuffle():

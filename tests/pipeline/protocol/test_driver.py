@@ -16,25 +16,18 @@ from pipeline.protocol.coordinator import CoordinatorError, Pause, RunState, tic
 from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Decision, Evidence, Message, Round
-from tests.pipeline.protocol import records
+from tests.pipeline.protocol import records, three_peers
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(three_peers.Settings):
     """Seconds 3 waiting, 20 warm-up, 30 train, 2 witness, 5 cooldown; 4 rounds an epoch."""
 
     init_min_clients: int = 4
     min_clients: int = 4
     witness_nodes: int = 3
-    verification_percent: int = 0
     total_steps: int = 10
     waiting_for_members_extra_time: int = 3
-    warmup_time: int = 20
-    max_round_train_time: int = 30
-    round_witness_time: int = 2
-    cooldown_time: int = 5
-    epoch_time: int | None = None
-    rounds_per_epoch: int | None = 4
     batch: int = 8
 
     def batch_size(self, tokens: int) -> int:
@@ -110,6 +103,7 @@ def test_total_steps_trains_exactly_that_many_rounds():
     trained, _, progress = train(begun())
     assert [round.step for round in trained] == list(range(1, 11))
     assert [round.epoch for round in trained] == [0] * 4 + [1] * 4 + [2] * 2
+    assert {round.joined for round in trained} == {()}  # who joins at the start is no newcomer
     assert progress.state.run_state == RunState.Finished
 
 
@@ -134,18 +128,12 @@ def test_round_is_a_pure_function_of_seed_step_and_data_index():
     again, _, _ = train(begun(), seconds=25.0)
     assert again == whole  # whatever the clock says
     sixth = whole[5]
-    progress = begun(start_step=5, start_data_index=sixth.data_index)
-    _, extended = driver.next_round(progress)
-    assert extended == replace(sixth, epoch=0)
-    assert extended.seed == committee.round_seed(1, 6)
+    extended, _, _ = train(begun(start_step=5, start_data_index=sixth.data_index))
+    assert [round.step for round in extended] == [6, 7, 8, 9, 10]
+    assert extended[0] == replace(sixth, epoch=0)
+    assert extended[0].seed == committee.round_seed(1, 6)
     other, _, _ = train(begun(seed=2))
     assert all(a.seed != b.seed for a, b in zip(whole, other, strict=True))
-
-
-def test_extended_run_trains_the_steps_that_are_left():
-    trained, _, _ = train(begun(start_step=7, start_data_index=56))
-    assert [round.step for round in trained] == [8, 9, 10]
-    assert trained[0].data_index == 56
 
 
 def test_round_is_pinned():
@@ -245,20 +233,17 @@ def test_decision_does_not_depend_on_the_order_in_which_peers_are_listed():
 # ---- Who lies is out of the run ----
 
 
+def attested(said: Evidence, round: Round, count: int = 1, without: int | None = None) -> Evidence:
+    """The first witnesses attest to every message, or to all but one."""
+    held = {peer: c for peer, c in commitments(said).items() if peer != without}
+    words = [attest(witness, round.seed, round.peers, held) for witness in round.witnesses[:count]]
+    return replace(said, attestations=(*words, *said.attestations[count:]))
+
+
 def false_witness(round: Round) -> tuple[Evidence, dict[int, str]]:
     late = next(peer for peer in round.assignment if peer not in round.witnesses)
     said = evidence(round, {late: None})
-    first, *others = said.attestations
-    claims = attest(first.witness, round.seed, round.peers, commitments(said))
-    return replace(said, attestations=(claims, *others)), {first.witness: "false witness"}
-
-
-def claims_what_is_no_message(round: Round) -> tuple[Evidence, dict[int, str]]:
-    said = evidence(round, refused=(1,))
-    first, *others = said.attestations
-    claims = attest(first.witness, round.seed, round.peers, commitments(said))
-    said = replace(said, attestations=(claims, *others))
-    return said, {first.witness: "false witness", 1: "no message"}
+    return attested(said, round), {round.witnesses[0]: "false witness"}
 
 
 def no_message(round: Round) -> tuple[Evidence, dict[int, str]]:
@@ -317,30 +302,18 @@ def test_a_liar_is_ejected_its_message_discarded_and_its_sequences_given_out_aga
 
 def test_witness_that_claims_to_hold_what_is_no_message_is_ejected_with_its_sender():
     progress, round = driver.next_round(begun(LONG, 5))
-    said, ejected = claims_what_is_no_message(round)
+    said = attested(evidence(round, refused=(1,)), round)
     _, decision = driver.finish_round(progress, round, said)
-    assert decision.ejected == ejected and not {*decision.applied} & ejected.keys()
+    assert decision.ejected == {round.witnesses[0]: "false witness", 1: "no message"}
+    assert not {*decision.applied} & decision.ejected.keys()
 
 
-def test_witness_that_denies_what_it_got_is_outvoted():
+@pytest.mark.parametrize(("deny", "applied"), [(1, (0, 1, 2, 3, 4)), (2, (1, 2, 3, 4))])
+def test_one_witness_that_denies_is_outvoted_and_without_a_quorum_nobody_applies(deny, applied):
     progress, round = driver.next_round(begun(LONG, 5))
-    said = evidence(round)
-    first, *others = said.attestations
-    rest = {peer: c for peer, c in commitments(said).items() if peer != 0}
-    denies = attest(first.witness, round.seed, round.peers, rest)
-    said = replace(said, attestations=(denies, *others))
+    said = attested(evidence(round), round, deny, without=0)
     _, decision = driver.finish_round(progress, round, said)
-    assert (decision.applied, decision.ejected) == ((0, 1, 2, 3, 4), {})
-
-
-def test_message_without_a_quorum_is_applied_by_nobody():
-    progress, round = driver.next_round(begun(LONG, 5))
-    said = evidence(round)
-    rest = {peer: c for peer, c in commitments(said).items() if peer != 0}
-    deny = [attest(w, round.seed, round.peers, rest) for w in round.witnesses[:2]]
-    said = replace(said, attestations=(*deny, said.attestations[2]))
-    _, decision = driver.finish_round(progress, round, said)
-    assert (decision.applied, decision.ejected) == ((1, 2, 3, 4), {})
+    assert (decision.applied, decision.ejected) == (applied, {})
 
 
 def test_other_message_that_a_quorum_holds_is_not_the_one_that_is_applied():
@@ -399,11 +372,6 @@ def test_member_that_nobody_hears_from_is_dropped_and_may_come_back_next_epoch()
         seen.append((round.epoch, 2 in round.peers, round.joined))
         progress, _ = driver.finish_round(progress, round, evidence(round))
     assert seen == [(0, False, ()), (0, False, ()), (1, True, (2,)), (1, True, ())]
-
-
-def test_peers_that_join_at_the_start_are_not_said_to_have_joined():
-    trained, _, _ = train(begun())
-    assert {round.joined for round in trained} == {()}
 
 
 def test_peer_that_joins_a_run_waits_for_the_epochs_end_and_for_its_params():
