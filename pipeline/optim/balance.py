@@ -44,18 +44,9 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
 
     def areas(params: Tree) -> Tree:
-        assert optimizer.areas
         return optimizer.areas(others(params))
 
-    return Optimizer(
-        init,
-        lookahead,
-        accumulate,
-        send,
-        receive,
-        optimizer.compare,
-        areas if optimizer.areas else None,
-    )
+    return Optimizer(init, lookahead, accumulate, send, receive, optimizer.compare, areas)
 
 
 class Balanced(NamedTuple):
@@ -138,18 +129,9 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return distance, Balanced(zeros(own.load), inside)
 
     def areas(params: Tree) -> Tree:
-        assert optimizer.areas
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
-    return Optimizer(
-        init,
-        lookahead,
-        accumulate,
-        send,
-        receive,
-        compare,
-        areas if optimizer.areas else None,
-    )
+    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas)
 
 
 def _share(load: jax.Array) -> jax.Array:

@@ -66,4 +66,7 @@ def dense(
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message, own))
         return off / (optax.tree.norm(own) + TINY), optax.EmptyState()
 
-    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas=None)
+    def areas(params: Tree) -> Tree:
+        return jax.tree.map(lambda _: 0, params)
+
+    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)

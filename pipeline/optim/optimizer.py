@@ -136,9 +136,8 @@ class Optimizer(NamedTuple):
         each round, everybody alike:
           updates, shared = receive(messages, present, params, shared, step)
 
-    `compare` serves an audit and `areas` the wire format; `areas` is None where messages are dense.
-    No function knows whether peers are rows of an array or machines. Shapes do not change when a
-    peer is absent.
+    `compare` serves an audit and `areas` the wire format. No function knows whether peers are rows
+    of an array or machines. Shapes do not change when a peer is absent.
     """
 
     init: InitFn
@@ -147,7 +146,7 @@ class Optimizer(NamedTuple):
     send: SendFn
     receive: ReceiveFn
     compare: CompareFn
-    areas: AreasFn | None
+    areas: AreasFn
 
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]

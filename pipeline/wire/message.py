@@ -111,14 +111,13 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
         own = optimizer.accumulate(params, own, params, step)
         return optimizer.send(own, params, shared, step)[0]
 
-    like = jax.eval_shape(first_message, params)
-    if layout == PLAIN and not optimizer.areas:
+    form = Form(jax.eval_shape(first_message, params), optimizer.areas(params), layout)
+    if layout == PLAIN and form.kind == DENSE:
         raise LockstepError(
             f'[peers] wire = "{PLAIN}", expected "lockstep" with a dense optimizer: Psyche '
             "sends no gradients"
         )
-    areas = optimizer.areas(params) if optimizer.areas else jax.tree.map(lambda _: 0, like)
-    return Form(like, areas, layout)
+    return form
 
 
 def fields(message: Tree) -> Iterator[bytes]:

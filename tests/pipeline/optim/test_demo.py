@@ -108,22 +108,6 @@ def test_masked_tensors_are_left_to_another_transform():
     expect_equal(found["norm"]["scale"], 1 - 0.1 * grads)
 
 
-def test_vmap_and_shard_map_give_the_same_params():
-    tx = demo(0.01, **SETTINGS)
-    spec = jax.sharding.PartitionSpec
-    mesh = jax.make_mesh((PEERS,), ("peer",), axis_types=(jax.sharding.AxisType.Auto,))
-
-    def one(peer_1):
-        grads = grads_of(peer_1[0], 0)
-        updates, _ = tx.update(grads, tx.init(PARAMS), PARAMS)
-        return jax.tree.map(lambda x: x[None], optax.apply_updates(PARAMS, updates))
-
-    shard = jax.shard_map(
-        one, mesh=mesh, in_specs=spec("peer"), out_specs=spec("peer"), check_vma=False
-    )
-    expect_equal(jax.jit(shard)(jnp.arange(PEERS)), train(tx, 1))
-
-
 def test_params_are_asked_for():
     with pytest.raises(ValueError, match="params"):
         tx = demo(0.01, **SETTINGS)
