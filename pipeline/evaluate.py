@@ -31,14 +31,8 @@ from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 
 UNKNOWN = -1  # bytes of a token that is not in the tokenizer
-NOTHING = {
-    "held_out_loss": None,
-    "perplexity": None,
-    "bits_per_byte": None,
-    "sequences": None,
-    "tokens": None,
-    "bytes": None,
-}
+NAMES = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
+NOTHING = dict.fromkeys(NAMES)
 
 
 class Exported(NamedTuple):
@@ -80,7 +74,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         artifacts.write_json(folder / "evaluate.json", result)
         artifacts.write_text(folder / "sample.txt", text or "")
         artifacts.write_json(folder / METRICS / "evaluate.json", numbers)
-    for name in ("held_out_loss", "perplexity", "bits_per_byte"):
+    for name in NAMES[:3]:
         if numbers[name] is not None:
             print(f"evaluate: {name.replace('_', ' ')} {numbers[name]:.4f}")
     for note in notes:

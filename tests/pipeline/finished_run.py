@@ -115,23 +115,28 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
         for step in run.snapshots().steps:
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
         curves.write(rows, folder / METRICS)
-        write_json(
-            folder / METRICS / "train.json",
-            {
-                "rounds": ROUNDS,
-                "tokens": rows[-1]["tokens"],
-                "parameters": PARAMETERS,
-                "loss": rows[-1]["loss"],
-                "held_out_loss_before": _loss(0) if held_out else None,
-                "held_out_loss": rows[-1]["held_out_loss"],
-                "bytes_up": BYTES,
-                "bytes_down": BYTES * (PEERS - 1),
-                "bytes_up_of_data_parallel": 4 * PARAMETERS,
-                "bytes_to_verify": 0.0,
-                "bits_per_parameter_and_round": 8 * BYTES / PARAMETERS,
-                "simulated_seconds": rows[-1]["seconds"],
-            },
+        write_metrics(
+            folder,
+            rounds=ROUNDS,
+            tokens=rows[-1]["tokens"],
+            loss=rows[-1]["loss"],
+            held_out_loss_before=_loss(0) if held_out else None,
+            held_out_loss=rows[-1]["held_out_loss"],
+            simulated_seconds=rows[-1]["seconds"],
         )
+
+
+def write_metrics(folder: Path, **numbers: object) -> None:
+    """metrics/train.json of a run that sends `BYTES` a round."""
+    sent = {
+        "parameters": PARAMETERS,
+        "bytes_up": BYTES,
+        "bytes_down": BYTES * (PEERS - 1),
+        "bytes_up_of_data_parallel": 4 * PARAMETERS,
+        "bytes_to_verify": 0.0,
+        "bits_per_parameter_and_round": 8 * BYTES / PARAMETERS,
+    }
+    write_json(folder / METRICS / "train.json", sent | numbers)
 
 
 def _entry(step: int, held_out: bool) -> Entry:

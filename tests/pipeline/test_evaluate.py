@@ -7,7 +7,7 @@ from functools import cache, partial
 import jax
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders
 
 from models.llama import llama
 from pipeline import evaluate, runfile
@@ -20,25 +20,24 @@ from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tokens.columns import UNCOUNTED
 from pipeline.tokens.shards import PLAIN, Shards, write_shards
 from pipeline.weights import hf
+from tests import tiny
+from tests.pipeline import trained_run
 from tests.pipeline.finished_run import write_run_file
 from tests.pipeline.tokens.measured import measure
 
 END, LENGTH = 0, 32
 WORDS = ("de", "ef", "def", "\u0120x", "(x", "re", "turn")  # merged tokens; \u0120 is a space
-HF_CONFIG = {
+HF_CONFIG = tiny.MODEL | {
     "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
     "vocab_size": 272,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": LENGTH,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "initializer_range": 0.02,
-    "tie_word_embeddings": False,
     "bos_token_id": END,
     "eos_token_id": END,
 }
@@ -53,15 +52,9 @@ def make_params() -> dict:
 
 
 def make_tokenizer() -> Tokenizer:
-    """Byte-level, as the Corpus provider's: the end of text, all bytes, a few merged tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<|endoftext|>", *alphabet, *WORDS]
+    """Byte-level: the end of text, all bytes, a few merged tokens."""
     merges = [("d", "e"), ("e", "f"), ("de", "f"), ("\u0120", "x"), ("(", "x"), ("r", "e")]
-    tokenizer = Tokenizer(models.BPE({n: i for i, n in enumerate(names)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    return tokenizer
+    return trained_run.make_tokenizer(["<|endoftext|>"], WORDS, merges)
 
 
 @pytest.fixture

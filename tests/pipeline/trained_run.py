@@ -3,6 +3,7 @@
 Nothing is trained: the params are fresh, and the numbers are chosen.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,30 +11,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from models.llama import llama
 from pipeline import export, runfile
-from pipeline.stage.artifacts import METRICS, Paths, write_json
+from pipeline.stage.artifacts import Paths, write_json
 from pipeline.tokens.shards import Shards, write_shards
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.transcript import Writer
 from pipeline.weights.trees import save_tree
 from tests import tiny
-from tests.pipeline.finished_run import BYTES, PEERS, _entry, verdict
+from tests.pipeline.finished_run import PEERS, _entry, verdict, write_metrics
 from tests.pipeline.tokens.measured import measure
 
 ROUNDS, LENGTH = 6, 32
 SNAPSHOTS = runfile.Snapshots(0, ROUNDS, every=3)
 END, PAD, VOCABULARY = 0, 1, 300
-INIT = {
-    "model_type": "llama",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 16,
-    "bos_token_id": END,
-    "eos_token_id": END,
-}
+INIT = tiny.MODEL | {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END}
 VERDICT = verdict(
     audited_rounds=ROUNDS,
     windows=8,
@@ -48,13 +38,17 @@ ENVIRONMENT = {"platform": "cpu", "threads": "4", "xla_flags": "--xla_a=1", "jax
 SOURCE = {"checkpoint": "Init", "seed": 0, "sha256": "ab" * 32}
 
 
-def make_tokenizer() -> Tokenizer:
-    """Byte-level, as the Corpus provider's: the end of text, padding, all bytes."""
-    names = ["<|endoftext|>", "<|pad|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+def make_tokenizer(
+    special: Sequence[str] = ("<|endoftext|>", "<|pad|>"),
+    words: Sequence[str] = (),
+    merges: Sequence[tuple[str, str]] = (),
+) -> Tokenizer:
+    """Byte-level, as the Corpus provider's: special tokens, all bytes, merged tokens."""
+    names = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
+    tokenizer = Tokenizer(models.BPE({n: i for i, n in enumerate(names)}, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(names[:2])
+    tokenizer.add_special_tokens(list(special))
     return tokenizer
 
 
@@ -159,18 +153,12 @@ def _train(folder: Path, header: Header, held_out: bool) -> None:
     for step in SNAPSHOTS.kept:
         save_tree(folder / "transcript" / "snapshots" / f"{step:05}" / "params.safetensors", params)
     write_json(folder / "hf" / "config.json", header.model)
-    numbers = {
-        "rounds": ROUNDS,
-        "tokens": ROUNDS * 4 * LENGTH,
-        "parameters": 2_000_000,
-        "loss": entries[-1].loss,
-        "held_out_loss_before": header.held_out_loss,
-        "held_out_loss": 5.125 if held_out else None,
-        "bytes_up": BYTES,
-        "bytes_down": BYTES * (PEERS - 1),
-        "bytes_up_of_data_parallel": 8_000_000,
-        "bytes_to_verify": 0.0,
-        "bits_per_parameter_and_round": 0.136,
-        "simulated_seconds": 9.5,
-    }
-    write_json(folder / METRICS / "train.json", numbers)
+    write_metrics(
+        folder,
+        rounds=ROUNDS,
+        tokens=ROUNDS * 4 * LENGTH,
+        loss=entries[-1].loss,
+        held_out_loss_before=header.held_out_loss,
+        held_out_loss=5.125 if held_out else None,
+        simulated_seconds=9.5,
+    )
