@@ -10,11 +10,7 @@ from pipeline.stage.artifacts import Paths
 
 
 def lines(run: Run, paths: Paths) -> Iterator[str]:
-    """Yield the lines of the report. Servers are asked what they have; nothing is fetched.
-
-    Raises:
-      LockstepError: as the provider says.
-    """
+    """Yield the lines of the report. Servers are asked what they have; nothing is fetched."""
     if reason := unsupported(run):
         yield f"download: {reason}"
         return

@@ -74,9 +74,6 @@ def list_dataset(
     """Return a dataset's commit and its files at that commit, by name.
 
     The hub is asked directly: its client sets no time limit and gives up at the first 503.
-
-    Raises:
-      LockstepError: the dataset or revision does not exist, or may not be read.
     """
     from huggingface_hub import constants
 

@@ -8,7 +8,6 @@ cuts by tokens or steps, at most HELD_OUT_TOKENS are held out.
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.net.store import Stored
@@ -35,9 +34,9 @@ def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
     Raises:
       LockstepError: as `fetch`, except for what only the rows tell.
     """
-    listing, chosen = _choose(location, options)
+    listing, chosen, train_files, warnings = _choose(location, options)
     files = []
-    for split, of_split in chosen.files.items():
+    for split, of_split in chosen.items():
         left = max_tokens(options.limit)[split]
         for file in of_split:
             local = file.origin.is_local
@@ -47,7 +46,7 @@ def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
                 left -= tokens
             if tokens != 0:
                 files.append(SurveyedFile(file.name, split, file.origin.size, tokens))
-    return Survey(listing.read, tuple(files), chosen.train_files, chosen.warnings)
+    return Survey(listing.read, tuple(files), train_files, tuple(warnings))
 
 
 def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fetched:
@@ -56,15 +55,15 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
     Raises:
       LockstepError: there are no files, pyarrow is not installed, or a row is invalid.
     """
-    listing, chosen = _choose(location, options)
+    listing, chosen, _, warnings = _choose(location, options)
     vocab_size = fetch_tokenizer(listing, folder, options)
-    shards, warnings = _RowShards(folder, vocab_size), list(chosen.warnings)
+    shards = _RowShards(folder, vocab_size)
     read: dict[str, dict[str, str]] = {TRAIN: {}, HELD_OUT: {}}
-    for split, of_split in chosen.files.items():
+    for split, of_split in chosen.items():
         (folder / split).mkdir()
         left = max_tokens(options.limit)[split]
         # where only rows tell how many files are needed, no more are fetched than at once
-        batch = len(of_split) if left is None else options.network.connections
+        batch = max(1, len(of_split)) if left is None else options.network.connections
         for file, stored in _fetch(of_split, batch, options):
             rows = Parquet(stored.path, file.label)
             read[split][file.name] = stored.sha256
@@ -100,7 +99,7 @@ def _fetch(
     files: list[LocationFile], batch: int, options: FetchOptions
 ) -> Iterator[tuple[LocationFile, Stored]]:
     """Yield files with their place in the store, fetched `batch` at a time as they are needed."""
-    for start in range(0, len(files), max(1, batch)):
+    for start in range(0, len(files), batch):
         some = files[start : start + batch]
         yield from zip(some, fetch_files(some, options), strict=True)
 
@@ -155,15 +154,10 @@ class _RowShards:
 # ---- Which files ----
 
 
-class _ChosenRows(NamedTuple):
-    """The files of each split that a run reads, how many there are to train on, and warnings."""
-
-    files: dict[Split, list[LocationFile]]
-    train_files: int
-    warnings: tuple[str, ...]
-
-
-def _choose(location: DataPreprocessed, options: FetchOptions) -> tuple[Listing, _ChosenRows]:
+def _choose(
+    location: DataPreprocessed, options: FetchOptions
+) -> tuple[Listing, dict[Split, list[LocationFile]], int, list[str]]:
+    """Return the listing, the files of each split to read, those to train on, and warnings."""
     listing = _list(location, options)
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in .parquet")
@@ -174,7 +168,7 @@ def _choose(location: DataPreprocessed, options: FetchOptions) -> tuple[Listing,
             f"{listing.files[0].name}"
         )
     first = train[: options.limit.files if options.limit else None]
-    return listing, _ChosenRows({TRAIN: first, HELD_OUT: held_out}, len(train), tuple(warnings))
+    return listing, {TRAIN: first, HELD_OUT: held_out}, len(train), warnings
 
 
 def _list(location: DataPreprocessed, options: FetchOptions) -> Listing:

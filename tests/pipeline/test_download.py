@@ -31,8 +31,6 @@ LISTED = [name for name in PLACES if name not in ("corpus", "text", "preprocesse
 @contextlib.contextmanager
 def opened(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     folder.mkdir()
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(folder / "gcloud"))
     with PLACES[name](folder, monkeypatch) as place:
         yield place
 
@@ -44,11 +42,7 @@ def place(request, tmp_path, monkeypatch) -> Iterator[Place]:
         yield found
 
 
-@pytest.fixture(params=LISTED)
-def listed(request, tmp_path, monkeypatch) -> Iterator[Place]:
-    """Each location that is token files as they stand."""
-    with opened(request.param, tmp_path / "source", monkeypatch) as found:
-        yield found
+listed_only = pytest.mark.parametrize("place", LISTED, indirect=True)  # token files as they stand
 
 
 def settings(location: dict | str, **table: object) -> runfile.Run:
@@ -154,29 +148,32 @@ def test_an_earlier_result_is_whole_after_a_refused_run(tmp_path, monkeypatch):
 # ---- What holds for token files as they stand ----
 
 
-def test_what_was_fetched_once_is_not_fetched_again(listed, tmp_path):
-    run(listed.location, tmp_path / "run")
-    sent = listed.sent()
-    run(listed.location, tmp_path / "run")
-    assert listed.sent() - sent <= mix_bytes(listed)
+@listed_only
+def test_what_was_fetched_once_is_not_fetched_again(place, tmp_path):
+    run(place.location, tmp_path / "run")
+    sent = place.sent()
+    run(place.location, tmp_path / "run")
+    assert place.sent() - sent <= mix_bytes(place)
 
 
-def test_offline_what_was_fetched_is_there_and_nobody_is_asked(listed, tmp_path, monkeypatch):
-    folder = run(listed.location, tmp_path / "run")
-    before, asked = tiny.contents(folder), [len(server.seen) for server in listed.servers]
+@listed_only
+def test_offline_what_was_fetched_is_there_and_nobody_is_asked(place, tmp_path, monkeypatch):
+    folder = run(place.location, tmp_path / "run")
+    before, asked = tiny.contents(folder), [len(server.seen) for server in place.servers]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    if "Url" in listed.location:
+    if "Url" in place.location:
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    assert tiny.contents(run(listed.location, tmp_path / "run")) == before
-    assert [len(server.seen) for server in listed.servers] == asked
-    if listed.servers:
+    assert tiny.contents(run(place.location, tmp_path / "run")) == before
+    assert [len(server.seen) for server in place.servers] == asked
+    if place.servers:
         with pytest.raises(LockstepError, match="HF_HUB_OFFLINE is set, expected"):
-            run(listed.location, tmp_path / "other")
+            run(place.location, tmp_path / "other")
 
 
-def test_read_while_training_the_sequences_are_the_same(listed, tmp_path):
-    fetched = run(listed.location, tmp_path / "a")
-    streamed = run(listed.location, tmp_path / "b", stream=True)
+@listed_only
+def test_read_while_training_the_sequences_are_the_same(place, tmp_path):
+    fetched = run(place.location, tmp_path / "a")
+    streamed = run(place.location, tmp_path / "b", stream=True)
     assert not list(streamed.rglob("*.ds"))
     for split in ("train", "held_out"):
         assert np.array_equal(taken(fetched, split), taken(streamed, split))

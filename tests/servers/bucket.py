@@ -4,8 +4,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -90,17 +89,12 @@ class Bucket(web.Served):
     def live(self) -> dict[str, bytes]:
         return {name: versions[-1].content for name, versions in self.objects.items()}
 
-    @contextmanager
-    def serving(self) -> Iterator["Bucket"]:
-        with web.serving(_Handler, self, bucket=self) as self.address:
-            yield self
-
 
 class _Handler(web.Handler):
-    bucket: Bucket
+    served: Bucket
 
     def do_GET(self) -> None:
-        bucket, query = self.bucket, self.query
+        bucket, query = self.served, self.query
         if self.refused():
             return
         base = re.escape(f"/storage/v1/b/{bucket.name}/o")
@@ -120,20 +114,20 @@ class _Handler(web.Handler):
     def list(self) -> None:
         query = self.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
-        names = [name for name in sorted(self.bucket.objects) if name.startswith(prefix)]
+        names = [name for name in sorted(self.served.objects) if name.startswith(prefix)]
         if delimiter:
             names = [name for name in names if delimiter not in name.removeprefix(prefix)]
         start = int(query.get("pageToken", 0))
         end = start + min(PAGE, int(query.get("maxResults", PAGE)))
         items = [
-            self.bucket.find(name, None).resource() | self.bucket.claims.get(name, {})
+            self.served.find(name, None).resource() | self.served.claims.get(name, {})
             for name in names[start:end]
         ]
         more = {"nextPageToken": str(end)} if end < len(names) else {}
         self.answer(200, _only({"items": items} | more, query.get("fields")))
 
     def send_content(self, stored: Object) -> None:
-        said = self.bucket.claims.get(stored.name, {})
+        said = self.served.claims.get(stored.name, {})
         crc32c, md5 = said.get("crc32c", stored.hashes[0]), said.get("md5Hash", stored.hashes[1])
         hashes = {"crc32c": crc32c, "md5": md5}
         headers = {
@@ -146,9 +140,9 @@ class _Handler(web.Handler):
         self.send_file(stored.name, stored.content, **headers)
 
     def send(self, answer: web.Answer) -> None:
-        if answer.name in self.bucket.spoil:
+        if answer.name in self.served.spoil:
             answer.headers["Content-Length"] = str(len(answer.body))
-            answer.body = self.bucket.spoil[answer.name](bytes(answer.body))
+            answer.body = self.served.spoil[answer.name](bytes(answer.body))
             if len(answer.body) > int(answer.headers["Content-Length"]):
                 answer.headers["Content-Length"] = str(len(answer.body))
         super().send(answer)
@@ -158,14 +152,14 @@ class _Handler(web.Handler):
         if self.refused():
             return
         if self.place == "/token":
-            self.answer(200, {"access_token": self.bucket.token, "expires_in": 3600})
+            self.answer(200, {"access_token": self.served.token, "expires_in": 3600})
         elif self.query.get("uploadType") == "multipart":
             self.store(*_parts(body, self.headers["Content-Type"]), self.query)
         elif self.query.get("uploadType") == "resumable":
-            upload = str(len(self.bucket.uploads))
-            self.bucket.uploads[upload] = {"about": json.loads(body), "query": self.query}
-            self.bucket.uploads[upload]["content"] = b""
-            where = f"{self.bucket.address}/upload/{upload}?upload_id={upload}"
+            upload = str(len(self.served.uploads))
+            self.served.uploads[upload] = {"about": json.loads(body), "query": self.query}
+            self.served.uploads[upload]["content"] = b""
+            where = f"{self.served.address}/upload/{upload}?upload_id={upload}"
             self.answer(200, Location=where)
         else:
             self.answer(404, {})
@@ -174,7 +168,7 @@ class _Handler(web.Handler):
         body = self.body()
         if self.refused():
             return
-        upload = self.bucket.uploads[self.query["upload_id"]]
+        upload = self.served.uploads[self.query["upload_id"]]
         upload["content"] += body
         total = self.headers["Content-Range"].rpartition("/")[2]
         if str(len(upload["content"])) == total:
@@ -183,7 +177,7 @@ class _Handler(web.Handler):
             self.answer(308, Range=f"bytes=0-{len(upload['content']) - 1}")
 
     def store(self, about: dict, content: bytes, query: dict[str, str]) -> None:
-        bucket, name = self.bucket, about["name"]
+        bucket, name = self.served, about["name"]
         bucket.before_upload(name)
         now = bucket.find(name, None)
         if int(query.get("ifGenerationMatch", -1)) not in (-1, now.generation if now else 0):
@@ -198,17 +192,20 @@ class _Handler(web.Handler):
 
     def refused(self) -> bool:
         said = self.headers.get("Authorization")
-        self.bucket.seen.append((self.command, self.path, said))
-        if self.bucket.private and self.command == "GET" and said != f"Bearer {self.bucket.token}":
+        self.served.seen.append((self.command, self.path, said))
+        if self.served.private and self.command == "GET" and said != f"Bearer {self.served.token}":
             words = "Anonymous caller does not have storage.objects.list access"
             self.answer(401, {"error": {"code": 401, "message": words}})
             return True
-        refuse = self.bucket.refuse
+        refuse = self.served.refuse
         if refuse is None or not re.search(refuse[0], f"{self.command} {self.path}"):
             return False
         words = f"we do not like {said}, that is {(said or 'x').split()[-1]}"
         self.answer(refuse[1], {"error": {"code": refuse[1], "message": words}})
         return True
+
+
+Bucket.handler = _Handler
 
 
 def _only(page: dict, fields: str | None) -> dict:

@@ -3,8 +3,6 @@
 import hashlib
 import mmap
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,11 +43,6 @@ class Files(web.Served):
         scheme, _, place = self.address.partition("://")
         return f"{scheme}://{f'{self.user}@' if self.user else ''}{place}/{name}"
 
-    @contextmanager
-    def serving(self) -> Iterator["Files"]:
-        with web.serving(_Handler, self) as self.address:
-            yield self
-
 
 class _Handler(web.Handler):
     def do_GET(self) -> None:
@@ -65,3 +58,6 @@ class _Handler(web.Handler):
             self.send_file(name, files.files[name], Content_Type=kind, ETag=files.tags[name])
 
     do_HEAD = do_GET
+
+
+Files.handler = _Handler

@@ -108,8 +108,8 @@ class Hub(Repo, web.Served):
     @contextmanager
     def serving(self) -> Iterator["Hub"]:
         with (
-            web.serving(_Handler, self, hub=self) as self.address,
-            web.serving(_Large, self, hub=self) as self.other_address,
+            web.serving(_Handler, self) as self.address,
+            web.serving(_Large, self) as self.other_address,
         ):
             yield self
 
@@ -136,10 +136,10 @@ def found(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
 
 
 class _Handler(web.Handler):
-    hub: Hub
+    served: Hub
 
     def do_GET(self) -> None:
-        hub, path = self.hub, self.place
+        hub, path = self.served, self.place
         if self.refused():
             return
         if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
@@ -170,10 +170,10 @@ class _Handler(web.Handler):
     def find_repo(self, path: str) -> tuple[str, str, Repo | None, str]:
         """What is asked for, "api" or "files", of which repository, and what follows its name."""
         for kind, prefix, repos in (
-            ("api", "/api/models/", {REPO: self.hub}),
-            ("api", "/api/datasets/", self.hub.datasets),
-            ("files", "/datasets/", self.hub.datasets),
-            ("files", "/", {REPO: self.hub}),
+            ("api", "/api/models/", {REPO: self.served}),
+            ("api", "/api/datasets/", self.served.datasets),
+            ("files", "/datasets/", self.served.datasets),
+            ("files", "/", {REPO: self.served}),
         ):
             for name, repo in repos.items():
                 rest = path.removeprefix(prefix + name)
@@ -194,7 +194,9 @@ class _Handler(web.Handler):
         more = {}
         if end < len(entries):
             query = urlencode(self.query | {"cursor": str(end)})
-            more = {"Link": f'<{self.hub.address}{urlsplit(self.path).path}?{query}>; rel="next"'}
+            more = {
+                "Link": f'<{self.served.address}{urlsplit(self.path).path}?{query}>; rel="next"'
+            }
         self.answer(200, entries[start:end], **more)
 
     def send_or_redirect(self, content: bytes, commit: str, name: str) -> None:
@@ -203,20 +205,20 @@ class _Handler(web.Handler):
         if not is_large(name):
             self.send_file(name, self.spoiled(name, content), ETag=f'"{tag}"', **said)
             return
-        self.hub.large[tag] = content
+        self.served.large[tag] = content
         said |= {"X_Linked_Etag": f'"{tag}"', "X_Linked_Size": str(len(content))}
         query = f"X-Amz-Signature={SIGNATURE}&name={quote(name, safe='')}"
-        self.answer(302, Location=f"{self.hub.other_address}/large/{tag}?{query}", **said)
+        self.answer(302, Location=f"{self.served.other_address}/large/{tag}?{query}", **said)
 
     def spoiled(self, name: str, content: bytes) -> bytes:
-        if name == self.hub.damaged:
+        if name == self.served.damaged:
             return content[:-1] + bytes([content[-1] ^ 1])
         return content
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        hub, path, body = self.hub, self.place, self.body()
+        hub, path, body = self.served, self.place, self.body()
         if self.refused():
             return
         if path == "/api/repos/create":
@@ -257,11 +259,11 @@ class _Handler(web.Handler):
         if hashlib.sha256(body).hexdigest() != oid:
             self.answer(400, {"error": "another hash"})
             return
-        self.hub.large[oid] = body
+        self.served.large[oid] = body
         self.answer(200)
 
     def take(self, lines: list[dict]) -> None:
-        hub, files = self.hub, dict(self.hub.files)
+        hub, files = self.served, dict(self.served.files)
         for line in lines:
             value = line["value"]
             match line["key"]:
@@ -283,11 +285,11 @@ class _Handler(web.Handler):
 
     def refused(self) -> bool:
         said = self.headers.get("Authorization")
-        self.hub.seen.append((self.command, self.place, said))
-        if self.hub.refuse is None or not re.search(self.hub.refuse[0], self.place):
+        self.served.seen.append((self.command, self.place, said))
+        if self.served.refuse is None or not re.search(self.served.refuse[0], self.place):
             return False
         words = f"we do not like {said}, that is {(said or 'x').split()[-1]}"
-        self.answer(self.hub.refuse[1], {"error": words}, X_Error_Message=words)
+        self.answer(self.served.refuse[1], {"error": words}, X_Error_Message=words)
         return True
 
 
@@ -295,7 +297,7 @@ class _Large(_Handler):
     """The server from which large files come."""
 
     def do_GET(self) -> None:
-        hub = self.hub
+        hub = self.served
         hub.elsewhere.append((self.command, self.path, self.headers.get("Authorization")))
         content = hub.large.get(self.place.removeprefix("/large/"))
         if content is None or self.query.get("X-Amz-Signature") != SIGNATURE:

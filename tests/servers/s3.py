@@ -33,11 +33,6 @@ class S3(web.Served):
     key: str = "AKIASENTINEL"
     secret: str = "s3-secret-sentinel"
 
-    @contextmanager
-    def serving(self) -> Iterator["S3"]:
-        with web.serving(_Handler, self, bucket=self) as self.address:
-            yield self
-
 
 @contextmanager
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
@@ -55,10 +50,10 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 
 
 class _Handler(web.Handler):
-    bucket: S3
+    served: S3
 
     def do_GET(self) -> None:
-        bucket, said = self.bucket, self.headers.get("Authorization")
+        bucket, said = self.served, self.headers.get("Authorization")
         bucket.seen.append((self.command, self.path, said))
         name, _, key = self.place.removeprefix("/").partition("/")
         if not re.match(rf"AWS4-HMAC-SHA256 Credential={bucket.key}/", said or ""):
@@ -85,17 +80,17 @@ class _Handler(web.Handler):
         """ListObjectsV2."""
         query = self.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        keys = [key for key in self.bucket.objects if key.startswith(prefix)]
+        keys = [key for key in self.served.objects if key.startswith(prefix)]
         ends = {key: key.find(delimiter, len(prefix)) if delimiter else -1 for key in keys}
         entries = {key if end < 0 else key[: end + 1]: end < 0 for key, end in ends.items()}
         names = sorted(entries)
         start = int(query.get("continuation-token", 0))
         end = start + min(PAGE, int(query.get("max-keys", PAGE)))
-        lines = [f"<Name>{self.bucket.name}</Name><Prefix>{_text(prefix)}</Prefix>"]
+        lines = [f"<Name>{self.served.name}</Name><Prefix>{_text(prefix)}</Prefix>"]
         lines.append("<EncodingType>url</EncodingType>")
         for name in names[start:end]:
             if entries[name]:
-                content = self.bucket.objects[name]
+                content = self.served.objects[name]
                 lines.append(
                     f"<Contents><Key>{_text(name)}</Key><Size>{len(content)}</Size>"
                     f"<ETag>{escape(_tag(content))}</ETag><LastModified>{DATE}</LastModified>"
@@ -110,6 +105,9 @@ class _Handler(web.Handler):
             lines.append(f"<NextContinuationToken>{end}</NextContinuationToken>")
         page = f"<ListBucketResult>{''.join(lines)}</ListBucketResult>"
         self.answer(200, page.encode(), Content_Type="application/xml")
+
+
+S3.handler = _Handler
 
 
 def _tag(content: bytes) -> str:

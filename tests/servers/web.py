@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 PIECE_BYTES = 2**14  # written at once where a server is slow
@@ -63,6 +63,13 @@ class Served:
     bytes_per_second: float | None = None
     address: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    handler: ClassVar[type["Handler"]]
+
+    @contextmanager
+    def serving(self) -> Iterator[Self]:
+        """Serves on a free port."""
+        with serving(self.handler, self) as self.address:
+            yield self
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -169,8 +176,8 @@ def _dashed(headers: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def serving(handler: type[Handler], served: Served, **bound: Served) -> Iterator[str]:
-    """Serves on a free port; yields the address. `bound` are other attributes of the handler."""
+def serving(handler: type[Handler], served: Served) -> Iterator[str]:
+    """Serves on a free port; yields the address."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
@@ -180,7 +187,7 @@ def serving(handler: type[Handler], served: Served, **bound: Served) -> Iterator
         def handle_error(self, *_: Any) -> None:
             """A client that was killed is no news."""
 
-    bound_handler = type("Bound", (handler,), {"served": served, **bound})
+    bound_handler = type("Bound", (handler,), {"served": served})
     server = Server(("127.0.0.1", 0), bound_handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

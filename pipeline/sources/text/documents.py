@@ -1,9 +1,11 @@
 """Text files of a corpus: documents, split and read in pieces, in constant memory."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.stage.progress import Progress
@@ -25,10 +27,11 @@ class FileStamp(NamedTuple):
     nanoseconds: int
 
 
-class Source(Protocol):
+@dataclass(frozen=True)
+class Source(ABC):
     """A file of documents, or some of them.
 
-    Attributes:
+    Args:
       name: path in the corpus, with slashes.
       path: path on the disk.
       version: size and time when it was found.
@@ -39,17 +42,17 @@ class Source(Protocol):
     version: FileStamp
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """Bytes on the disk of what is read."""
-        ...
 
+    @abstractmethod
     def split(self, percent: float, bar: Progress) -> tuple["Source", "Source | None"]:
         """Return the train part and the held-out part, None if `percent` is too little."""
-        ...
 
+    @abstractmethod
     def pieces(self, bar: Progress) -> Iterator[Piece]:
         """Yield its documents; the bar advances by bytes on the disk, `size` in all."""
-        ...
 
 
 def cut(texts: Iterable[str]) -> Iterator[Piece]:

@@ -7,12 +7,11 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import PIECE, FileStamp, Piece, cut, unreadable
+from pipeline.sources.text.documents import PIECE, Piece, Source, cut, unreadable
 from pipeline.stage.progress import Progress
 
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -23,22 +22,17 @@ SHOWN = 5  # keys of an object in an error message
 
 
 @dataclass(frozen=True, eq=False)
-class JsonLines:
+class JsonLines(Source):
     """The documents of a file, or its train or held-out documents.
 
     The first two bytes of the SHA-256 of `name:line number` give a document's bin.
 
     Args:
-      name: path in the corpus.
-      path: path on the disk.
-      version: size and time when it was found.
+      name, path, version: as of any source.
       key: key of the text in each object.
       bins: whether the documents of each of the BINS bins are read; None is all.
     """
 
-    name: str
-    path: Path
-    version: FileStamp
     key: str
     bins: np.ndarray | None = None
 

@@ -3,31 +3,25 @@
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import PIECE, FileStamp, Piece, cut, unreadable
+from pipeline.sources.text.documents import PIECE, Piece, Source, cut, unreadable
 from pipeline.stage.progress import Progress
 
 BLOCK = PIECE  # bytes: at most so many characters
 
 
 @dataclass(frozen=True)
-class TextFile:
+class TextFile(Source):
     """One document: the bytes from `start` to `stop` of a text file.
 
     Args:
-      name: path in the corpus.
-      path: path on the disk.
-      version: size and time when it was found.
+      name, path, version: as of any source.
       start: offset of the first byte.
       stop: offset after the last byte.
       errors: "strict", or "replace" to read invalid UTF-8 as U+FFFD.
     """
 
-    name: str
-    path: Path
-    version: FileStamp
     start: int
     stop: int
     errors: str = "strict"

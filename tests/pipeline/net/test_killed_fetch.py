@@ -21,7 +21,6 @@ from tests.servers.files import Files
 SIZE = 500_000  # bytes of each of the three files
 BYTES_PER_SECOND = 400_000  # of each download
 KILLS = 2
-MOST_KILLS = 30  # of the many: then it is left to end
 # What a kill can cost a file: what the server had written and the process had not read.
 LOST_BYTES = 2**16
 

@@ -19,6 +19,7 @@ from pipeline.net.remote import Origin
 from pipeline.net.retry import TransientError
 from pipeline.net.stream import GAP_BYTES, REQUEST_BYTES, Streams
 from pipeline.runfile import Network
+from tests.pipeline.sources.options import refusal
 from tests.servers import misbehaviour
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour
@@ -133,10 +134,7 @@ def asked_for(far: Far, streams: Streams, *wanted: list[tuple[Origin, int, int]]
 
 
 def refused(streams: Streams, *wanted: tuple[Origin, int, int]) -> str:
-    with pytest.raises(LockstepError) as error:
-        streams.read(wanted)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refusal(streams.read, wanted)
 
 
 # ---- What is read ----

@@ -25,7 +25,7 @@ DATASET = "ours/tokens"
 HUB_TOKEN, PASSWORD = "hf_tokensentinel", "passwordsentinel"
 # the password also as it is sent; and what the hub signs addresses with
 SECRETS = (HUB_TOKEN, PASSWORD, "bWU6cGFzc3dvcmRzZW50aW5lb", hub_server.SIGNATURE)
-TWO_BYTES = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+HOW = {"token_size_in_bytes": "TwoBytes", "shuffle": {"Seeded": list(range(32))}}
 
 Shards = dict[str, bytes]
 
@@ -74,7 +74,7 @@ def _plain(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
         where = {"NumberedFiles": {"url_template": files.url("d/{}.ds"), **numbered}}
         yield Source(
             files,
-            {"Http": {**TWO_BYTES, "location": where}},
+            {"Http": {**HOW, "location": where}},
             {"bytes": r"^GET /d/1\.ds", "listing": r"^HEAD /d/1\.ds"},
             lambda shards: [files.put(f"d/{name}", content) for name, content in shards.items()],
         )
@@ -88,7 +88,7 @@ def _hub(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
         repo = hub.datasets[DATASET] = Repo()
         yield Source(
             hub,
-            {"Hub": {"repo_id": DATASET}},
+            {"Hub": {"repo_id": DATASET, **HOW}},
             {"bytes": r"^GET /large/.*1\.ds", "listing": "^GET /api/datasets/"},
             lambda shards: repo.commit({f"d/{name}": shards[name] for name in shards}),
         )
@@ -103,7 +103,7 @@ def _bucket(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
         where = {"Gcp": {"bucket_name": bucket.name, "filter_directory": "d"}}
         yield Source(
             bucket,
-            {"Http": {**TWO_BYTES, "location": where}},
+            {"Http": {**HOW, "location": where}},
             {"bytes": r"^GET /download/.*1\.ds", "listing": r"^GET /storage/v1/b/ours/o\?"},
             lambda shards: [bucket.put(f"d/{name}", content) for name, content in shards.items()],
         )

@@ -10,27 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.servers import hub as hub_server
+from tests.pipeline.net import token_servers
+from tests.pipeline.net.token_servers import HOW
 from tests.servers import s3 as s3_server
 from tests.servers import web
 from tests.servers.bucket import Bucket
 from tests.servers.files import Files
-from tests.servers.hub import Repo
 
-SEEDED = {"Seeded": list(range(32))}
-HOW = {"token_size_in_bytes": "TwoBytes", "shuffle": SEEDED}
+SEEDED = HOW["shuffle"]
 LENGTH = 32  # tokens of a sequence in these tests
 VOCAB = 900
 
 
-def token_file(number: int, tokens: int) -> bytes:
-    """A file of tokens that no other file has in this order."""
+def token_file(number: int) -> bytes:
+    """A file of tokens that no other file has in this order, and no multiple of a sequence's."""
     rng = np.random.default_rng(number)
-    return rng.integers(0, VOCAB, tokens).astype("<u2").tobytes()
+    return rng.integers(0, VOCAB, 700 + 10 * number).astype("<u2").tobytes()
 
 
-# The last is held out; lengths are no multiples of a sequence's.
-TRUTH = {f"{number}.ds": token_file(number, 700 + 10 * number) for number in range(4)}
+TRUTH = {f"{number}.ds": token_file(number) for number in range(4)}  # the last is held out
 
 
 @dataclass
@@ -85,26 +83,16 @@ def _numbered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         yield Place({"Http": {**HOW, "location": where}}, [files])
 
 
-@contextmanager
-def _gcp(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    bucket = Bucket()
-    for name, content in TRUTH.items():
-        bucket.put(f"tokens/{name}", content)
-    bucket.put("tokens-of-others/0.ds", b"12")
-    bucket.put("tokens/readme.md", b"no tokens")
-    with bucket.serving():
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.address)
-        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-        where = {"Gcp": {"bucket_name": bucket.name, "filter_directory": "tokens"}}
-        yield Place({"Http": {**HOW, "location": where}}, [bucket])
+def _of_kind(kind: str) -> Callable:
+    @contextmanager
+    def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+        with token_servers.serving(kind, TRUTH, folder / "home", monkeypatch) as source:
+            if isinstance(source.server, Bucket):
+                source.server.put("d-of-others/0.ds", b"12")
+                source.server.put("d/readme.md", b"no tokens")
+            yield Place(source.location, [source.server])
 
-
-@contextmanager
-def _hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with hub_server.found(monkeypatch, folder / "home") as hub:
-        hub.datasets["ours/tokens"] = repo = Repo()
-        repo.commit({f"data/{name}": content for name, content in TRUTH.items()} | {"a.txt": b"a"})
-        yield Place({"Hub": {"repo_id": "ours/tokens", **HOW}}, [hub])
+    return place
 
 
 @contextmanager
@@ -154,18 +142,12 @@ def _corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 @contextmanager
 def _text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Two files of JSON lines, one of them compressed."""
-    for number, opened in enumerate((open, gzip.open)):
-        name = "lines.jsonl" + (".gz" if opened is gzip.open else "")
+    for number, (name, opened) in enumerate({"l.jsonl": open, "l.jsonl.gz": gzip.open}.items()):
         with opened(folder / name, "wt", encoding="utf-8") as file:
             for line in range(200):
                 text = " ".join(f"{number} {line + word}" for word in range(20))
                 print(json.dumps({"text": text}), file=file)
-    location = {
-        "path": str(folder),
-        "vocab_size": 300,
-        "held_out_percent": 50.0,
-        "shuffle": SEEDED,
-    }
+    location = {"path": str(folder), "vocab_size": 300, "held_out_percent": 50.0, "shuffle": SEEDED}
     yield Place({"Corpus": location}, listed=False)
 
 
@@ -180,8 +162,8 @@ PLACES = {
     "local": _local,
     "single_url": _single_url,
     "numbered": _numbered,
-    "gcp": _gcp,
-    "hub": _hub,
+    "gcp": _of_kind("bucket"),
+    "hub": _of_kind("hub"),
     "url": _url,
     "weighted_by_length": _weighted(lambda location, weight: location, sure=True),
     "weighted": _weighted(lambda location, weight: [location, weight], sure=False),

@@ -17,6 +17,7 @@ from tests.servers import hub as hub_server
 from tests.servers import web
 from tests.servers.bucket import Bucket
 from tests.servers.files import Files
+from tests.servers.hub import Repo
 
 FIXTURES = PROJECT / "tests" / "fixtures"
 SAMPLE = FIXTURES / "psyche_older_spelling.toml"
@@ -57,6 +58,9 @@ EXAMPLES = {
     "solana-test": Example(BUCKET),
     "test": Example(None, "test", 2),
 }
+each_ready_run = pytest.mark.parametrize(
+    "file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem
+)
 every_example = pytest.mark.parametrize("name", EXAMPLES)
 
 
@@ -158,26 +162,19 @@ def elsewhere(tmp_path, monkeypatch) -> Iterator[Elsewhere]:
         files.put("000_tiny-test.ds", bytes(2 * 64 * 200_000))
         files.put("code.ds", bytes(2 * 2048 * 7))
         files.put("prose.ds", bytes(2 * (2048 * 3 + 5)))
-        weighted = [
-            [single_url(files.url("code.ds")), 0.7],
-            [single_url(files.url("prose.ds")), 0.3],
-        ]
+        weights = {"code.ds": 0.7, "prose.ds": 0.3}
+        weighted = [[single_url(files.url(name)), weight] for name, weight in weights.items()]
         mix = {"shuffle": {"Seeded": list(range(32))}, "providers": weighted}
         files.put(MIX.rpartition("/")[2], json.dumps(mix).encode())
-        dataset = hub.datasets["emozilla/fineweb-10bt-tokenized-datatrove-llama2"] = (
-            hub_server.Repo()
-        )
+        hub.datasets["emozilla/fineweb-10bt-tokenized-datatrove-llama2"] = dataset = Repo()
         shards = {f"{number:03}_fineweb-10bt.ds": bytes(80 * 10**6) for number in range(5)}
         dataset.commit(shards | {"README.md": b"No tokens."})
         yield Elsewhere(bucket, files, hub)
 
 
 def single_url(url: str) -> dict:
-    return {
-        "token_size_in_bytes": "TwoBytes",
-        "shuffle": "DontShuffle",
-        "location": {"SingleUrl": url},
-    }
+    how = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
+    return how | {"location": {"SingleUrl": url}}
 
 
 def dry_run(run_file: Path, root: Path) -> tuple[str, dict[str, str]]:
@@ -241,14 +238,8 @@ def test_dry_run_of_an_example_says_what_it_would_fetch_and_fetches_nothing(
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
     run_file.write_text(elsewhere.here(lockstep("import", FILES[name])))
     read, table = dry_run(run_file, root)
-    assert (
-        read
-        == {
-            BUCKET: f"gs://{BUCKET[0]}/{BUCKET[1]}",
-            TINY: elsewhere.files.url("000_tiny-test.ds"),
-            MIX: elsewhere.files.url("consilience-stage1-mix.json"),
-        }[EXAMPLES[name].data]
-    )
+    where = EXAMPLES[name].data
+    assert read == ("gs://" + "/".join(BUCKET) if where == BUCKET else elsewhere.here(where))
     assert table == WOULD_FETCH[name]
     assert not [sent for sent in elsewhere.sent() if sent.endswith(".ds")]
     assert not (root / "data" / "shards").exists()
@@ -294,8 +285,9 @@ def test_fineweb_10bt_is_the_train_example_with_its_defaults():
     )
 
 
-@pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
-def test_ready_run_fetches_what_its_rounds_need_and_no_more(file):
+@each_ready_run
+def test_ready_run_has_every_table_and_fetches_what_its_rounds_need_and_no_more(file):
+    assert set(tomllib.loads(file.read_text())) == set(runfile.Run.model_fields)
     run = runfile.load(file)
     limit, c = run.download.limit, run.config
     assert limit.steps == c.total_steps == run.llm.lr_schedule.total_steps
@@ -303,7 +295,7 @@ def test_ready_run_fetches_what_its_rounds_need_and_no_more(file):
     assert limit.max_seq_len == run.llm.max_seq_len
 
 
-@pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
+@each_ready_run
 @pytest.mark.parametrize(
     ("table", "key", "named"),
     [
@@ -355,8 +347,3 @@ def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table,
 def test_dry_run_of_a_ready_run_is_one_pass_over_the_first_shards(file, table, elsewhere, tmp_path):
     assert dry_run(file, tmp_path)[1] == table
     assert not elsewhere.sent()
-
-
-@pytest.mark.parametrize("file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem)
-def test_ready_run_has_every_table(file):
-    assert set(tomllib.loads(file.read_text())) == set(runfile.Run.model_fields)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import LockstepError
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, ShuffleSeeded
@@ -32,6 +31,7 @@ from pipeline.tokens.shards import (
     read_shards,
     write_shards,
 )
+from tests.pipeline.sources.options import refusal
 from tests.pipeline.tokens.measured import measure, open_shards
 
 SEED, OTHER = tuple(range(1, 33)), tuple(range(32))
@@ -78,14 +78,6 @@ def edit(folder: Path, change) -> None:
     said = json.loads(path.read_text())
     change(said)
     path.write_text(json.dumps(said))
-
-
-def refusal(call, *arguments) -> str:
-    with pytest.raises(LockstepError) as caught:
-        call(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize("size", [2, 4])
