@@ -12,9 +12,7 @@ READ_BYTES = 2**20
 def hasher(kind: str, size: int) -> Any:
     """Return a new hash object with `update` and `digest`.
 
-    Args:
-      kind: one of sha256, git-sha1, md5 and crc32c.
-      size: bytes of the whole file, which git's hash begins with.
+    `size` is that of the whole file in bytes, with which git's hash begins.
     """
     match kind:
         case "git-sha1":

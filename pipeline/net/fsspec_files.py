@@ -22,8 +22,7 @@ def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
     Raises:
       LockstepError: the scheme is unknown, or its library is not installed.
     """
-    scheme, _, path = url.partition("://")
-    files = file_system(f"{scheme}://{path.partition('/')[0]}")
+    files = file_system("/".join(url.split("/")[:3]))
     return files, files._strip_protocol(url)
 
 
@@ -32,12 +31,11 @@ def file_system(url: str) -> "AbstractFileSystem":
     """Return the file system of a bucket or a host: making one takes longer than a request."""
     import fsspec
 
-    scheme = url.partition("://")[0]
     try:
         # not the instance that fsspec shares with every user of this process
         return fsspec.core.url_to_fs(url, skip_instance_cache=True)[0]
     except ImportError as error:
-        extra = EXTRAS.get(scheme)
+        extra = EXTRAS.get(url.partition("://")[0])
         install = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else str(error)
         raise LockstepError(f"{hide(url)}: library not installed, expected it: {install}") from None
     except Exception as error:  # an unknown scheme, invalid credentials

@@ -26,12 +26,9 @@ def endpoint() -> str:
 
 
 def credentials(name: str) -> "Credentials":
-    """Return the environment's credentials, or anonymous ones.
+    """Return the environment's credentials, or anonymous ones; `name` is the bucket in errors.
 
     An emulator of Google's server only sees credentials that $GOOGLE_APPLICATION_CREDENTIALS names.
-
-    Args:
-      name: the bucket, for errors.
 
     Raises:
       LockstepError: the environment names invalid credentials.

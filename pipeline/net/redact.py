@@ -12,12 +12,7 @@ LONGEST = 400  # characters; some servers answer with a page
 
 
 def message(error: BaseException, *secrets: str | None) -> str:
-    """Return the first two lines of an error as one, without credentials; what follows is advice.
-
-    Args:
-      error: of a library.
-      secrets: texts to hide; None is skipped.
-    """
+    """Return the first two lines of an error as one, without secrets; what follows is advice."""
     text = str(error) or type(error).__name__
     if error.__cause__ is not None and str(error.__cause__) not in text:
         text += f"\n{error.__cause__}"

@@ -65,12 +65,8 @@ class Attempts:
     def failed(self, error: TransientError, expected: str) -> None:
         """Wait until the next attempt.
 
-        Args:
-          error: what failed.
-          expected: ends the error message when no attempt is left.
-
         Raises:
-          LockstepError: no attempt is left.
+          LockstepError: no attempt is left; the message ends with `expected`.
           CancelledError: the caller gave up.
         """
         try:

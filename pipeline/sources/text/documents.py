@@ -56,14 +56,11 @@ class Source(ABC):
 
 
 def cut(texts: Iterable[str]) -> Iterator[Piece]:
-    """Yield a document in pieces of at most PIECE characters.
+    """Yield a document, given in parts of at most PIECE characters, in pieces of at most as many.
 
     A longer one is cut after a line break between two non-space characters, where common tokenizers
     cut too, so that the tokens are those of the whole. A piece without one is cut before a line
     break, else before a space, else anywhere; that may change the token there.
-
-    Args:
-      texts: the document, in parts of at most PIECE characters.
     """
     rest = ""
     for text in texts:

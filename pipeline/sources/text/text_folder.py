@@ -26,11 +26,7 @@ def find(path: Path, key: str) -> tuple[list[Source], tuple[str, ...]]:
 
     Of a folder: all files below it except hidden ones and those in hidden folders. Left out with a
     warning: empty files, files with a NUL at their beginning, and links to folders or out of the
-    folder.
-
-    Args:
-      path: a file or a folder.
-      key: key of the text in a JSON line.
+    folder. `key` is that of the text in a JSON line.
 
     Raises:
       LockstepError: the path does not exist, cannot be read, or holds no text.

@@ -59,13 +59,11 @@ def location(vocab_size: int | None = 300, held_out_percent=30.0, **fields) -> D
 @pytest.fixture
 def root(tmp_path) -> Path:
     """Sixteen small sources."""
-    folder = tmp_path / "sources"
+    files = {}
     for letter in LETTERS:
-        path = folder / ("low" if letter < "h" else "high") / f"{letter}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"def {letter}{n}(value, other):\n    return value + {n}\n" for n in range(9)]
-        path.write_text("".join(lines), encoding="utf-8")
-    return folder
+        files[f"{'low' if letter < 'h' else 'high'}/{letter}.py"] = "".join(lines).encode()
+    return put(tmp_path / "sources", files)
 
 
 def fetch_sources(root: Path, folder: Path, where: DataCorpus):
@@ -108,6 +106,13 @@ def texts(folder: Path, split: str, end: str = END, token_size_in_bytes: int = 2
 def every_text(folder: Path, end: str = END) -> list[str]:
     """The documents of both splits, sorted."""
     return sorted(texts(folder, "train", end) + texts(folder, "held_out", end))
+
+
+def put(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
 
 
 def write_lines(path: Path, *values: object) -> Path:
@@ -178,10 +183,7 @@ def test_tests_caches_packages_and_built_files_are_no_corpus(tmp_path):
     left += ["lib2to3/tests/g.py", "site-packages/h.py", "dist-packages/i.py", "__pycache__/j.py"]
     left += ["_sysconfigdata__linux.py", "config-3.11-x86_64-linux-gnu/python-config.py"]
     left += ["sitecustomize.py"]
-    for name in kept + left:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("pass\n")
-    (tmp_path / "empty.py").touch()
+    put(tmp_path, dict.fromkeys(kept + left, b"pass\n") | {"empty.py": b""})
     assert list(standard_library.source_files(tmp_path)) == sorted(kept)
 
 
@@ -282,12 +284,10 @@ def test_without_a_path_it_is_the_standard_library_of_this_python(tmp_path, monk
 
 
 def test_a_folder_is_all_its_text_and_json_lines_by_name(tmp_path):
-    folder = tmp_path / "text"
+    four = gzip.compress(b'{"text": "four", "n": 1}\n')
+    files = {"b/three.md": b"# Three\r\n", "a.txt": "one ünd\n".encode(), "c.jsonl.gz": four}
+    folder = put(tmp_path / "text", files | {"Z": b"five"})
     write_lines(folder / "b" / "two.jsonl", *({"text": f"line {n}\n"} for n in range(3)))
-    (folder / "b" / "three.md").write_bytes(b"# Three\r\n")
-    (folder / "a.txt").write_text("one ünd\n")
-    (folder / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "four", "n": 1}\n'))
-    (folder / "Z").write_text("five")
     documents = {
         "Z": ["five"],
         "a.txt": ["one ünd\n"],
@@ -304,20 +304,10 @@ def test_a_folder_is_all_its_text_and_json_lines_by_name(tmp_path):
 
 
 def test_hidden_files_are_no_text_and_what_else_is_left_out_is_said(tmp_path):
-    folder = tmp_path / "text"
-    for name, data in {
-        "a.txt": b"kept\n" * 9,
-        "b.txt": b"kept too\n" * 9,
-        ".c.txt": b"hidden",
-        ".git/d.txt": b"hidden",
-        "e/empty": b"",
-        "f.png": b"\x89PNG\r\n\x00\x1a\xff",
-    }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "secret.txt").write_text("not ours\n" * 9)
+    files = {"a.txt": b"kept\n" * 9, "b.txt": b"kept too\n" * 9, "e/empty": b""}
+    files |= {".c.txt": b"hidden", ".git/d.txt": b"hidden", "f.png": b"\x89PNG\r\n\x00\x1a\xff"}
+    folder = put(tmp_path / "text", files)
+    outside = put(tmp_path / "outside", {"secret.txt": b"not ours\n" * 9})
     (folder / "g.txt").symlink_to(outside / "secret.txt")
     (folder / "h").symlink_to(outside)
     (folder / "i.txt").symlink_to("a.txt")  # leads to what is in the folder
@@ -446,12 +436,11 @@ def test_a_limit_of_tokens_is_the_first_of_those_without_it(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("steps", "tokens"), [(1, 64), (4, 300 - 44 + 44), (5, 364), (9, 664)])
 def test_a_limit_of_steps_is_whole_sequences_though_shards_end_in_half_ones(
-    tmp_path, monkeypatch, steps, tokens
+    tmp_path, monkeypatch, lines, steps, tokens
 ):
     monkeypatch.setattr(tokenizing, "SHARD_TOKENS", 300)  # 4 sequences of 64 tokens, and 44 tokens
-    path = write_lines(tmp_path / "a.jsonl", *({"text": one} for one in stories(100)))
     limit = Limit(steps=steps, batch=1, max_seq_len=64)
-    fetched = fetch(path, tmp_path / "out", limit)
+    fetched = fetch(lines, tmp_path / "out", limit)
     sizes = [file.tokens for file in fetched.files if file.split == "train"]
     assert sum(size // 64 for size in sizes) == steps
     assert sum(sizes) == tokens
@@ -459,10 +448,7 @@ def test_a_limit_of_steps_is_whole_sequences_though_shards_end_in_half_ones(
 
 
 def test_a_limit_of_files_leaves_the_others_unread(tmp_path):
-    folder = tmp_path / "text"
-    for n in range(10):
-        (folder / f"{n}.txt").parent.mkdir(exist_ok=True)
-        (folder / f"{n}.txt").write_text(f"file {n}\n")
+    folder = put(tmp_path / "text", {f"{n}.txt": b"file %d\n" % n for n in range(10)})
     whole = fetch(folder, tmp_path / "whole", vocab_size=258)
     train, held_out = (texts(tmp_path / "whole", split) for split in ("train", "held_out"))
     assert len(train) == 7
@@ -474,11 +460,9 @@ def test_a_limit_of_files_leaves_the_others_unread(tmp_path):
 
 
 def test_a_limit_stops_the_work_when_there_is_enough(tmp_path, monkeypatch):
-    folder = tmp_path / "text"
+    files = dict.fromkeys(("b.txt", "c.txt"), b"word " * 1000)
+    folder = put(tmp_path / "text", files | {"d.txt": b"\xff" * 9000})  # d.txt would be refused
     write_lines(folder / "a.jsonl", *({"text": one} for one in stories(300)))
-    for name in ("b.txt", "c.txt"):
-        (folder / name).write_text("word " * 1000)
-    (folder / "d.txt").write_bytes(b"\xff" * 9000)  # would be refused
     monkeypatch.setattr(tokenizing, "PIECES_AT_ONCE", 10)
     given = write_tokenizer(tmp_path / "given")
     fetched = fetch(
@@ -489,11 +473,8 @@ def test_a_limit_stops_the_work_when_there_is_enough(tmp_path, monkeypatch):
 
 
 def test_a_survey_tells_the_files_and_reads_none(tmp_path):
-    folder = tmp_path / "text"
-    for n in range(10):
-        (folder / f"{n}.txt").parent.mkdir(exist_ok=True)
-        (folder / f"{n}.txt").write_bytes(b"\xff" * 100)  # fetching would refuse it
-    (folder / "empty").touch()
+    files = {f"{n}.txt": b"\xff" * 100 for n in range(10)}  # fetching would refuse them
+    folder = put(tmp_path / "text", files | {"empty": b""})
     where = location(path=folder)
     whole = sources.survey(where, options(tmp_path))
     assert (whole.read, whole.train_files) == (str(folder), 7)
@@ -512,9 +493,8 @@ def test_a_survey_tells_the_files_and_reads_none(tmp_path):
 
 
 def test_a_path_without_text_is_refused(tmp_path):
-    assert f"Corpus.path: found no {tmp_path / 'no'}, expected a text file" in refusal(
-        fetch, tmp_path / "no", tmp_path / "out"
-    )
+    message = refusal(fetch, tmp_path / "no", tmp_path / "out")
+    assert f"Corpus.path: found no {tmp_path / 'no'}, expected a text file" in message
     (tmp_path / "folder").mkdir()
     assert refusal(fetch, tmp_path / "folder", tmp_path / "out2").endswith(
         f"found no text in {tmp_path / 'folder'}"
@@ -597,17 +577,16 @@ def test_text_that_is_no_utf8_is_refused_with_the_byte(tmp_path, monkeypatch, at
         assert message == f"{tmp_path / name}: found byte 0xc3 at byte {byte}, expected UTF-8"
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    path = write_lines(tmp_path / "a.jsonl", *({"text": one} for one in stories(100)))
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, lines):
     write_split = tokenizing.write_split
 
     def and_append(*arguments):
-        with open(path, "a") as file:
+        with open(lines, "a") as file:
             file.write('{"text": "more"}\n')
         return write_split(*arguments)
 
     monkeypatch.setattr(tokenizing, "write_split", and_append)
-    assert refusal(fetch, path, tmp_path / "out").startswith(f"{path}: changed while it was read")
+    assert refusal(fetch, lines, tmp_path / "out").startswith(f"{lines}: changed while it was read")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -618,9 +597,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path):
 
 
 def test_a_file_name_that_would_break_a_line_is_refused(tmp_path):
-    folder = tmp_path / "text"
-    folder.mkdir()
-    (folder / "a\nb.txt").write_text("text")
+    folder = put(tmp_path / "text", {"a\nb.txt": b"text"})
     assert "found a file named 'a\\nb.txt'" in refusal(fetch, folder, tmp_path / "out")
 
 
@@ -641,9 +618,8 @@ def test_a_long_document_is_cut_where_its_tokens_stay_the_same(tmp_path, monkeyp
     for name in ("a.txt", "a.jsonl"):
         fetch(tmp_path / name, tmp_path / f"{name}-cut", held_out_percent=40.0, tokenizer=given)
         for split in ("train", "held_out"):
-            np.testing.assert_array_equal(
-                read(tmp_path / f"{name}-cut", split), read(tmp_path / f"{name}-whole", split)
-            )
+            cut, whole = (read(tmp_path / f"{name}-{how}", split) for how in ("cut", "whole"))
+            np.testing.assert_array_equal(cut, whole)
 
 
 @pytest.mark.parametrize(

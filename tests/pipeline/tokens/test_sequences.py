@@ -88,13 +88,7 @@ def test_sequences_are_the_whole_ones_of_each_file_in_turn(tmp_path, size):
     assert len(sequences) == 5
     batch = sequences.take(np.arange(5))
     assert batch.dtype == np.int32
-    assert batch.tolist() == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [100, 101, 102, 103],
-        [104, 105, 106, 107],
-        [300, 301, 302, 303],
-    ]
+    assert batch.tolist() == [[*range(first, first + 4)] for first in (0, 4, 100, 104, 300)]
 
 
 def test_a_file_that_divides_evenly_keeps_its_last_sequence(tmp_path):
@@ -133,15 +127,12 @@ def test_a_split_without_files_has_no_sequences(tmp_path):
 def test_shards_json_lists_files_by_name_with_length_and_hash(tmp_path):
     shards_folder(tmp_path, [np.arange(8)] * 2, [np.arange(4)])
     said = json.loads((tmp_path / "shards.json").read_text())
-    assert [(f["path"], f["split"], f["tokens"]) for f in said["files"]] == [
-        ("train/00000.ds", "train", 8),
-        ("train/00001.ds", "train", 8),
-        ("held_out/00000.ds", "held_out", 4),
-    ]
+    files = [(f["path"], f["split"], f["tokens"]) for f in said["files"]]
+    train = [(f"train/0000{number}.ds", "train", 8) for number in range(2)]
+    assert files == [*train, ("held_out/00000.ds", "held_out", 4)]
     # SHA-256 of 00 00 01 00 02 00 03 00
-    assert said["files"][2]["sha256"] == (
-        "245bbd9d484dcf27c714e2690cd6544973de5d54aa9cd82eab23d6046a65faa8"
-    )
+    sha256 = "245bbd9d484dcf27c714e2690cd6544973de5d54aa9cd82eab23d6046a65faa8"
+    assert said["files"][2]["sha256"] == sha256
     assert said["shuffle"] == "DontShuffle"
     assert read_shards(tmp_path).split("held_out")[0].tokens == 4
 
@@ -160,9 +151,8 @@ def test_what_is_damaged_or_missing_of_the_folder_is_refused_with_its_name(tmp_p
 
 
 def test_a_length_that_is_not_a_multiple_of_the_token_size_is_refused():
-    assert "a.ds: found 5 bytes, expected a multiple of the token size, 2 bytes" in refusal(
-        count_tokens, 5, 2, "a.ds"
-    )
+    said = refusal(count_tokens, 5, 2, "a.ds")
+    assert said == "a.ds: found 5 bytes, expected a multiple of the token size, 2 bytes"
     assert count_tokens(6, 2, "a.ds") == 3
     assert "found 6 bytes" in refusal(count_tokens, 6, 4, "a.ds")
     assert "a.ds: found 0 bytes" in refusal(count_tokens, 0, 2, "a.ds")
@@ -546,13 +536,10 @@ def test_columns_of_a_row_come_one_after_the_other_and_labels_keep_what_no_loss_
     check_ids(folder, 10, max_seq_len=4)
     sequences = open_shards(folder, "train", 4)
     assert len(sequences) == 2
-    assert sequences.take(np.array([1, 0])).tolist() == [
-        [1, 2, 3, 4, -100, 2, 3, 4, 0, 99, 0, 0],
-        [1, 2, 3, 4, -100, 2, 3, 4, 0, 0, 0, 0],
-    ]
-    assert "expected a train shard at least as long, in 3 columns" in refusal(
-        open_shards, folder, "train", 9
-    )
+    ids = [1, 2, 3, 4, -100, 2, 3, 4]
+    assert sequences.take(np.array([1, 0])).tolist() == [[*ids, 0, 99, 0, 0], [*ids, 0, 0, 0, 0]]
+    message = refusal(open_shards, folder, "train", 9)
+    assert "expected a train shard at least as long, in 3 columns" in message
 
 
 @pytest.mark.parametrize(
@@ -562,10 +549,7 @@ def test_columns_of_a_row_come_one_after_the_other_and_labels_keep_what_no_loss_
         ({"inputs": (2, 2**32 - 100)}, "token id 4294967196 at token 14, expected ids below 10"),
         ({"labels": (3, 10)}, "label 10 at token 19, expected ids below 10"),
         ({"labels": (0, 2**32 - 99)}, "label 4294967197 at token 16, expected ids below 10"),
-        (
-            {"position_ids": (0, 2**31)},
-            "position id 2147483648 at token 20, expected ids below 2147",
-        ),
+        ({"position_ids": (0, 2**31)}, "position id 2147483648 at token 20, expected ids below 21"),
         ({"labels": (1, 77), "inputs": (3, 66)}, "token id 66 at token 15, expected"),
     ],
 )
