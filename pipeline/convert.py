@@ -33,12 +33,7 @@ ARCHITECTURES = {
     "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
     "HfAuto": None,
 }
-CHECKPOINTS = (
-    runfile.CheckpointHub,
-    runfile.CheckpointGcs,
-    runfile.CheckpointInit,
-    runfile.CheckpointRun,
-)
+READ = "Hub", "Gcs", "Init", "Run"  # checkpoints that have a reader
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -55,10 +50,10 @@ def run(run: runfile.Run, paths: Paths) -> None:
             f"model.LLM.architecture is {architecture}: this release cannot train it, "
             f"expected {', '.join(ARCHITECTURES)}"
         )
-    if not isinstance(checkpoint, CHECKPOINTS):
+    if checkpoint.tag() not in READ:
         raise LockstepError(
             f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
-            f"expected {' or '.join(known.tag() for known in CHECKPOINTS)}"
+            f"expected {' or '.join(READ)}"
         )
     with paths.building() as folder:
         match checkpoint:
@@ -67,7 +62,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
             case runfile.CheckpointHub():
                 source = _hub(checkpoint, architecture, paths, folder)
             case runfile.CheckpointGcs():
-                source = _gcs(checkpoint, architecture, paths, folder)
+                fetched, generations = bucket.download(checkpoint, paths.store / "gcs")
+                read = _read(fetched, architecture, folder)
+                source = dict(checkpoint) | generations | read
             case runfile.CheckpointRun(key=key):
                 sha256 = earlier_run.copy(key, paths, folder)
                 _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
@@ -127,21 +124,7 @@ def _hub(
     if checkpoint.revision is not None or not source.is_dir():
         source = hub.download(checkpoint.repo_id, checkpoint.revision, paths.store / "hub")
         commit = source.name
-    identity = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision, "commit": commit}
-    return identity | _read(source, architecture, folder)
-
-
-def _gcs(
-    checkpoint: runfile.CheckpointGcs, architecture: str, paths: Paths, folder: Path
-) -> dict[str, Any]:
-    """Read a bucket, by the generations that its manifest names."""
-    fetched = bucket.download(checkpoint, paths.store / "gcs")
-    identity = {
-        "bucket": checkpoint.bucket,
-        "prefix": checkpoint.prefix,
-        "generation": checkpoint.generation,
-    }
-    return identity | fetched.source | _read(fetched.folder, architecture, folder)
+    return dict(checkpoint) | {"commit": commit} | _read(source, architecture, folder)
 
 
 def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
@@ -170,20 +153,7 @@ def _check_architecture(architecture: str, hf_config: dict[str, Any], where: obj
 
 
 def write_params(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:
-    """Read the model in `source`, and write its params into `folder`.
-
-    Args:
-      source: Hugging Face folder.
-      folder: Existing folder to write to.
-      companions: Files copied from `source`.
-
-    Returns:
-      A description of the model for source.json.
-
-    Raises:
-      LockstepError: A file is missing or damaged, or a tensor is missing, unexpected or of another
-        shape or dtype.
-    """
+    """Write the params of the model in `source` into `folder`, and describe it for source.json."""
     model = hf.HfFolder(source)
     files = [source / hf.CONFIG, *hf.weight_files(source), *companions]
     if (source / hf.INDEX).is_file():

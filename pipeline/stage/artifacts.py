@@ -85,14 +85,17 @@ def read_json(path: Path) -> dict:
     """Return the JSON object in a file.
 
     Raises:
-      LockstepError: The file is missing or is not JSON.
+      LockstepError: The file is missing, or does not hold a JSON object.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
     except (ValueError, RecursionError) as error:  # lists thousands deep
         raise LockstepError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise LockstepError(f"{path}: found {type(content).__name__}, expected a table")
+    return content
 
 
 def environment() -> dict[str, str]:
@@ -162,7 +165,7 @@ class Paths:
           LockstepError: The stage has not run with the current run file and code.
         """
         made = self.root / self.keys.made(stage)
-        if not made.is_file():
+        if not self.is_made(stage):
             raise LockstepError(
                 f"{made}: missing, expected from stage {stage} with the current {self.run}; "
                 f"run `lockstep {stage}`, or an engine"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
@@ -36,21 +36,8 @@ CHUNK_BYTES = 2**25  # of an upload, a multiple of 256 KiB: what a broken connec
 MANIFEST_BYTES = 2**24  # upper bound: a manifest is read into memory
 
 
-class DownloadedModel(NamedTuple):
-    """A model that was fetched from a bucket."""
-
-    folder: Path
-    """Local folder of the model."""
-    source: dict
-    """Generations of the manifest and of each file, for source.json."""
-
-
 class BucketFolder:
-    """A folder of a bucket, with a client to access it.
-
-    Args:
-      bucket: Name of the bucket.
-      prefix: Name of the folder; empty for the whole bucket.
+    """A folder of a bucket, with a client to access it; the prefix is empty for the whole bucket.
 
     Raises:
       LockstepError: The client is not installed, or the environment's credentials are invalid.
@@ -76,14 +63,7 @@ class BucketFolder:
 
     @contextmanager
     def requests(self, expected: str) -> Iterator[None]:
-        """Turn an error of a request inside into one line without credentials.
-
-        Args:
-          expected: What the error says was expected.
-
-        Raises:
-          LockstepError: A request failed.
-        """
+        """Turn an error of a request inside into one line without credentials."""
         from google.api_core.exceptions import PreconditionFailed
 
         try:
@@ -113,13 +93,16 @@ class BucketFolder:
 # ---- Reading ----
 
 
-def download(repo: runfile.CheckpointGcs, cache: Path) -> DownloadedModel:
+def download(repo: runfile.CheckpointGcs, cache: Path) -> tuple[Path, dict]:
     """Fetch a model into `cache`; files that are there already are only checked.
 
     Args:
       repo: Bucket, folder in it, and optional generation of the manifest.
       cache: Folder to fill: bucket/prefix/step-<step>-<the manifest's generation>, or
         bucket/prefix/no_manifest.
+
+    Returns:
+      The model's folder, and the generations of the manifest and of each file, for source.json.
 
     Raises:
       LockstepError: The model does not exist or cannot be read, its manifest is invalid, or a file
@@ -152,7 +135,7 @@ def download(repo: runfile.CheckpointGcs, cache: Path) -> DownloadedModel:
                 _write_index(folder, files)
     generations = {name: file.generation for name, file in sorted(files.items())}
     of_manifest = blob.generation if blob else None
-    return DownloadedModel(folder, {"manifest_generation": of_manifest, "generations": generations})
+    return folder, {"manifest_generation": of_manifest, "generations": generations}
 
 
 def _by_manifest(remote: BucketFolder, blob: "Blob") -> tuple[dict[str, "Blob"], int]:
@@ -347,11 +330,8 @@ class _Counted:
         self._move()
         return written
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self.file.tell()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
     def _move(self) -> None:
         if (position := self.file.tell()) > self.furthest:

@@ -35,10 +35,6 @@ class Checkpoints:
     """The newest checkpoints of a training run, in a folder.
 
     Orbax loads a flipped bit without complaint, so each checkpoint carries the hash of its state.
-
-    Args:
-      folder: Folder of the checkpoints.
-      keep: Number of checkpoints to keep.
     """
 
     def __init__(self, folder: Path, keep: int):

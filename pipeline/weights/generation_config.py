@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import LockstepError
-from pipeline.stage import artifacts
+from pipeline.stage.artifacts import read_json
 from pipeline.tokens.tokenizer_files import load_tokenizer
 
 NAME = "generation_config.json"
@@ -13,7 +12,11 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cuto
 
 
 def make(checkpoint: Path, model: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the content of the file.
+    """Return the settings of the checkpoint's own file with the token ids of all sources.
+
+    The ids of beginning and padding are the tokenizer's, else the checkpoint's, else those of
+    config.json. A text ends at any id that one of the three ends it with, such as a chat's end of
+    turn besides the end of text. Ids beyond the model's vocabulary are ignored.
 
     Args:
       checkpoint: Folder of the checkpoint, which may hold a generation_config.json of its own.
@@ -23,18 +26,8 @@ def make(checkpoint: Path, model: dict[str, Any], folder: Path) -> dict[str, Any
     Raises:
       LockstepError: A file of the checkpoint or of the data is invalid.
     """
-    return _merged(checkpoint / NAME, model, _special_tokens(folder))
-
-
-def _merged(path: Path, model: dict[str, Any], special: dict[str, int]) -> dict[str, Any]:
-    """Return the settings of the checkpoint's own file with the token ids of all sources.
-
-    The ids of beginning and padding are the tokenizer's, else the checkpoint's, else those of
-    config.json. A text ends at any id that one of the three ends it with, such as a chat's end of
-    turn besides the end of text. Ids beyond the model's vocabulary are ignored.
-    """
-    own = _settings(path) if path.exists() else {"_from_model_config": True}
-    tokens = {}
+    path, special, tokens = checkpoint / NAME, _special_tokens(folder), {}
+    own = _settings(read_json(path)) if path.exists() else {"_from_model_config": True}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         sources = (special, own, model) if key != "eos_token_id" else (own, special, model)
         ids = [token for source in sources for token in _ids(source.get(key), model["vocab_size"])]
@@ -45,13 +38,10 @@ def _merged(path: Path, model: dict[str, Any], special: dict[str, int]) -> dict[
     return rest | {key: ids[0] if len(ids) == 1 else ids for key, ids in chosen.items() if ids}
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(own: dict[str, Any]) -> dict[str, Any]:
     """Return a generation_config.json without the keys that have no effect."""
-    settings = _table(path)
-    idle = () if settings.get("do_sample") is True else SAMPLING
-    return {
-        key: value for key, value in settings.items() if key not in (*idle, "transformers_version")
-    }
+    idle = () if own.get("do_sample") is True else SAMPLING
+    return {key: value for key, value in own.items() if key not in (*idle, "transformers_version")}
 
 
 def _ids(value: Any, vocab_size: int) -> list[int]:
@@ -61,11 +51,7 @@ def _ids(value: Any, vocab_size: int) -> list[int]:
 
 
 def _special_tokens(folder: Path) -> dict[str, int]:
-    """Return the ids of the special tokens that a folder's tokenizer names, if it has one.
-
-    Raises:
-      LockstepError: The files of the tokenizer are invalid.
-    """
+    """Return the ids of the special tokens that a folder's tokenizer names, if it has one."""
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         return {}
@@ -73,7 +59,7 @@ def _special_tokens(folder: Path) -> dict[str, int]:
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the later one counts
         if (folder / name).is_file():
-            named |= _table(folder / name)
+            named |= read_json(folder / name)
     ids = {}
     for name in ("bos_token", "eos_token", "pad_token"):
         token = named.get(name)  # text, or a table that holds it
@@ -81,11 +67,3 @@ def _special_tokens(folder: Path) -> dict[str, int]:
         if isinstance(token, str) and (index := vocabulary.token_to_id(token)) is not None:
             ids[f"{name}_id"] = index
     return ids
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """Return the table in a JSON file that came from elsewhere."""
-    content = artifacts.read_json(path)
-    if not isinstance(content, dict):
-        raise LockstepError(f"{path}: found {type(content).__name__}, expected a table")
-    return content

@@ -47,12 +47,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise LockstepError(f"{folder}: no such folder, expected config.json and safetensors in it")
-    hf_config = read_json(folder / CONFIG)
-    if not isinstance(hf_config, dict):
-        raise LockstepError(
-            f"{folder / CONFIG}: found {type(hf_config).__name__}, expected a table"
-        )
-    return hf_config
+    return read_json(folder / CONFIG)
 
 
 def write_config(folder: Path, hf_config: dict[str, Any], dtype: str) -> None:
@@ -132,9 +127,8 @@ class HfFolder:
         self._slots = defaultdict(list)  # of each param, in the order of its values
         for name, slot in slots.items():
             self._slots[slot.path].append((name, slot))
-        codes = {
-            self._files[name].specs[name].dtype for name, slot in slots.items() if not slot.float32
-        }
+        stored = (name for name, slot in slots.items() if not slot.float32)
+        codes = {self._files[name].specs[name].dtype for name in stored}
         dtype = tensorfile.DTYPES[codes.pop()] if len(codes) == 1 else "float32"
         self.hf_config = hf_config | {"dtype": dtype, "torch_dtype": dtype}
         shapes = param_shapes(model, config)
@@ -142,15 +136,7 @@ class HfFolder:
         self.nbytes = sum(spec.nbytes for spec in self.specs.values())
 
     def save(self, path: Path, advance: Callable[[int], object] = _no_progress) -> None:
-        """Write the params to one safetensors file.
-
-        Args:
-          path: Path of the file.
-          advance: Called with the number of bytes of each piece.
-
-        Raises:
-          LockstepError: The file cannot be written.
-        """
+        """Write the params to one file, and call `advance` with the bytes of each piece."""
         tensorfile.write(path, self.specs, partial(self.pieces, advance=advance))
 
     def pieces(
@@ -165,17 +151,7 @@ class HfFolder:
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a model into memory.
-
-    Args:
-      folder: Folder with config.json and safetensors, in one file or in shards.
-
-    Returns:
-      `HfFolder.hf_config`, and the params, nested dicts of float32 arrays.
-
-    Raises:
-      LockstepError: As from `HfFolder`.
-    """
+    """Read `HfFolder.hf_config` and all params, nested dicts of float32 arrays, into memory."""
     opened = HfFolder(folder)
     params = {}
     for path, spec in opened.specs.items():
@@ -189,8 +165,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _weight_map(folder: Path) -> dict[str, str]:
     path = folder / INDEX
-    content = read_json(path)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise LockstepError(f"{path}: found no weight_map, expected tensor names and their files")
     for name, file in weight_map.items():
@@ -268,9 +243,7 @@ def write_folder(
             "total_parameters": sum(map(math.prod, shapes.values())),
             "total_size": sum(spec.nbytes for spec in specs.values()),
         }
-        weight_map = {
-            name: file for file, names in zip(files, shards, strict=True) for name in names
-        }
+        weight_map = {n: file for file, names in zip(files, shards, strict=True) for n in names}
         write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
     for file, names in zip(files, shards, strict=True):
         tensorfile.write(
@@ -314,7 +287,9 @@ def _cast(
     for piece in tensorfile.pieces(params[slot.path][slot.index], transposed=slot.transposed):
         with np.errstate(over="ignore"):  # reported below, by name
             values = piece.astype(stored, copy=False)
-        if stored.name in EXPONENT and _any_not_finite(values, EXPONENT[stored.name]):
+        exponent = EXPONENT.get(stored.name)
+        # infinite or NaN, compared as integers: 6 times as fast as `np.isfinite`
+        if exponent and ((values.view(np.uint16) & exponent) == exponent).any():
             finite = piece[np.isfinite(piece)]
             if finite.size > np.isfinite(values).sum():
                 raise LockstepError(
@@ -323,8 +298,3 @@ def _cast(
                 )
         yield values
         advance(piece.nbytes)
-
-
-def _any_not_finite(values: np.ndarray, exponent: int) -> bool:
-    """Return whether a value is infinite or NaN; as integers, 6 times as fast as `np.isfinite`."""
-    return bool(((values.view(np.uint16) & exponent) == exponent).any())

@@ -28,9 +28,6 @@ def download(repo_id: str, revision: str | None, cache: Path) -> Path:
 
     Returns:
       The model's folder, named after its commit.
-
-    Raises:
-      LockstepError: The model or revision does not exist, cannot be read, or arrived damaged.
     """
     name = f"model.LLM.checkpoint.Hub: {repo_id}"
     if revision is not None:
@@ -43,19 +40,10 @@ def download(repo_id: str, revision: str | None, cache: Path) -> Path:
 
 
 def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) -> str:
-    """Upload files as one commit, and create the repository where it does not exist.
+    """Upload files as one commit, create the repository if needed, and return the commit's hash.
 
     The same commit deletes model files of an earlier push that this one does not have: weights in
-    other shards would be read in place of these.
-
-    Args:
-      files: Files of one folder.
-      repo_id: Repository, as owner/name.
-      message: Message of the commit.
-      private: Whether a new repository is private; an existing one stays as it is.
-
-    Returns:
-      The commit, 40 hexadecimal digits.
+    other shards would be read in place of these. `private` concerns a new repository only.
 
     Raises:
       LockstepError: The hub refused or cannot be reached, or somebody else pushed meanwhile.

@@ -54,11 +54,7 @@ class Manifest(Table, extra="ignore"):
 
 
 def parse(content: bytes, where: str) -> Manifest:
-    """Parse a manifest.
-
-    Args:
-      content: JSON.
-      where: Name of the manifest in error messages.
+    """Parse a manifest, which errors call `where`.
 
     Raises:
       LockstepError: The manifest is invalid, or names a file that cannot be weights in its folder.
@@ -82,15 +78,7 @@ def parse(content: bytes, where: str) -> Manifest:
 def render(
     step: int, epoch: int, run: str, files: Sequence[FileVersion], companions: Sequence[FileVersion]
 ) -> str:
-    """Return the text of a manifest.
-
-    Args:
-      step: Last trained step.
-      epoch: Epoch of that step.
-      run: Key of the run.
-      files: Versions of the weights.
-      companions: Versions of the other files.
-    """
+    """Return the text of a manifest of weights and their companions; arguments as in `push`."""
     metadata = {
         "client_id": "lockstep",  # required by some of Psyche's releases
         "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

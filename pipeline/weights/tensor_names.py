@@ -59,14 +59,7 @@ def check_tensors(
     files: Mapping[str, TensorFile],
     where: str,
 ) -> dict[str, str]:
-    """Compare the tensors of files with the slots of a model.
-
-    Args:
-      model: Architecture of the model.
-      config: Config of the model.
-      slots: Expected tensors.
-      files: File of each tensor that was found, by the tensor's name.
-      where: What an error names first.
+    """Compare the tensors of files, by name, with the slots of a model.
 
     Returns:
       Copies of tied tensors: name -> name of the tensor that it must equal.

@@ -79,9 +79,6 @@ class TensorFile(Mapping[str, np.ndarray]):
 
     The memory is freed with the array.
 
-    Args:
-      path: Path of the file.
-
     Raises:
       LockstepError: The file is not a safetensors file, or is truncated.
     """
@@ -191,11 +188,7 @@ def _header(specs: dict[str, TensorSpec], metadata: Mapping[str, str] | None) ->
     end = 0
     for name, spec in specs.items():
         start, end = end, end + spec.nbytes
-        table[name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [start, end],
-        }
+        table[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [start, end]}
     header = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -46,14 +47,7 @@ def load_nested(path: Path) -> dict:
     Raises:
       LockstepError: The file is not a safetensors file.
     """
-    tree: dict = {}
-    for name, array in _load(path).items():
-        *groups, last = name.split("/")
-        branch = tree
-        for group in groups:
-            branch = branch.setdefault(group, {})
-        branch[last] = array
-    return tree
+    return unflatten_dict(_load(path), sep="/")
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

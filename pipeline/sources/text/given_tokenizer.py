@@ -100,10 +100,7 @@ def _end_token(folder: Path, tokenizer: Tokenizer) -> int:
 def _eos_token(path: Path) -> str | None:
     if not path.is_file():
         return None
-    table = read_json(path)
-    if not isinstance(table, dict):
-        raise LockstepError(f"{path}: found {type(table).__name__}, expected a table")
-    token = table.get("eos_token")
+    token = read_json(path).get("eos_token")
     if isinstance(token, dict):  # as transformers 4 writes it
         token = token.get("content")
     if not isinstance(token, str | None):
