@@ -74,7 +74,7 @@ class HfConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             optional = field.type in (int | None, float | None) and value is None
-            if field.type in (int, int | None) and not optional and not is_token(field.name):
+            if field.type in (int, int | None) and not optional and field.name not in TOKENS:
                 positive_integer(field.name, value)
             if field.type in (float, float | None) and not optional:
                 _positive_number(field.name, value)
@@ -155,12 +155,7 @@ class HfConfig:
         return replace(self, num_hidden_layers=layers)
 
 
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-def is_token(key: str) -> bool:
-    """Return whether a key holds token ids, which start at 0."""
-    return key in TOKENS
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # ids start at 0
 
 
 def positive_integer(key: str, value: Any) -> int:

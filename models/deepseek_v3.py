@@ -173,9 +173,8 @@ class DeepseekConfig(HfConfig):
         if type(first) is int and type(count) is int and first >= count:
             absent = [key for key in EXPERT_KEYS if values.get(key) is None]
             values = cls.DEFAULTS | {k: v for k, v in values.items() if k not in absent}
-        values["head_dim"] = values[
-            "qk_rope_head_dim"
-        ]  # as in transformers, which ignores head_dim
+        # as in transformers, which ignores head_dim
+        values["head_dim"] = values["qk_rope_head_dim"]
         return super().from_hf(values)
 
     @property

@@ -70,14 +70,7 @@ class Facts(NamedTuple):
 
 
 def read(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: Path) -> Facts:
-    """Gather the facts.
-
-    Args:
-      paths: Paths of the stage export; what it needs was checked against its hashes.
-      transcript: Transcript of the training.
-      verdict: verdict.json.
-      folder: The export, without its card.
-    """
+    """Gather the facts of an export in `folder`; its inputs were checked against their hashes."""
     shards, trained = paths.out("download") / "shards.json", paths.out("train")
     header = read_json(transcript.folder / "header.json")
     made = read_json(paths.root / paths.keys.made("train"))

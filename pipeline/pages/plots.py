@@ -76,24 +76,14 @@ class Picture(NamedTuple):
     dark: bytes
 
     @property
-    def light_uri(self) -> str:
-        """The data URI of the plot for a light page."""
-        return _data_uri(self.light)
-
-    @property
-    def dark_uri(self) -> str:
-        """The data URI of the plot for a dark page."""
-        return _data_uri(self.dark)
+    def uris(self) -> tuple[str, str]:
+        """The data URIs of the plot for a light page and a dark one."""
+        light, dark = (base64.b64encode(png).decode() for png in (self.light, self.dark))
+        return f"data:image/png;base64,{light}", f"data:image/png;base64,{dark}"
 
 
 def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> list[Picture]:
-    """Plot the loss by step, tokens, bytes and simulated time.
-
-    Args:
-      results: What the stages left.
-      rows: Rows of loss.tsv.
-      measured: Rows of held_out.tsv.
-    """
+    """Plot the loss in rows of loss.tsv and held_out.tsv by step, tokens, bytes and time."""
     before = results.trained["held_out_loss_before"]
     if before is not None:
         start = {column: 0.0 for column in rows[0]} | {"step": rows[0]["step"] - 1}
@@ -106,11 +96,7 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
     choices = [
         ("loss_by_step", BY_STEP, (caught, "first finding") if findings else None),
         ("loss_by_tokens", BY_TOKENS, None),
-        (
-            "loss_by_bytes",
-            BY_BYTES,
-            (parallel, "one round of data parallelism") if near else None,
-        ),
+        ("loss_by_bytes", BY_BYTES, (parallel, "one round of data parallelism") if near else None),
         ("loss_by_time", _by_time(rows[-1]["seconds"]), None),
     ]
     pictures = []
@@ -150,15 +136,7 @@ def _loss(
     mark: tuple[float, str] | None,
     theme: Theme,
 ) -> bytes:
-    """Training loss and held-out loss against one column, as PNG.
-
-    Args:
-      rows: Rows of loss.tsv.
-      measured: Rows of held_out.tsv after the measurement before the first round; may be empty.
-      axis: The horizontal axis.
-      mark: Position and label of a vertical line, or None.
-      theme: The colours.
-    """
+    """Training loss and held-out loss against one column, with a vertical line at `mark`."""
 
     def draw(axes: Axes) -> None:
         for lines, column, name, style in (
@@ -183,12 +161,7 @@ def _loss(
 
 
 def _traffic(bars: Sequence[tuple[str, float, str]], theme: Theme) -> bytes:
-    """Bytes per peer and round as bars on a logarithmic scale, as PNG.
-
-    Args:
-      bars: Name, bytes and label of each bar; the last one is what the others compare to.
-      theme: The colours.
-    """
+    """Bars (name, bytes, label) on a logarithmic scale; the others compare to the last one."""
 
     def draw(axes: Axes) -> None:
         names, sizes, labels = zip(*bars, strict=True)
@@ -239,7 +212,3 @@ def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) 
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()

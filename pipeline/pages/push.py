@@ -1,12 +1,12 @@
 """`lockstep push`: uploads an accepted export to the hub or a bucket, for others to load."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline import runfile
 from pipeline.audit.verdict_text import blame
 from pipeline.errors import LockstepError
+from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths, read_json
@@ -38,9 +38,7 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
         if checkpoint is None:
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
     paths = Paths("report", run, root)
-    with lock.hold(
-        root / "data" / ".export.lock"
-    ):  # otherwise the stage might replace it meanwhile
+    with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
         files = _accepted(paths)
         last = Transcript(paths.need("train") / "transcript").rounds[-1].round
         key = paths.keys.key("train")
@@ -55,23 +53,12 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
             loaded = checkpoint.model_copy(update=version)
             print(
                 f"push: {name} has step {last.step} of run {key}; in [model.LLM], "
-                f"checkpoint = {_toml(loaded)}"
+                f"checkpoint = {toml(loaded)}"
             )
 
 
-def _toml(checkpoint: runfile.CheckpointHub | runfile.CheckpointGcs) -> str:
-    """Return a checkpoint as a run file spells it, on one line."""
-    fields = checkpoint.model_dump(exclude_none=True)[checkpoint.tag()]
-    pairs = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items())
-    return f"{{ {checkpoint.tag()} = {{ {', '.join(pairs)} }} }}"
-
-
 def _accepted(paths: Paths) -> list[Path]:
-    """Return the files of the export, checked against their hashes.
-
-    Raises:
-      LockstepError: The run has no current export, or the audit refused it.
-    """
+    """Return the files of the export, checked against their hashes."""
     folder = paths.need("export")
     if (folder / hf.REFUSED).is_file():
         findings = read_json(folder / hf.REFUSED)["findings"]

@@ -21,13 +21,7 @@ FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 
 def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[plots.Picture]]:
-    """Return the page and its plots.
-
-    Args:
-      run: The run file.
-      paths: Paths of the stage report; what it needs was checked against its hashes.
-      results: What the stages left.
-    """
+    """Return the page and its plots; what the stage needs was checked against its hashes."""
     trained = paths.out("train")
     pictures = plots.loss_pictures(
         results,
@@ -43,7 +37,8 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         results=results,
         blame=verdict_text.blame(verdict["findings"]),
         absences=verdict_text.absences(verdict),
-        subtitle=_subtitle(run, results),
+        subtitle=f"{results.header['model']['model_type']} of {results.trained['parameters']:,} "
+        f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.layout}",
         tiles=_tiles(results, count),
         pictures=pictures,
         traffic=traffic,
@@ -87,15 +82,6 @@ def _fill(**values: object) -> str:
 
 
 # ---- Numbers at the top ----
-
-
-def _subtitle(run: runfile.Run, results: Results) -> str:
-    """Model, optimizer, peers and layout in one line."""
-    model, trained = results.header["model"]["model_type"], results.trained
-    return (
-        f"{model} of {trained['parameters']:,} parameters, {run.llm.optimizer.tag()}, "
-        f"{run.peers.count} peers, layout {run.peers.layout}"
-    )
 
 
 def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:

@@ -82,6 +82,8 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     if before is not None and after is not None:
         loss = f"{before:.3f} -> {after:.3f} nats per token (chance: {results.chance:.3f})"
     bits = evaluated["bits_per_byte"]
+    fetched = trained["bytes_to_verify"]
+    checked = f"{size(fetched)} of state fetched per peer and round, to recompute others' steps"
     up, data_parallel = trained["bytes_up"], trained["bytes_up_of_data_parallel"]
     return [
         ("held-out loss", loss),
@@ -92,17 +94,11 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
             f"{size(up)} per peer and round; plain data parallelism sends {size(data_parallel)}, "
             f"{times(results.times_less)} as much",
         ),
-        *_verified(trained["bytes_to_verify"]),
+        *([("verification", checked)] if fetched else []),
         ("verdict", verdict_text.summarize(results.verdict)),
         ("export", str(paths.out("export")) if results.verdict["accepted"] else "refused"),
         ("report", str(paths.out("report") / PAGE)),
     ]
-
-
-def _verified(fetched: float) -> list[tuple[str, str]]:
-    """The cost of verification, if there was any."""
-    text = f"{size(fetched)} of state fetched per peer and round, to recompute others' steps"
-    return [("verification", text)] if fetched else []
 
 
 def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None:

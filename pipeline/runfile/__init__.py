@@ -34,15 +34,9 @@ from pipeline.runfile.data import (
     DataServer,
     DataUrl,
     DataWeightedHttp,
-    Download,
-    Limit,
-    Location,
     LocationGcp,
-    LocationNumberedFiles,
     LocationSingleUrl,
-    Shuffle,
     ShuffleDontShuffle,
-    ShuffleSeeded,
 )
 from pipeline.runfile.optimizer import (
     OptimizerAdaDistro,
@@ -52,13 +46,7 @@ from pipeline.runfile.optimizer import (
     OptimizerMuon,
     OptimizerVariant,
 )
-from pipeline.runfile.psyche import (
-    LLM,
-    Coordinator,
-    CurrentConfig,
-    Model,
-    OlderConfig,
-)
+from pipeline.runfile.psyche import CurrentConfig, OlderConfig
 from pipeline.runfile.run import Run, load, parse, read_toml
 from pipeline.runfile.schedule import (
     ScheduleConstant,
@@ -68,17 +56,5 @@ from pipeline.runfile.schedule import (
     ScheduleWarmupStableDecay,
 )
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.runfile.tables import (
-    Evaluate,
-    Export,
-    Fault,
-    Faults,
-    HeldOut,
-    Links,
-    Network,
-    Peers,
-    Pins,
-    Runtime,
-    Witness,
-)
+from pipeline.runfile.tables import Fault, Links, Network, Peers, Runtime
 from pipeline.runfile.windows import Snapshots, Window

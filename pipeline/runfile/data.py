@@ -9,17 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of
-from pipeline.runfile.table import (
-    U8,
-    U32,
-    URL_BYTES,
-    AsTuple,
-    Name,
-    Table,
-    Url,
-    text,
-    wrong,
-)
+from pipeline.runfile.table import U8, U32, URL_BYTES, AsTuple, Name, Table, Url, text, wrong
 
 TokenSize = Literal["TwoBytes", "FourBytes"]
 TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}

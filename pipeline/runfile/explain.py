@@ -27,12 +27,7 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 def validate(model: type[AnyModel], document: Any, name: str) -> AnyModel:
-    """Validate a parsed document.
-
-    Args:
-      model: Model of the whole document.
-      document: Parsed TOML or JSON.
-      name: Name of the document in error messages.
+    """Validate a parsed document, which errors call `name`.
 
     Raises:
       LockstepError: The document does not fit the model.
@@ -105,19 +100,16 @@ def _expected(error: dict) -> str:
         case kind if kind in EXPECTED:
             return EXPECTED[kind]
         case "too_short":
-            return f"at least {_items(error['ctx']['min_length'])}"
+            count = error["ctx"]["min_length"]
+            return f"at least {count} item{'' if count == 1 else 's'}"
         case "too_long":
-            return f"at most {_items(error['ctx']['max_length'])}"
+            return f"at most {error['ctx']['max_length']} items"
         case "string_too_long":
             return f"at most {error['ctx']['max_length']} characters"
         case "string_pattern_mismatch":
             return f"a string that matches {error['ctx']['pattern']}"
     text = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"a number {text}" if text.startswith(("greater", "less")) else text
-
-
-def _items(count: int) -> str:
-    return f"{count} item{'' if count == 1 else 's'}"
 
 
 def _list(known: list[str], word: str) -> str:

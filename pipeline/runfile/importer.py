@@ -51,9 +51,9 @@ def _table(table: Table, path: tuple[str, ...]) -> Iterator[str]:
             within += _table(value, (*path, name))
         elif isinstance(value, dict):
             within += ["", *meaning, _header((*path, name))]
-            within += [f"{_key(key)} = {_value(item)}" for key, item in value.items()]
+            within += [f"{_key(key)} = {toml(item)}" for key, item in value.items()]
         else:
-            values += [*meaning, f"{name} = {_value(value)}"]
+            values += [*meaning, f"{name} = {toml(value)}"]
     if path and values:
         yield from ["", *_comment(type(table).__doc__), _header(path)]
     yield from values
@@ -69,7 +69,7 @@ def _variant(variant: Variant, path: tuple[str, ...]) -> Iterator[str]:
         meaning = (
             f"{type(variant).__doc__} {type(variant).model_fields[variant.newtype].description}"
         )
-        value = _value(getattr(variant, variant.newtype))
+        value = toml(getattr(variant, variant.newtype))
         yield from ["", _header(path), *_comment(meaning), f"{tag} = {value}"]
 
 
@@ -78,19 +78,19 @@ def _header(path: tuple[str, ...]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml(key)
 
 
-def _value(value: Any) -> str:
-    """A value in TOML; tables inline."""
+def toml(value: Any) -> str:
+    """Return a value in TOML, on one line."""
     match value:
         case Table():
-            return _value(value.model_dump(mode="json", exclude_none=True))
+            return toml(value.model_dump(mode="json", exclude_none=True))
         case dict():
-            pairs = (f"{_key(key)} = {_value(item)}" for key, item in value.items())
+            pairs = (f"{_key(key)} = {toml(item)}" for key, item in value.items())
             return f"{{ {', '.join(pairs)} }}"
         case list() | tuple():
-            return f"[{', '.join(map(_value, value))}]"
+            return f"[{', '.join(map(toml, value))}]"
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case bool():

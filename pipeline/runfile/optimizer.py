@@ -33,9 +33,7 @@ class Dense(OptimizerVariant):
     """Plain data parallelism: each peer sends its whole gradient."""
 
     betas: Annotated[
-        tuple[Annotated[float, Field(ge=0, lt=1)], ...],
-        Field(min_length=2, max_length=2),
-        AsTuple,
+        tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=2, max_length=2), AsTuple
     ]
     """Decay rates of the first and second moment, [b1, b2]."""
     weight_decay: Rate

@@ -5,17 +5,11 @@ Names, types and rules are those of Psyche's `CoordinatorConfig` and `LLM`.
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.runfile.checkpoint import (
-    BUCKET,
-    PREFIX,
-    AnyCheckpoint,
-    CheckpointGcs,
-    CheckpointHub,
-)
+from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
 from pipeline.runfile.data import AnyData
 from pipeline.runfile.optimizer import AnyOptimizer
 from pipeline.runfile.schedule import AnySchedule
@@ -106,15 +100,9 @@ class CurrentConfig(Coordinator):
     """Length of the batch ramp in tokens, over which the batch grows linearly from start to end; 0
     is no ramp, with `end` throughout."""
 
-    @property
-    def rounds_per_epoch(self) -> None:
-        """None: epochs end by time."""
-        return None
-
-    @property
-    def checkpointers(self) -> tuple[str, ...]:
-        """Empty: this spelling has no such setting."""
-        return ()
+    # what the older spelling has: here epochs end by time
+    rounds_per_epoch: ClassVar[None] = None
+    checkpointers: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
     def _times_fit(self) -> "CurrentConfig":
@@ -167,20 +155,16 @@ class OlderConfig(Coordinator):
     checkpointers: Annotated[tuple[Annotated[str, AfterValidator(_destination)], ...], AsTuple]
     """Destinations of `lockstep push`: owner/name on the hub, or gs://bucket/prefix."""
 
-    @property
-    def epoch_time(self) -> None:
-        """None: epochs end by rounds."""
-        return None
+    # what the current spelling has: here epochs end by rounds, and batches do not grow
+    epoch_time: ClassVar[None] = None
+    waiting_for_members_extra_time: ClassVar[int] = 10
+    """Psyche's constant from before this was a setting, in seconds."""
+    global_batch_size_warmup_tokens: ClassVar[int] = 0
 
     @property
     def init_min_clients(self) -> int:
         """`min_clients`: this spelling has one number for both."""
         return self.min_clients
-
-    @property
-    def waiting_for_members_extra_time(self) -> int:
-        """Psyche's constant from before this was a setting, in seconds."""
-        return 10
 
     @property
     def global_batch_size_start(self) -> int:
@@ -191,11 +175,6 @@ class OlderConfig(Coordinator):
     def global_batch_size_end(self) -> int:
         """The one batch size."""
         return self.global_batch_size
-
-    @property
-    def global_batch_size_warmup_tokens(self) -> int:
-        """0: no batch ramp."""
-        return 0
 
     def cold_start_limit(self) -> tuple[int, str]:
         """Return the number of rounds in an epoch, and its key."""

@@ -72,14 +72,9 @@ class Run(Table):
         return self.model.LLM
 
     def snapshots(self, start: int = 0) -> Snapshots:
-        """Return the snapshots that the run takes.
-
-        Args:
-          start: The step after which it starts: 0, unless it extends an earlier run.
-        """
-        witness = self.witness
-        end = self.config.total_steps
-        return Snapshots(start, end, witness.snapshot_every, witness.keep_every)
+        """Return the snapshots of the run; it starts after step `start`."""
+        every, keep_every = self.witness.snapshot_every, self.witness.keep_every
+        return Snapshots(start, self.config.total_steps, every, keep_every)
 
     @model_validator(mode="after")
     def _cold_start_fits(self) -> "Run":
@@ -204,11 +199,7 @@ def load(path: Path) -> Run:
 
 
 def parse(document: dict, name: str) -> Run:
-    """Validate a parsed run file.
-
-    Args:
-      document: The parsed TOML.
-      name: Name of the file in error messages.
+    """Validate a parsed run file, which errors call `name`.
 
     Raises:
       LockstepError: The document is not a valid run.

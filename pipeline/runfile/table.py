@@ -34,10 +34,6 @@ def text(capacity: int, *, empty: bool = False) -> Any:
     """Return the type of a string that fits into `capacity` bytes of UTF-8.
 
     Psyche keeps strings in fixed arrays and silently cuts longer ones; here they are refused.
-
-    Args:
-      capacity: Bytes of the string, at most.
-      empty: Whether "" is allowed.
     """
 
     def check(value: str) -> str:
@@ -66,9 +62,5 @@ class Table(BaseModel):
     """A table of the run file. The string below a field describes it in schema and reference."""
 
     model_config = ConfigDict(
-        strict=True,
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )

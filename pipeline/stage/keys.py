@@ -51,14 +51,7 @@ def tracked(name: str) -> list[str]:
 
 
 class Keys:
-    """The keys of all stages for one run file.
-
-    Args:
-      run: Path of the run file.
-
-    Raises:
-      LockstepError: The file cannot be read, or lacks a table that dvc.yaml tracks.
-    """
+    """The keys of all stages for one run file, which must have every table that dvc.yaml tracks."""
 
     def __init__(self, run: Path):
         self.run = Path(run)

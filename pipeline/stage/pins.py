@@ -17,13 +17,7 @@ READ = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert",
 
 
 def check(key: str, pin: str, found: str, what: str) -> str:
-    """Compare an input with its pin, and return "pinned" or "not pinned" for the log.
-
-    Args:
-      key: Key in `[pins]`.
-      pin: Its value; "" means not pinned.
-      found: SHA-256 of the input.
-      what: Name of the input in the error message.
+    """Compare the hash of an input with its pin; return "pinned" or "not pinned" for the log.
 
     Raises:
       LockstepError: They differ.
