@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
-from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
 
 from models import experts
 from models.deepseek_v3 import deepseek_v3
@@ -17,15 +14,6 @@ from pipeline.weights import hf
 from tests.models.reference import BASE, GROUPS, LATENT, SCALED, TOKENS, drawn
 
 CONFIG = deepseek_v3.Config.from_hf(BASE | LATENT | GROUPS)
-CORRECTION = "e_score_correction_bias"
-
-
-def bytes_of(folder) -> dict[str, tuple]:
-    return {
-        name: (tensor.dtype, tensor.shape, tensor.tobytes())
-        for file in folder.glob("*.safetensors")
-        for name, tensor in load_file(file).items()
-    }
 
 
 def logits(config, params):
@@ -56,20 +44,6 @@ def test_every_setting_changes_what_is_computed(tmp_path):
     ):
         found = logits(dataclasses.replace(config, **changes), params)
         assert np.abs(found - expected).max() > 1e-3, changes
-
-
-def test_a_bfloat16_folder_keeps_the_correction_in_float32_as_transformers_does(tmp_path):
-    whole, half, ours = (tmp_path / name for name in ("whole", "half", "ours"))
-    drawn("deepseek_v3", LATENT | GROUPS).save_pretrained(whole)
-    AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16).save_pretrained(half)
-    stored = {name: dtype for name, (dtype, _, _) in bytes_of(half).items()}
-    assert {stored[name] for name in stored if CORRECTION in name} == {np.dtype("float32")}
-    hf_config, params = hf.read_folder(half)
-    assert hf_config["dtype"] == "bfloat16"
-    ours.mkdir()
-    hf.write_folder(ours, hf_config, params, "bfloat16", max_shard_bytes=20000)
-    assert len(list(ours.glob("*.safetensors"))) > 3
-    assert bytes_of(ours) == bytes_of(half)
 
 
 # ---- The router ----

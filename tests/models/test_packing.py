@@ -7,42 +7,21 @@ import pytest
 
 import models
 from models.parts import attend
+from tests.models.reference import BASE, GROUPS, LATENT
 
-BASE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.2,  # large enough that attention matters
-}
-EXPERTS = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 12,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-}
+SMALL = BASE | {"initializer_range": 0.2}  # large enough that attention matters
 WINDOW = {"use_sliding_window": True, "sliding_window": 3}
 MODELS = {
-    "llama": BASE,
-    "mistral": BASE | {"sliding_window": 3},
-    "qwen2": BASE | WINDOW | {"max_window_layers": 1},
-    "deepseek_v3": BASE | EXPERTS | {"n_group": 2, "topk_group": 1},
+    "llama": SMALL,
+    "mistral": SMALL | {"sliding_window": 3},
+    "qwen2": SMALL | WINDOW | {"max_window_layers": 1},
+    "deepseek_v3": SMALL | LATENT | GROUPS,
 }
 LENGTHS = (5, 1, 9, 4)  # of the sequences in a row; 2 of 21 are left, which is padding
 ROW = 21
 SEQUENCES = np.repeat(np.arange(5), [*LENGTHS, 2]).astype(np.int32)
 POSITIONS = np.concatenate([np.arange(n) for n in (*LENGTHS, 2)]).astype(np.int32)
-TOKENS = np.random.default_rng(0).integers(0, 40, (2, ROW)).astype(np.int32)
+TOKENS = np.random.default_rng(0).integers(0, 96, (2, ROW)).astype(np.int32)
 
 
 def made(name):
@@ -77,7 +56,7 @@ def test_a_query_sees_the_keys_of_its_own_sequence_and_no_others(kernel, window)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_packed_row_gives_what_its_sequences_give_alone(name):
     model, config, params = made(name)
-    weight_TV = np.random.default_rng(2).normal(size=(ROW, 40)).astype(np.float32)
+    weight_TV = np.random.default_rng(2).normal(size=(ROW, 96)).astype(np.float32)
     # each sequence at the beginning of a row of its own, and after it what it cannot see
     alone = np.zeros((2, 5, ROW), np.int32)
     alone[:, SEQUENCES, POSITIONS] = TOKENS
@@ -94,7 +73,7 @@ def test_a_packed_row_gives_what_its_sequences_give_alone(name):
 
     def of_alone(params):
         logits_BTV = logits(params, alone.reshape(10, ROW), scan=False)
-        logits_BTV = logits_BTV.reshape(2, 5, ROW, 40)[:, SEQUENCES, POSITIONS]
+        logits_BTV = logits_BTV.reshape(2, 5, ROW, 96)[:, SEQUENCES, POSITIONS]
         return (logits_BTV * weight_TV).sum(), logits_BTV
 
     (_, found), grads = jax.jit(jax.value_and_grad(of_packed, has_aux=True))(params)

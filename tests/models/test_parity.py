@@ -117,12 +117,8 @@ def first_layers(model, config, params, count):
     """The config and the params of a model that ends after some layers."""
     shorter = config.shortened(count)
     shapes = jax.eval_shape(lambda: model.init(shorter, 0))
-    return shorter, jax.tree.map(lambda s, p: p[: len(s)], shapes, common(shapes, params))
-
-
-def common(shapes, params):
-    """The params of those groups that the shapes have."""
-    return {group: params[group] for group in shapes}
+    groups = {group: params[group] for group in shapes}
+    return shorter, jax.tree.map(lambda s, p: p[: len(s)], shapes, groups)
 
 
 def test_the_loss_and_every_gradient_are_those_of_pytorch(pair, tmp_path):

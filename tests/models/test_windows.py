@@ -9,17 +9,9 @@ from models.mistral import mistral
 from models.parts import attend
 from models.qwen2 import qwen2
 from models.qwen3 import qwen3
+from tests.models.reference import BASE, TOKENS
 
-BASE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-}
-TOKENS = np.random.default_rng(0).integers(0, 40, (1, 21)).astype(np.int32)
+SMALL = BASE | {"num_hidden_layers": 3}
 ON = {"use_sliding_window": True, "sliding_window": 4}
 
 
@@ -39,7 +31,7 @@ ON = {"use_sliding_window": True, "sliding_window": 4}
     ],
 )
 def test_each_layer_has_the_window_that_the_config_gives_it(model, changes, windows):
-    config = model.Config.from_hf(BASE | changes)
+    config = model.Config.from_hf(SMALL | changes)
     assert config.windows == windows
     assert config.shortened(2).windows == windows[:2]
 
@@ -61,9 +53,9 @@ def test_a_query_sees_its_window_and_nothing_else(window, kernel):
 
 
 def test_layers_of_different_windows_are_not_left_to_a_fused_kernel():
-    config = qwen2.Config.from_hf(BASE | ON | {"max_window_layers": 1})
+    config = qwen2.Config.from_hf(SMALL | ON | {"max_window_layers": 1})
     params = qwen2.init(config, 0)
     with pytest.raises(models.ModelError, match="'xla' takes one window for all layers"):
         qwen2.apply(config, params, TOKENS, scan=True, dtype=jnp.float32, attention="xla")
-    wide = qwen2.Config.from_hf(BASE | ON | {"max_window_layers": 1, "sliding_window": 21})
+    wide = qwen2.Config.from_hf(SMALL | ON | {"max_window_layers": 1, "sliding_window": 37})
     qwen2.apply(wide, params, TOKENS, scan=True, dtype=jnp.float32, attention="xla")

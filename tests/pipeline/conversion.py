@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from models.llama import llama
@@ -11,6 +12,7 @@ from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.weights import hf
+from pipeline.weights.trees import load_nested
 from tests import tiny
 
 
@@ -39,6 +41,20 @@ def refused(folder: Path, checkpoint: dict | str, architecture: str = "HfLlama")
     assert not (folder / "data" / "init").exists()
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def same_params(out: Path, model: Path) -> bool:
+    """Whether data/init holds the params of a Hugging Face folder."""
+    found, (_, expected) = load_nested(out / "params.safetensors"), hf.read_folder(model)
+    return np.array_equal(found["lm_head"]["kernel"], expected["lm_head"]["kernel"])
+
+
+def check_silence(token: str, folder: Path, error: str, capfd, caplog) -> None:
+    """A token is in no output, log, error or file."""
+    printed = capfd.readouterr()
+    assert token not in error + printed.out + printed.err + caplog.text
+    for path in folder.rglob("*"):
+        assert not path.is_file() or token.encode() not in path.read_bytes(), path
 
 
 def write_model(folder: Path, dtype: str = "bfloat16", seed: int = 3, **kwargs: int) -> Path:

@@ -15,24 +15,15 @@ from tests import tiny
 HEAVY = ("jax", "numpy", "pydantic", "orbax", "flax", "matplotlib", "snakemake", "dvc")
 
 
-def python(program: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=PROJECT,
-        env=tiny.environment(PROJECT),
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_help_names_every_stage_and_imports_nothing_heavy():
     program = (
         "import sys; from pipeline.__main__ import app\n"
         "try: app(['--help'])\n"
         f"finally: print([name for name in {HEAVY} if name in sys.modules])"
     )
-    done = python(program)
-    *said, imported = done.stdout.splitlines()
+    command, environment = [sys.executable, "-c", program], tiny.environment(PROJECT)
+    printed = subprocess.check_output(command, cwd=PROJECT, env=environment, text=True)
+    *said, imported = printed.splitlines()
     assert imported == "[]"
     for stage, entry in STAGES.items():
         assert any(stage in line and entry["desc"][:20] in line for line in said), stage

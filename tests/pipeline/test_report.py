@@ -76,11 +76,8 @@ def refused(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unmeasured(tmp_path_factory):
-    method = {
-        "method": "tolerance",
-        "tolerance": 0.05,
-        "why_not_bitwise": "jax is 'B' here, was 'A' in training",
-    }
+    method = {"method": "tolerance", "tolerance": 0.05}
+    method |= {"why_not_bitwise": "jax is 'B' here, was 'A' in training"}
     root = tmp_path_factory.mktemp("unmeasured")
     return make(root, held_out=False, text=None, method=method)
 
@@ -128,10 +125,7 @@ def test_page_gives_the_verdict_and_the_numbers(accepted):
     assert "peer 3 40 39 1" in text  # messages, applied, late
     assert accepted.key in text
     assert "LLM.optimizer.Distro.compression_topk 32" in text
-
-
-def test_page_leaves_out_what_changes_no_result(accepted):
-    assert "log_level" not in page_of(accepted).text
+    assert "log_level" not in text  # it changes no result
 
 
 def test_what_a_model_or_a_liar_wrote_stays_text(accepted, refused):
@@ -205,17 +199,14 @@ def test_windows_are_those_between_snapshots_that_are_kept_whole(tmp_path):
     )  # of 8 windows, 2 are drawn
 
 
-def test_page_without_held_out_text_and_bits_says_so(unmeasured):
+def test_page_says_what_was_not_measured_and_why_a_tolerance_was_used(unmeasured):
     page = page_of(unmeasured)
     assert page.text.count("not measured") == 3
     assert "Evaluation: there is nothing to measure." in page.text
     assert "Not available: there are no exported weights, or no tokenizer." in page.text
     assert not any("held-out loss from" in img["alt"] for img in page.all("img"))
-
-
-def test_page_says_why_a_tolerance_was_used(unmeasured):
-    text = page_of(unmeasured).text
-    assert "within a tolerance of 0.05, because jax is 'B' here, was 'A' in training." in text
+    tolerance = "within a tolerance of 0.05, because jax is 'B' here, was 'A' in training."
+    assert tolerance in page.text
 
 
 def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):

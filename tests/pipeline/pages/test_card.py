@@ -149,33 +149,26 @@ def test_without_tokenizer_and_held_out_text_it_says_so(tmp_path):
     assert "held-out split" not in said
 
 
-def test_a_model_of_the_hub_is_named_with_its_commit(tmp_path):
-    source = {
-        "checkpoint": "Hub",
-        "repo_id": "o/n",
-        "revision": "main",
-        "commit": "c0",
-        "sha256": "",
-    }
-    text = text_of(make(tmp_path, source=source))
-    assert ModelCard(text).data.base_model == "o/n"
-    assert cells(text)["initial weights"] == "`Hub`: `o/n`, commit `c0`"
+GCS = {"checkpoint": "Gcs", "bucket": "b", "prefix": "p", "sha256": ""}
+BUCKET = "`Gcs`: `gs://b/p`"
+HUB = {"checkpoint": "Hub", "repo_id": "o/n", "revision": "main", "commit": "c0", "sha256": ""}
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"), [(17, "`gs://b/p`, generation 17 of its manifest"), (None, "`gs://b/p`")]
+    ("source", "named", "base"),
+    [
+        (HUB, "`Hub`: `o/n`, commit `c0`", "o/n"),
+        (HUB | {"repo_id": "./o", "commit": None}, "`Hub`: `./o`", None),  # a folder
+        (GCS | {"manifest_generation": 17}, f"{BUCKET}, generation 17 of its manifest", None),
+        (GCS | {"manifest_generation": None}, BUCKET, None),
+    ],
 )
-def test_a_model_of_a_bucket_is_named_with_its_manifest(tmp_path, manifest, said):
-    source = {"checkpoint": "Gcs", "bucket": "b", "prefix": "p", "sha256": ""}
-    source |= {"manifest_generation": manifest}
-    assert cells(text_of(make(tmp_path, source=source)))["initial weights"] == f"`Gcs`: {said}"
-
-
-def test_a_folder_is_no_base_model_of_the_hub(tmp_path):
-    source = {"checkpoint": "Hub", "repo_id": "./o", "revision": None, "commit": None, "sha256": ""}
+def test_the_initial_weights_are_named_and_only_the_hubs_are_a_base_model(
+    tmp_path, source, named, base
+):
     text = text_of(make(tmp_path, source=source))
-    assert ModelCard(text).data.base_model is None
-    assert cells(text)["initial weights"] == "`Hub`: `./o`"
+    assert cells(text)["initial weights"] == named
+    assert ModelCard(text).data.base_model == base
 
 
 def test_an_extended_run_names_the_one_before(tmp_path):
@@ -238,7 +231,7 @@ def test_equal_exports_elsewhere_have_equal_cards_and_no_folder_of_the_machine(a
 
 def test_credentials_of_addresses_are_left_out(tmp_path):
     url = "https://alice:hunter2@host.org/a.ds?X-Signature=c0ffee#t0ken"
-    source = {"checkpoint": "Hub", "repo_id": url, "revision": None, "commit": "c0", "sha256": ""}
+    source = HUB | {"repo_id": url}
     location = {"Local": {"path": url}}
     text = text_of(make(tmp_path, source=source, read=url, model__LLM__data_location=location))
     for secret in ("hunter2", "c0ffee", "t0ken", "alice"):
@@ -252,7 +245,7 @@ def test_without_addresses_nothing_was_left_out(accepted):
 
 
 def test_what_a_user_wrote_is_neither_markup_nor_yaml(tmp_path):
-    source = {"checkpoint": "Hub", "repo_id": EVIL, "revision": None, "commit": EVIL, "sha256": ""}
+    source = HUB | {"repo_id": EVIL, "commit": EVIL}
     paths = make(tmp_path, source=source, read=EVIL, model__LLM__data_location={"Local": EVIL})
     text = text_of(paths)
     assert ModelCard(text).data.base_model is None  # which the hub would refuse

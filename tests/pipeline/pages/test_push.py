@@ -203,22 +203,17 @@ def test_a_refused_export_is_refused(tmp_path, hub, gcs):
     assert hub.seen == gcs.seen == []
 
 
-def test_no_export_is_one_line(root, gcs):
-    shutil.rmtree(root / "data" / "export")
-    assert "missing, expected from stage export with the current" in refusal(root, "gs://ours")
-    assert gcs.seen == []
-
-
-def test_an_export_of_other_parameters_is_not_todays(root, gcs):
-    file = root / "run.toml"
-    file.write_text(file.read_text().replace('dtype = "float32"', 'dtype = "bfloat16"'))
-    assert "missing, expected from stage export with the current" in refusal(root, "gs://ours")
-    assert gcs.seen == []
-
-
-def test_a_file_that_was_edited_is_refused(root, gcs):
-    (root / "data" / "export" / "config.json").write_text("{}")
+def test_an_export_that_is_edited_of_other_parameters_or_missing_is_refused(root, gcs):
+    config, file = root / "data/export/config.json", root / "run.toml"
+    before, missing = config.read_text(), "missing, expected from stage export with the current"
+    config.write_text("{}")
     assert "config.json: found 2 bytes of sha256" in refusal(root, "gs://ours")
+    config.write_text(before)
+    file.write_text(file.read_text().replace('dtype = "float32"', 'dtype = "bfloat16"'))
+    assert missing in refusal(root, "gs://ours")
+    file.write_text(file.read_text().replace('dtype = "bfloat16"', 'dtype = "float32"'))
+    shutil.rmtree(root / "data" / "export")
+    assert missing in refusal(root, "gs://ours")
     assert gcs.seen == []
 
 

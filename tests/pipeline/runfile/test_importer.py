@@ -12,45 +12,7 @@ from pipeline.stage.keys import PROJECT
 OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
 DEFAULT = PROJECT / "params" / "run.toml"
 
-STATE = """
-run_id = "test"
-run_state = "WaitingForMembers"
-
-[progress]
-step = 7
-
-[config]
-warmup_time = 5
-cooldown_time = 5
-epoch_time = 60
-max_round_train_time = 5
-round_witness_time = 2
-min_clients = 2
-init_min_clients = 2
-verification_percent = 0
-witness_nodes = 1
-global_batch_size_start = 4
-global_batch_size_end = 4
-global_batch_size_warmup_tokens = 0
-total_steps = 10
-waiting_for_members_extra_time = 3
-
-[model.LLM]
-architecture = "HfLlama"
-data_type = "Pretraining"
-max_seq_len = 512
-cold_start_warmup_steps = 0
-LOCATION
-optimizer = "Dummy"
-
-[model.LLM.checkpoint.Dummy]
-repo_id = ""
-
-[model.LLM.lr_schedule.Constant]
-base_lr = 4.0e-5
-warmup_init_lr = 0.0
-warmup_steps = 20
-"""
+STATE = (PROJECT / "tests/fixtures/psyche/test.toml").read_text() + "[progress]\nstep = 7\n"
 LOCATIONS = [
     'data_location = "Dummy"',
     'data_location = { Server = "127.0.0.1:20001" }',
@@ -84,10 +46,10 @@ def test_older_sample_becomes_a_whole_run_that_means_the_same(tmp_path):
 
 @pytest.mark.parametrize("location", LOCATIONS)
 def test_state_file_becomes_a_run_without_its_state(tmp_path, location):
-    text, run = imported(tmp_path, STATE.replace("LOCATION", location))
+    text, run = imported(tmp_path, STATE.replace(LOCATIONS[0], location))
     told = next(line for line in text.splitlines() if "Left out" in line)
     assert told.endswith("run_id, run_state, progress.")
-    psyche = tomllib.loads(STATE.replace("LOCATION", location))
+    psyche = tomllib.loads(STATE.replace(LOCATIONS[0], location))
     dump = tables(run)
     if "Local" in location:  # written as a table, in which the string's meaning is spelled out
         folder = psyche["model"]["LLM"]["data_location"]["Local"]

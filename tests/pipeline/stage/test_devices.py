@@ -22,29 +22,31 @@ def a_run(**changes: object) -> runfile.Run:
     return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
-def test_there_is_a_device_for_each_core_but_no_more_than_peers_or_threads(environment):
-    for cores, threads, count, expected in ((2, 4, 4, "2"), (64, 8, 4, "4"), (64, 3, 4, "3")):
-        environment.delenv("JAX_NUM_CPU_DEVICES", raising=False)
-        environment.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
-        devices.prepare(a_run(peers__threads=threads, peers__count=count))
-        assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
-
-
-def test_peers_of_several_devices_have_them_and_threads_to_spare(environment):
-    for cores, threads, count, fsdp, expected in (
+@pytest.mark.parametrize(
+    ("cores", "threads", "count", "fsdp", "expected"),
+    [
+        (2, 4, 4, 1, "2"),
+        (64, 8, 4, 1, "4"),
+        (64, 3, 4, 1, "3"),
         (2, 4, 4, 2, "2"),
         (2, 8, 4, 4, "4"),
         (64, 64, 4, 4, "16"),
         (64, 11, 4, 2, "4"),
         (64, 64, 1, 3, "3"),
-    ):
-        environment.delenv("JAX_NUM_CPU_DEVICES", raising=False)
-        environment.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
-        changes = {"peers__threads": threads, "peers__count": max(count, 2), "peers__fsdp": fsdp}
-        run = a_run(**changes, peers__micro_batch=fsdp)
-        run = run.model_copy(update={"peers": run.peers.model_copy(update={"count": count})})
-        devices.prepare(run)
-        assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
+    ],
+)
+def test_devices_are_as_many_as_cores_peers_and_threads_allow(
+    environment, cores, threads, count, fsdp, expected
+):
+    environment.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    changes = {"peers__threads": threads, "peers__count": max(count, 2), "peers__fsdp": fsdp}
+    run = a_run(**changes, peers__micro_batch=fsdp)
+    run = run.model_copy(update={"peers": run.peers.model_copy(update={"count": count})})
+    devices.prepare(run)
+    assert os.environ["JAX_NUM_CPU_DEVICES"] == expected
+
+
+def test_devices_that_leave_no_thread_to_spare_are_refused(environment):
     environment.setenv("JAX_NUM_CPU_DEVICES", "4")
     with pytest.raises(LockstepError, match="JAX_NUM_CPU_DEVICES: 4, expected at most 2, half of"):
         devices.prepare(a_run(peers__threads=4, peers__fsdp=2))

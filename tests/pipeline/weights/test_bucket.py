@@ -4,16 +4,20 @@ import json
 import logging
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
 from pipeline.stage import artifacts
 from pipeline.weights import bucket, hf
-from pipeline.weights.trees import load_nested
 from tests import tiny
-from tests.pipeline.conversion import convert_in, refused, write_model
+from tests.pipeline.conversion import (
+    check_silence,
+    convert_in,
+    refused,
+    same_params,
+    write_model,
+)
 from tests.servers import service_account
 from tests.servers.bucket import Bucket
 
@@ -77,12 +81,6 @@ def refusal(root: Path, **changes: object) -> str:
 
 def source_of(out: Path) -> dict:
     return artifacts.read_json(out / "source.json")
-
-
-def same_params(out: Path, model: Path) -> bool:
-    _, expected = hf.read_folder(model)
-    found = load_nested(out / "params.safetensors")
-    return np.array_equal(found["lm_head"]["kernel"], expected["lm_head"]["kernel"])
 
 
 def cached(root: Path) -> dict[str, bytes]:
@@ -341,24 +339,31 @@ def test_a_damaged_body_is_refused_and_fetched_again(tmp_path, served, model, na
     said = refusal(tmp_path)
     assert said.startswith(f"{WHERE}/{name}: has {stated.removesuffix('Hash')} ")
     assert said.endswith("the damaged copy is removed: run again")
+    served.spoil[f"{FOLDER}/{name}"] = lambda content: content + b"more"
+    assert "bytes, expected " in refusal(tmp_path)
     served.spoil.clear()
     assert same_params(read(tmp_path), model)
 
 
-def test_a_body_longer_than_its_size_is_refused(tmp_path, served, model):
-    push(model)
-    served.spoil[f"{FOLDER}/model.safetensors"] = lambda content: content + b"more"
-    said = refusal(tmp_path)
-    assert said.startswith(f"{WHERE}/model.safetensors: has ")
-    assert "bytes, expected " in said
+TWICE = "expected model.safetensors alone, or each of several shards once"
 
 
-def test_a_size_that_is_not_the_manifests_is_refused(tmp_path, served, model):
+@pytest.mark.parametrize(
+    ("names", "changes", "said"),
+    [
+        (["model.safetensors"], {"size_bytes": 12}, "bytes, expected 12 as manifest.json says"),
+        (["model.safetensors"], {"filename": "b.safetensors"}, "found no generation 17"),
+        (["model.safetensors"] * 2, {}, TWICE),
+        (["model.safetensors", "a.safetensors"], {}, TWICE),
+    ],
+)
+def test_a_manifest_of_other_files_than_are_there_is_refused(
+    tmp_path, served, model, names, changes, said
+):
     put(served, model)
-    put_manifest(served, "model.safetensors", size_bytes=12)
-    said = refusal(tmp_path)
-    assert said.startswith(f"{WHERE}/model.safetensors: generation ")
-    assert said.endswith("bytes, expected 12 as manifest.json says")
+    served.put(f"{FOLDER}/a.safetensors", (model / hf.WEIGHTS).read_bytes())
+    put_manifest(served, *names, **changes)
+    assert said in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -409,22 +414,6 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, served, model, content, sa
     assert refusal(tmp_path).startswith(f"{WHERE}/manifest.json: {said}")
 
 
-@pytest.mark.parametrize(
-    "names", [["model.safetensors"] * 2, ["model.safetensors", "a.safetensors"]]
-)
-def test_weights_that_are_listed_twice_are_refused(tmp_path, served, model, names):
-    put(served, model)
-    served.put(f"{FOLDER}/a.safetensors", (model / hf.WEIGHTS).read_bytes())
-    put_manifest(served, *names)
-    assert "expected model.safetensors alone, or each of several shards once" in refusal(tmp_path)
-
-
-def test_a_manifest_of_a_file_that_was_never_there_is_refused(tmp_path, served, model):
-    put(served, model)
-    put_manifest(served, "model.safetensors", filename="other.safetensors")
-    assert refusal(tmp_path).startswith(f"{WHERE}/other.safetensors: found no generation 17")
-
-
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_folder_that_is_no_model_is_refused(tmp_path, served, model, name):
     (model / name).unlink()
@@ -473,13 +462,9 @@ def account(tmp_path_factory, served, monkeypatch) -> None:
     service_account.use(tmp_path_factory.mktemp("secret") / "key.json", served.address, monkeypatch)
 
 
-def test_without_credentials_nobody_asks(tmp_path, served, model):
+def test_without_credentials_nobody_asks_and_an_emulator_sees_no_login(tmp_path, served, model):
     push(model)
     read(tmp_path)
-    assert {said for _, _, said in served.seen} == {None}
-
-
-def test_a_login_is_not_shown_to_an_emulator(tmp_path, served, model):
     login = tmp_path / "gcloud" / "application_default_credentials.json"
     login.parent.mkdir()
     said = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
@@ -508,11 +493,11 @@ def test_the_token_reaches_the_server_and_nothing_else(
     assert asked in {said for _, _, said in served.seen}
     assert said.startswith(f"{WHERE}: ")
     assert "we do not like" in said or status == 500
-    _check_silence(tmp_path, said, capfd, caplog, served.token)
+    check_silence(served.token, tmp_path, said, capfd, caplog)
     served.refuse = None
     push(model)
     read(tmp_path)
-    _check_silence(tmp_path, "", capfd, caplog, served.token)
+    check_silence(served.token, tmp_path, "", capfd, caplog)
 
 
 def test_credentials_that_are_none_are_one_line(tmp_path, served, model, monkeypatch):
@@ -526,11 +511,3 @@ def test_a_missing_client_is_one_line(tmp_path, served, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage", None)
     monkeypatch.delattr("google.cloud.storage", raising=False)
     assert "google-cloud-storage is not installed, expected the extra gcs" in refusal(tmp_path)
-
-
-def _check_silence(folder: Path, error: str, capfd, caplog, token: str) -> None:
-    printed = capfd.readouterr()
-    assert token not in error + printed.out + printed.err + caplog.text
-    for path in folder.rglob("*"):
-        if path.is_file():
-            assert token.encode() not in path.read_bytes(), path

@@ -2,23 +2,16 @@
 
 import shutil
 
-import jax
 import numpy as np
 
 from pipeline.transcript.state import State
 from pipeline.weights.checkpoints import Checkpoints
+from tests.pipeline.weights.test_trees import same
 
 
 def state(value: float) -> State:
     own = ({"delta": {"w": np.full((2, 3), value, np.float32)}},) * 2
     return State({"w": np.full(4, value, np.float32)}, {"count": np.array(3, np.int32)}, own)
-
-
-def same(found, expected) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_array_equal(a, b)
 
 
 def test_the_newest_checkpoint_comes_back_and_only_the_newest_are_kept(tmp_path):

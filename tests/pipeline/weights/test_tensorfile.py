@@ -95,30 +95,6 @@ def test_a_dtype_that_a_file_cannot_hold_is_named():
         spec_of(np.complex128, (1,))
 
 
-def test_an_error_on_the_way_leaves_the_file_before(tmp_path):
-    write(tmp_path / "file", MIXED)
-    before = (tmp_path / "file").read_bytes()
-
-    def broken(name: str):
-        yield np.ones(2, np.float32)
-        raise LockstepError("no more")
-
-    with pytest.raises(LockstepError, match="no more"):
-        tensorfile.write(tmp_path / "file", {"a": TensorSpec("F32", (4,))}, broken)
-    assert names_in(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_bytes() == before
-
-
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(LockstepError, match="file: No space left on device, expected to write"):
-        write(tmp_path / "file", MIXED)
-    assert names_in(tmp_path) == []
-
-
 def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path):
     code = (
         "import os, signal, sys; import numpy as np; from pathlib import Path\n"
