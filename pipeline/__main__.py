@@ -57,10 +57,7 @@ def _stage(name: str, run: Path, root: Path) -> None:
     settings = runfile.load(run)
     paths = Paths(name, run, root)
     engine_watch.watch()
-    with (
-        lock.hold(root / "data" / f".{name}.lock"),
-        lock.hold(paths.runs / f"{paths.key}.lock"),
-    ):
+    with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{paths.key}.lock"):
         if paths.is_made(name):
             verify(root / paths.keys.made(name))
             paths.publish()
