@@ -133,10 +133,12 @@ def test_settings_without_effect_are_left_out_and_so_is_the_warning(tmp_path, wa
         ({"eos_token_id": [10, "2", True, -1], "pad_token_id": 10}, {}, {}, {}),
     ],
 )
-def test_ids_are_those_of_tokenizer_checkpoint_and_config(tmp_path, own, special, model, expected):
+def test_ids_are_those_of_tokenizer_checkpoint_and_config(
+    tmp_path, monkeypatch, own, special, model, expected
+):
     write_json(tmp_path / GENERATION, own)
-    said = generation_config._merged(tmp_path / GENERATION, {"vocab_size": 10} | model, special)
-    assert said == expected
+    monkeypatch.setattr(generation_config, "_special_tokens", lambda _: special)
+    assert generation_config.make(tmp_path, {"vocab_size": 10} | model, tmp_path) == expected
 
 
 @pytest.mark.parametrize("form", [str, lambda token: {"content": token, "lstrip": False}])

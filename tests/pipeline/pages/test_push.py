@@ -26,18 +26,11 @@ from tests.servers.hub import REPO, found
 
 TOKEN = "hf_sentinel"
 FORM = "owner/name on the hub or gs://bucket/prefix, each name of at most 64 bytes"
-OLDER = {  # [config] in Psyche's older spelling, which has checkpointers
-    "warmup_time": 30,
-    "cooldown_time": 30,
-    "rounds_per_epoch": 100,
-    "max_round_train_time": 30,
-    "round_witness_time": 1,
+SAMPLE = tomllib.loads((PROJECT / "tests/fixtures/psyche_older_spelling.toml").read_text())
+OLDER = SAMPLE["config"] | {
     "min_clients": 4,
-    "verification_percent": 0,
-    "witness_nodes": 1,
-    "global_batch_size": 4,
     "total_steps": trained_run.ROUNDS,
-}
+}  # checkpointers too
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +107,7 @@ def test_an_export_goes_to_the_hub_and_loads_by_the_revision_that_is_printed(
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"push: {REPO} has step {trained_run.ROUNDS} of run {key}; ")
     assert hub.messages == [f"Step {trained_run.ROUNDS} of run {key}"]
+    assert hub.private is False
     attributes = {".gitattributes": hub.files[".gitattributes"]}
     assert hub.files == export_of(root) | attributes
     checkpoint = checkpoint_of(line)

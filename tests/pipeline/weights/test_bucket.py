@@ -188,24 +188,6 @@ def test_weights_are_sent_first_and_the_manifest_last(served, model):
     assert len(order) == len(served.objects)
 
 
-def test_a_push_that_ends_before_its_manifest_leaves_the_earlier_one_whole(
-    tmp_path, served, model, monkeypatch
-):
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    push(model)
-    later = write_model(tmp_path / "later", seed=4)
-    (later / "tokenizer.json").write_text("{}")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(bucket.manifest, "render", interrupt)
-        push(later, step=8)
-    assert served.live()[f"{FOLDER}/tokenizer.json"] == b"{}"
-    out = read(tmp_path)
-    assert same_params(out, model)
-    assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
-
-
 def test_a_bucket_that_keeps_no_versions_says_so(tmp_path, served, model):
     served.versioned = False
     push(model)

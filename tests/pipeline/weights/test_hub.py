@@ -117,19 +117,6 @@ def test_a_hub_that_does_not_answer_is_one_line_and_status_1(tmp_path, monkeypat
 # ---- Writing ----
 
 
-def test_what_is_pushed_is_one_commit_and_loads_by_it(tmp_path, served):
-    model = write_model(tmp_path / "model", max_shard_bytes=3000)
-    revision = hub.push(files_in(model), REPO, "Step 7 of run 0123", private=False)
-    assert served.messages == ["Step 7 of run 0123"]
-    assert served.resolve("main") == revision
-    assert served.files == {".gitattributes": served.files[".gitattributes"]} | tiny.contents(model)
-    assert served.private is False
-    later = write_model(tmp_path / "later", seed=4)
-    hub.push(files_in(later), REPO, "Step 8 of run 0123", private=False)
-    out = convert_in(tmp_path, {"Hub": {"repo_id": REPO, "revision": revision}})
-    assert same_params(out, model)
-
-
 def test_a_push_leaves_no_weights_of_an_earlier_one_and_nothing_else_is_touched(tmp_path, served):
     whole = write_model(tmp_path / "whole")
     shards = write_model(tmp_path / "s", max_shard_bytes=3000)
@@ -141,11 +128,6 @@ def test_a_push_leaves_no_weights_of_an_earlier_one_and_nothing_else_is_touched(
     assert set(served.commits[revision]) == {file.name for file in shards.iterdir()} | theirs
     hub.push(files_in(whole), REPO, "whole again", private=False)
     assert set(served.files) == {file.name for file in whole.iterdir()} | theirs
-
-
-def test_a_new_repository_is_private_where_that_is_asked_for(tmp_path, served):
-    hub.push(files_in(write_model(tmp_path / "model")), REPO, "first", private=True)
-    assert served.private is True
 
 
 def test_two_pushes_at_once_are_one_and_a_refusal(tmp_path, served, monkeypatch):
