@@ -147,8 +147,7 @@ class Transcript:
           LockstepError: This release cannot read the transcript's format.
         """
         path = self.folder / "header.json"
-        header = read_json(path)
-        found = header.get("format") if isinstance(header, dict) else None
+        found = read_json(path).get("format")
         if found != FORMAT:
             reader = READ_BY.get(found, "a later release")
             raise LockstepError(f"{path}: format {found}, expected {FORMAT}; {reader} reads it")
