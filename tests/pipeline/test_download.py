@@ -136,15 +136,6 @@ def test_a_dry_run_says_what_there_is_and_fetches_none_of_it(place, tmp_path):
     assert any("3,200 sequences" in line for line in lines)  # what the run needs
 
 
-def test_an_earlier_result_is_whole_after_a_refused_run(tmp_path, monkeypatch):
-    with opened("local", tmp_path / "source", monkeypatch) as place:
-        before = tiny.contents(run(place.location, tmp_path / "run"))
-        (tmp_path / "source" / "1.ds").write_bytes(b"odd")
-        with pytest.raises(LockstepError, match=r"1\.ds"):
-            run(place.location, tmp_path / "run")
-    assert tiny.contents(tmp_path / "run" / "data" / "shards") == before
-
-
 # ---- What holds for token files as they stand ----
 
 

@@ -26,16 +26,13 @@ def test_credentials_are_hidden_and_all_else_stays(text, shown):
 def test_an_error_is_one_line_without_advice_and_without_steering_a_terminal():
     error = OSError("No such model.\nFor more information check: https://x\n\n\x1b[31mred\nlast")
     assert redact.message(error) == "No such model: ?[31mred"
+    assert redact.message(TimeoutError()) == "TimeoutError"  # without words, by its kind
 
 
 def test_the_cause_is_said_where_the_error_does_not_say_it():
     error = RuntimeError("Error while uploading 'a'.")
     error.__cause__ = ValueError("403 for hf_secret")
     assert redact.message(error, "hf_secret") == "Error while uploading 'a': 403 for ..."
-
-
-def test_an_error_without_words_is_called_by_its_kind():
-    assert redact.message(TimeoutError()) == "TimeoutError"
 
 
 def test_a_page_is_cut():

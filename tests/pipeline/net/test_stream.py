@@ -378,22 +378,6 @@ def test_more_bytes_than_asked_for_are_an_error(far, monkeypatch):
     assert len(far.asked) == 1
 
 
-def test_a_server_that_always_fails_is_one_line_without_credentials(far):
-    url = "https://me:secret@far/a.ds?signature=secret"
-    origin = far.put(url, 10_000)
-
-    def fault(url: str, at: int) -> None:
-        if at >= 2_000:
-            raise TransientError("https://far/a.ds: the connection was cut")
-
-    far.fault = fault
-    assert refused(Streams(Network(attempts=3)), (origin, 1_000, 9_000)) == (
-        "https://far/a.ds: the connection was cut, expected 7000 more bytes within 3 attempts; "
-        "run again to resume"
-    )
-    assert len(far.asked) == 3
-
-
 def test_what_fails_in_the_background_is_tried_again_by_the_read(far):
     origin, streams = far.put("a", 10_000), Streams(Network(attempts=2))
     works, far.fault = far.fault, cut

@@ -47,21 +47,14 @@ def test_each_file_is_held_to_the_version_that_was_listed(bucket):
     assert file.origin.checksum.startswith("crc32c:")
 
 
-def test_what_is_stored_compressed_is_refused(bucket):
-    bucket.put("a/0.ds", b"12", encoding="gzip")
-    assert "stored as gzip, expected plain bytes" in refusal("a")
-
-
-def test_an_empty_folder_and_no_bucket_are_one_line(bucket):
+def test_what_cannot_be_read_of_a_bucket_is_one_line(bucket):
     assert refusal("nothing") == (
         "gs://ours/nothing: found no files, expected some in this folder of the bucket"
     )
     assert "gs://theirs/a: answered 404" in refusal("a", "theirs")
-
-
-def test_a_private_bucket_says_what_is_missing(bucket):
+    bucket.put("a/0.ds", b"12", encoding="gzip")
+    assert "stored as gzip, expected plain bytes" in refusal("a")
     bucket.private = True
-    bucket.put("a/0.ds", b"12")
     assert "answered 401" in refusal("a") and "or credentials for it" in refusal("a")
 
 

@@ -82,9 +82,9 @@ def imported(file: Path, folder: Path) -> runfile.Run:
 # ---- The configurations of Psyche's repository ----
 
 
-def test_all_eleven_are_here():
-    assert set(FILES) == set(EXAMPLES)
-    assert len(EXAMPLES) == 11
+def test_all_eleven_are_here_and_each_would_fetch_or_says_what_it_needs():
+    assert set(FILES) == set(EXAMPLES) == set(WOULD_FETCH) | set(WOULD_NEED)
+    assert len(EXAMPLES) == len(WOULD_FETCH) + len(WOULD_NEED) == 11
 
 
 @every_example
@@ -224,11 +224,6 @@ WOULD_NEED = {
     for name, example in EXAMPLES.items()
     if example.data == SERVER
 }
-
-
-def test_each_example_would_fetch_or_says_what_it_needs():
-    assert set(WOULD_FETCH) | set(WOULD_NEED) == set(EXAMPLES)
-    assert not set(WOULD_FETCH) & set(WOULD_NEED)
 
 
 @pytest.mark.parametrize("name", WOULD_FETCH)

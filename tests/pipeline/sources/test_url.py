@@ -59,13 +59,10 @@ def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypat
     assert bucket.secret not in said
 
 
-def test_addresses_of_other_locations_are_sent_there(tmp_path):
+def test_addresses_of_other_locations_are_sent_there_and_an_unknown_kind_is_refused(tmp_path):
     assert "expected Http for it" in refusal("https://example.org/a.ds", tmp_path)
     assert "expected Hub for it" in refusal("hf://datasets/a/b", tmp_path)
     assert "expected Local for it" in refusal("/a/folder", tmp_path)
-
-
-def test_an_unknown_kind_of_address_is_one_line(tmp_path):
     said = refusal("nonsense://place", tmp_path)
     assert said.startswith("nonsense://place: ") and said.endswith("expected an address of fsspec")
 

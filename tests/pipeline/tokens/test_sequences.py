@@ -462,6 +462,8 @@ def test_what_follows_is_expected_once_and_no_more_than_was_read_but_for_the_fir
     assert expected_after(sequences, 100, 102) == list(range(102, 106))
     assert expected_after(sequences, 1994, 1998) == [1998, 1999]
     assert expected_after(sequences, 1998, 2000) == []
+    held_out = open_shards(tmp_path / "shards", "held_out", 4)
+    assert expected_after(held_out, 0, 4) == []  # it is read at once
 
 
 def test_the_next_round_is_expected_in_whatever_order_peers_ask_for_this_one(tmp_path, streams):
@@ -488,12 +490,6 @@ def test_what_is_expected_of_shuffled_data_is_what_is_read_next(tmp_path, stream
     sequences.take(np.arange(25, 35))
     assert FakeStreams.last.read_ranges == expected[:10]
     assert len({start for _, start, _ in expected[:10]}) == 10
-
-
-def test_nothing_is_expected_of_the_held_out_split_which_is_read_at_once(tmp_path, streams):
-    far_sequences(tmp_path)
-    sequences = open_shards(tmp_path / "shards", "held_out", 4)
-    assert expected_after(sequences, 0, 4) == []
 
 
 def test_files_elsewhere_need_not_be_in_the_folder_and_are_checked_when_read(tmp_path, streams):
