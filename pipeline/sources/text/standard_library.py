@@ -31,13 +31,11 @@ def source_files(root: Path) -> dict[str, int]:
     """Return the `.py` files under a folder that are not empty, without tests: name -> bytes."""
     sizes = {}
     for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if _is_source(name) and name not in SKIP_FOLDERS]
+        folders[:] = [
+            name for name in folders if not (name.startswith(SKIP_PREFIXES) or name in SKIP_FOLDERS)
+        ]
         for name in names:
             path = Path(parent, name)
-            if name.endswith(".py") and _is_source(name) and (size := path.stat().st_size):
-                sizes[path.relative_to(root).as_posix()] = size
-    return dict(sorted(sizes.items()))
-
-
-def _is_source(name: str) -> bool:
-    return not name.startswith(SKIP_PREFIXES)
+            if name.endswith(".py") and not name.startswith(SKIP_PREFIXES):
+                sizes[path.relative_to(root).as_posix()] = path.stat().st_size
+    return {name: size for name, size in sorted(sizes.items()) if size}
