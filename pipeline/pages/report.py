@@ -149,13 +149,7 @@ def chances(
 
     1 - C(N - k, n) / C(N, n), where n of N windows are drawn. With dense messages, the windows of
     all peers are drawn together. Windows that the run file names are not part of the sample.
-
-    Args:
-      verdict: What verdict.json holds.
-      windows: Windows of each peer.
-      peers: Number of peers.
-      dense: Whether messages were too large to be kept.
-      percent: Percentage of windows in the sample.
+    `windows` is the number for each peer, and `percent` how many of all are in the sample.
     """
     together = peers if dense else 1
     N = windows * peers // together

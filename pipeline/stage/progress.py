@@ -13,13 +13,8 @@ BRIEF_SECONDS = 1.0  # transfers shorter than this are not shown
 class Progress:
     """Shows the progress of a stage: `with Progress("train", total=200, unit="round") as bar: ...`.
 
-    Bytes are shown in larger units, with their rate; brief transfers are not shown.
-
-    Args:
-      title: Name of the stage.
-      total: Number of units in total.
-      unit: Unit that is counted: "round", "file" or "byte".
-      start: Number of units done earlier, for resumed work.
+    Bytes are shown in larger units, with their rate; brief transfers are not shown. Resumed work
+    has `start` units done already.
     """
 
     def __init__(self, title: str, *, total: int, unit: str, start: int = 0):

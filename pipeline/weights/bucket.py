@@ -96,13 +96,9 @@ class BucketFolder:
 def download(repo: runfile.CheckpointGcs, cache: Path) -> tuple[Path, dict]:
     """Fetch a model into `cache`; files that are there already are only checked.
 
-    Args:
-      repo: Bucket, folder in it, and optional generation of the manifest.
-      cache: Folder to fill: bucket/prefix/step-<step>-<the manifest's generation>, or
-        bucket/prefix/no_manifest.
-
     Returns:
-      The model's folder, and the generations of the manifest and of each file, for source.json.
+      The model's folder, bucket/prefix/step-<step>-<the manifest's generation> or
+      bucket/prefix/no_manifest; and the generations of all its files, for source.json.
 
     Raises:
       LockstepError: The model does not exist or cannot be read, its manifest is invalid, or a file
@@ -254,15 +250,8 @@ def push(
     """Upload files: the weights, then their companions, and the manifest last.
 
     Files that are already there with the same bytes are not sent again. Nothing is overwritten that
-    somebody else wrote since this push began.
-
-    Args:
-      files: Files of one folder.
-      bucket: Name of the bucket.
-      prefix: Name of the folder in it, which may be empty.
-      step: Last trained step.
-      epoch: Epoch of that step.
-      run: Key of the run.
+    somebody else wrote since this push began. The manifest names the last trained step, its epoch
+    and the key of the run.
 
     Returns:
       The generation of the manifest, with which the checkpoint can be read.
@@ -285,7 +274,8 @@ def push(
         blob.upload_from_string(
             text,
             content_type="application/json",
-            if_generation_match=_generation(newest.get(manifest.NAME)),
+            # the precondition of a write: the newest generation, or 0 where there is no file
+            if_generation_match=getattr(newest.get(manifest.NAME), "generation", 0),
             retry=remote.retry,
         )
         return blob.generation
@@ -303,15 +293,10 @@ def _send(remote: BucketFolder, path: Path, old: "Blob | None", bar: Progress) -
             size=size,
             content_type="application/octet-stream",
             checksum="crc32c",
-            if_generation_match=_generation(old),
+            if_generation_match=getattr(old, "generation", 0),
             retry=remote.retry,
         )
     return FileVersion(filename=path.name, generation=blob.generation, size_bytes=size)
-
-
-def _generation(blob: "Blob | None") -> int:
-    """Return the precondition of a write: the newest generation, or 0 where there is no file."""
-    return blob.generation if blob is not None else 0
 
 
 class _Counted:

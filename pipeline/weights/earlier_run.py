@@ -22,10 +22,7 @@ def trained_steps(init: Path) -> int:
 def copy(key: str, paths: Paths, folder: Path) -> str:
     """Copy what stage train continues from into `folder`: params, state and hf/ files.
 
-    Args:
-      key: Key of the earlier run's train stage, as in the name of data/trained/made-<key>.json.
-      paths: Paths of stage convert.
-      folder: Folder to fill.
+    The key is that of the earlier run's train stage, as in data/trained/made-<key>.json.
 
     Returns:
       The SHA-256 of the run's made file, which holds that of every other.

@@ -22,9 +22,6 @@ def make(checkpoint: Path, model: dict[str, Any], folder: Path) -> dict[str, Any
       checkpoint: Folder of the checkpoint, which may hold a generation_config.json of its own.
       model: Content of config.json.
       folder: Folder of the export, with its tokenizer if it has one.
-
-    Raises:
-      LockstepError: A file of the checkpoint or of the data is invalid.
     """
     path, special, tokens = checkpoint / NAME, _special_tokens(folder), {}
     own = _settings(read_json(path)) if path.exists() else {"_from_model_config": True}

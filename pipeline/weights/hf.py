@@ -59,11 +59,7 @@ def write_config(folder: Path, hf_config: dict[str, Any], dtype: str) -> None:
 
 
 def model_of(hf_config: dict[str, Any], where: object) -> tuple[Architecture, Any]:
-    """Return the architecture of a model and its config.
-
-    Args:
-      hf_config: Content of config.json.
-      where: What errors name as the source of the config.
+    """Return the architecture of a model and its config, which errors call `where`.
 
     Raises:
       LockstepError: The model is unknown, or the config asks for something that is not supported.
@@ -97,9 +93,6 @@ def _no_progress(nbytes: int) -> None:
 
 class HfFolder:
     """A model in a folder; its tensors are checked at once, and their values read when needed.
-
-    Args:
-      folder: Folder with config.json and safetensors, in one file or in shards.
 
     Attributes:
       hf_config: Content of config.json, with the `dtype` that the tensors are stored in (float32
@@ -226,7 +219,7 @@ def write_folder(
     """
     model, config = model_of(hf_config, folder / CONFIG)
     slots = slots_of(model, config)
-    flat = params if isinstance(params, TensorFile) else _flatten(params)
+    flat = params if isinstance(params, TensorFile) else flatten_dict(params, sep="/")
     shapes = param_shapes(model, config)
     check_params(flat, shapes, f"{folder}: params against {CONFIG}")
 
@@ -255,10 +248,6 @@ def write_folder(
     write_config(folder, hf_config, dtype)
 
 
-def _flatten(params: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {path: np.asarray(leaf) for path, leaf in flatten_dict(params, sep="/").items()}
-
-
 def _stored(slot: Slot, dtype: str) -> np.dtype:
     return np.dtype("float32" if slot.float32 else dtype)
 
@@ -284,7 +273,8 @@ def _cast(
     advance: Callable[[int], object],
 ) -> Iterator[np.ndarray]:
     stored = _stored(slot, dtype)
-    for piece in tensorfile.pieces(params[slot.path][slot.index], transposed=slot.transposed):
+    tensor = np.asarray(params[slot.path])[slot.index]
+    for piece in tensorfile.pieces(tensor, transposed=slot.transposed):
         with np.errstate(over="ignore"):  # reported below, by name
             values = piece.astype(stored, copy=False)
         exponent = EXPONENT.get(stored.name)

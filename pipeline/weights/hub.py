@@ -21,13 +21,7 @@ MODEL = (hf.CONFIG, hf.INDEX, "model*.safetensors", *hf.COMPANIONS)
 def download(repo_id: str, revision: str | None, cache: Path) -> Path:
     """Fetch a model into `cache`, except for files that are there already.
 
-    Args:
-      repo_id: Repository, as owner/name.
-      revision: Commit, branch or tag; None: the main branch.
-      cache: Folder in the client's own format.
-
-    Returns:
-      The model's folder, named after its commit.
+    Without a revision it is the main branch. Return the model's folder, named after its commit.
     """
     name = f"model.LLM.checkpoint.Hub: {repo_id}"
     if revision is not None:
