@@ -5,11 +5,11 @@ Windows are replayed side by side, and the findings of each are kept in data/run
 killed audit goes on where it stopped.
 """
 
+import itertools
 import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -49,12 +49,11 @@ def run(run: runfile.Run, paths: Paths) -> None:
     findings = merged(findings)
 
     with paths.building() as folder:
-        for peer, window in _suspects(findings, windows) if sound else ():
-            name = bundle.name(window, peer)
-            bundle.write(folder / name, replay, window, peer, findings)
-            findings = [
-                replace(f, bundle=name) if _is_repeated(f, window, peer) else f for f in findings
-            ]
+        for window, peer in itertools.product(windows if sound else (), range(run.peers.count)):
+            if repeated := bundle.repeatable(findings, window, peer):
+                name = bundle.name(window, peer)
+                bundle.write(folder / name, replay, window, peer, repeated)
+                findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
         verdict = _verdict(run, transcript, findings, why, windows, sample)
         text = verdict_text.render(verdict.model_dump())
         artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
@@ -122,25 +121,6 @@ def _sample(
     count = -int(-len(groups) * run.witness.replay_percent // 100)
     drawn = random.Random(seed).sample(groups, count)
     return sorted({pair for group in drawn for pair in group} | named)
-
-
-def _suspects(
-    findings: Sequence[Finding], windows: list[runfile.Window]
-) -> list[tuple[int, runfile.Window]]:
-    """The peers and windows of which a bundle can repeat a finding."""
-    peers = sorted({finding.peer for finding in findings if finding.peer is not None})
-    return [
-        (peer, window)
-        for peer in peers
-        for window in windows
-        if any(_is_repeated(finding, window, peer) for finding in findings)
-    ]
-
-
-def _is_repeated(finding: Finding, window: runfile.Window, peer: int) -> bool:
-    """Whether the bundle of a peer's window repeats a finding."""
-    repeatable = finding.kind in bundle.KINDS
-    return repeatable and finding.peer == peer and finding.round in window.rounds
 
 
 def _verdict(

@@ -27,12 +27,7 @@ class _ContradictionError(Exception):
 
 
 def audit(setup: Setup, transcript: Transcript) -> list[Finding]:
-    """Make all checks that need no training: of the header, every round and every snapshot.
-
-    Args:
-      setup: The auditor's own set-up of the run.
-      transcript: The transcript to check.
-    """
+    """Make all checks that need no training: of the header, every round and every snapshot."""
     return [
         *audit_header(setup, transcript),
         *audit_rounds(setup, transcript),
@@ -323,14 +318,7 @@ def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
 def audit_snapshot(
     transcript: Transcript, step: int, like: State, peers: Iterable[int]
 ) -> list[Finding]:
-    """Check the files of a snapshot against the hashes that were committed to.
-
-    Args:
-      transcript: The transcript.
-      step: The step after which the snapshot was taken.
-      like: A state of the run's structure.
-      peers: Peers whose own state the snapshot has.
-    """
+    """Check a snapshot's params, shared state and what `peers` own against its recorded hashes."""
     try:
         expected = transcript.hashes(step)
         if (expected.step, len(expected.own)) != (step, len(like.own)):

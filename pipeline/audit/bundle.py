@@ -58,24 +58,26 @@ def name(window: runfile.Window, peer: int) -> str:
     return f"bundles/{window.first:05}-{window.last:05}-peer-{peer:02}"
 
 
+def repeatable(findings: Sequence[Finding], window: runfile.Window, peer: int) -> list[Finding]:
+    """Return the findings that the bundle of a peer's window repeats."""
+    return [f for f in findings if f.peer == peer and f.kind in KINDS and f.round in window.rounds]
+
+
 def write(
     folder: Path, replay: Replay, window: runfile.Window, peer: int, findings: Sequence[Finding]
 ) -> None:
-    """Write the bundle of a peer's window.
+    """Write the bundle of what a replay found of a peer in a window: of its `repeatable` findings.
 
     Args:
       folder: Folder to fill.
       replay: What the auditor replayed with.
       window: Window in which something was found.
       peer: Peer that is to blame.
-      findings: All findings of the audit.
+      findings: What was found.
     """
     transcript = replay.transcript
     entries = list(transcript.window(window))
-    repeated = [
-        f for f in findings if f.peer == peer and f.kind in KINDS and f.round in window.rounds
-    ]
-    peers = replayed(replay, entries, repeated)
+    peers = replayed(replay, entries, findings)
 
     write_json(folder / RUN, replay.setup.run.model_dump(mode="json"))
     for file in _files(transcript, entries, window, peers):
@@ -101,7 +103,7 @@ def write(
         peer=peer,
         bitwise=replay.bitwise,
         columns=replay.setup.programs.columns,
-        findings=tuple(repeated),
+        findings=tuple(findings),
         files=listing(folder),
     )
     write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")

@@ -80,15 +80,10 @@ class Replay:
         advance: Callable[[], None],
         group: DeviceGroup | None = None,
     ) -> list[Finding]:
-        """Check the chain of params over a window, and replay some of its peers.
+        """Check the chain of params over a window, and replay some of its peers, on a device group.
 
-        If messages are dense and `peers` is empty, nothing is done.
-
-        Args:
-          window: Window to check.
-          peers: Peers to replay.
-          advance: Called after each round.
-          group: Devices to compute on, by default the first group.
+        If messages are dense and `peers` is empty, nothing is done. `advance` is called after each
+        round.
         """
         if self.dense and not peers:
             return []

@@ -9,11 +9,7 @@ WIDTH = 90  # of a line of verdict.txt, which the log prefixes with "witness: "
 
 
 def render(verdict: dict) -> str:
-    """Return verdict.txt: the verdict for a person, with the command that repeats each finding.
-
-    Args:
-      verdict: What verdict.json holds.
-    """
+    """Return verdict.txt: the verdict for a person, with the command that repeats each finding."""
     replayed = verdict["replayed_windows"]
     windows = f"{len(replayed)} of {verdict['windows']} windows"
     rows = [

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def eventful(tmp_path_factory) -> Audited:
     folder = tmp_path_factory.mktemp("eventful")
     entries = lab("signs").train(run, folder).transcript.rounds
     for there in (with_late, with_other, with_ruling, with_silent, with_joined, with_checks):
-        assert any(there(flat(entry.model_dump(mode="json"))) for entry in entries), there.__name__
+        assert any(there(flat(entry.model_dump(mode="json"))) for entry in entries), there
     return Audited(run, folder)
 
 
@@ -148,27 +149,18 @@ def any_round(e: dict) -> bool:
 
 
 def with_late(e: dict) -> bool:
-    return e["round"]["step"] == 1 and bool(e["decision"]["late"])
-
-
-def with_other(e: dict) -> bool:
-    return bool(e["others"])
-
-
-def with_ruling(e: dict) -> bool:
-    return bool(e["rulings"])
-
-
-def with_silent(e: dict) -> bool:
-    return bool(e["silent"])
-
-
-def with_joined(e: dict) -> bool:
-    return bool(e["round"]["joined"])
+    return e["round"]["step"] == 1 and e["decision"]["late"]
 
 
 def with_checks(e: dict) -> bool:
-    return bool(e["checks"]) and not (e["rulings"] or e["decision"]["late"])
+    return e["checks"] and not (e["rulings"] or e["decision"]["late"])
+
+
+with_other, with_ruling, with_silent = map(itemgetter, ("others", "rulings", "silent"))
+
+
+def with_joined(e: dict) -> list[int]:
+    return e["round"]["joined"]
 
 
 def of_all(field: str, value: object) -> Callable[[dict], None]:
@@ -463,7 +455,7 @@ def test_a_snapshots_file_that_is_missing_is_a_finding_that_names_no_machine(aud
 
 def test_another_start_than_the_auditors_is_a_finding(audited, transcript):
     edit_arrays(transcript, 0, "params")
-    params = Transcript(transcript).state(0, lab("signs").begin.state).params
+    params, _ = Transcript(transcript).agreed(0, lab("signs").begin.state)
     record(transcript, 0, lambda recorded: recorded.update(params=tree_hash(params)))
     (finding,) = audited.audit(transcript)
     assert (finding.round, finding.kind) == (0, "snapshot")
@@ -482,7 +474,7 @@ def test_a_state_that_does_not_follow_names_the_peer_and_the_window_that_ends_in
     audited, transcript
 ):
     edit_arrays(transcript, 4, "own-001")
-    own = Transcript(transcript).state(4, lab("signs").begin.state).own[1]
+    own = Transcript(transcript).own(4, 1, lab("signs").begin.state.own[1])
     record(transcript, 4, lambda recorded: recorded["own"].__setitem__(1, tree_hash(own)))
     assert audited.audit(transcript) == []
     found = [(f.round, f.peer, f.kind) for f in audited.replay(transcript)]
@@ -495,7 +487,7 @@ def test_params_that_do_not_follow_are_a_finding_about_the_author(audited, trans
     arrays = {name: value * 1.5 for name, value in load_file(path).items()}
     path.unlink()
     save_file(arrays, path)
-    params = Transcript(transcript).state(8, lab("signs").begin.state).params
+    params, _ = Transcript(transcript).agreed(8, lab("signs").begin.state)
     record(transcript, 8, lambda recorded: recorded.update(params=tree_hash(params)))
     assert audited.audit(transcript) == []
     found = [(f.round, f.peer, f.kind) for f in audited.replay(transcript, bitwise)]

@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy as np
+import jax
 import pytest
 
 from pipeline import runfile
@@ -177,32 +178,22 @@ def test_another_payload_than_was_committed_to_is_repeated_without_training(veri
 # ---- Changed, by someone who seals it again ----
 
 
-def change_tokens(folder: Path) -> None:
-    tree = load_nested(folder / "tokens.safetensors")
-    save_tree(folder / "tokens.safetensors", tree | {"rows": (tree["rows"] + 1) % 64})
+def change_tree(name: str, change: Callable[[dict], dict]) -> Callable[[Path], None]:
+    return lambda folder: save_tree(folder / name, change(load_nested(folder / name)))
 
 
-def drop_tokens(folder: Path) -> None:
-    tree = load_nested(folder / "tokens.safetensors")
-    save_tree(folder / "tokens.safetensors", {name: rows[1:] for name, rows in tree.items()})
-
-
-def break_tokens(folder: Path) -> None:
-    tree = load_nested(folder / "tokens.safetensors")
-    save_tree(folder / "tokens.safetensors", tree | {"rows": tree["rows"] - 64})
-
-
-def change_own(folder: Path, name: str = "own-001") -> None:
-    path = folder / OPENING / f"{name}.safetensors"
-    tree = load_nested(path)
-    tree["delta"]["norm"]["scale"] = tree["delta"]["norm"]["scale"] + 1
-    save_tree(path, tree)
-
-
-def change_params(folder: Path) -> None:
-    path = folder / OPENING / "params.safetensors"
-    tree = load_nested(path)
-    save_tree(path, tree | {"norm": {"scale": np.float32(2) * tree["norm"]["scale"]}})
+change_tokens, drop_tokens, break_tokens = (
+    change_tree("tokens.safetensors", change)
+    for change in (
+        lambda tree: tree | {"rows": (tree["rows"] + 1) % 64},
+        lambda tree: {name: rows[1:] for name, rows in tree.items()},
+        lambda tree: tree | {"rows": tree["rows"] - 64},
+    )
+)
+change_own, change_params = (
+    change_tree(f"{OPENING}/{name}.safetensors", partial(jax.tree.map, lambda x: 2 * x + 1))
+    for name in ("own-001", "params")
+)
 
 
 def change_payload(folder: Path) -> None:
