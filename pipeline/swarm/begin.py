@@ -11,7 +11,6 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import Programs
@@ -80,20 +79,9 @@ class Setup:
         """The form of the run's messages."""
         return wire.form_of(self.programs.optimizer, self.start.state.params, self.run.peers.wire)
 
-    @property
-    def sequences_needed(self) -> int:
-        """The data index after the run's last round."""
-        run, start = self.run, self.start
-        return run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
-
 
 def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
-    """Read what the stages convert and download left.
-
-    Args:
-      run: The whole run.
-      init: What stage convert left.
-      shards: What stage download left.
+    """Read what the stages convert and download left in `init` and `shards`.
 
     Raises:
       LockstepError: The run asks for what the model or the data cannot have, or an earlier run's
@@ -128,21 +116,15 @@ def blank(
     programs = Programs(run, hf_config, step, columns)
     params = jax.eval_shape(partial(programs.model.init, programs.model_config, 0))
     own, shared = jax.eval_shape(programs.optimizer.init, params)
-    state = State(_zeros(params), _zeros(shared), (_zeros(own),) * run.peers.count)
+    shapes = State(params, shared, (own,) * run.peers.count)
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     return Setup(run, hf_config, programs, data, Start(state, step, data_index))
 
 
 def make_peers(
     programs: Programs, layout: str, state: State, devices: Sequence[jax.Device]
 ) -> SimulatedPeers:
-    """Return a run's peers, for `[peers] layout`.
-
-    Args:
-      programs: The run's jitted programs.
-      layout: "each", "shard_map" or "vmap".
-      state: State to begin with.
-      devices: Devices to spread the peers over.
-    """
+    """Return a run's peers, for `[peers] layout`."""
     if layout == "each":
         return SimulatedPeers(programs, state, devices)
     return FusedPeers(programs, layout, state, devices)
@@ -176,15 +158,7 @@ def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
             f"{earlier['key']}, which this one extends: each peer continues with its own state"
         )
     folder = init / "earlier"
-    state = State(
-        params,
-        load_tree(folder / "shared.safetensors", shared),
-        tuple(
-            load_tree(folder / f"own-{peer:03}.safetensors", own) for peer in range(run.peers.count)
-        ),
-    )
+    names = [f"own-{peer:03}.safetensors" for peer in range(run.peers.count)]
+    owned = tuple(load_tree(folder / name, own) for name in names)
+    state = State(params, load_tree(folder / "shared.safetensors", shared), owned)
     return Start(state, earlier["step"], earlier["data_index"])
-
-
-def _zeros(shapes: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)

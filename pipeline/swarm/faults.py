@@ -184,13 +184,10 @@ class FaultSchedule:
     ) -> tuple[Attestation, ...]:
         """Return the witnesses' attestations, honest or not."""
         given = []
+        heard = [peer for peer in round_.peers if peer not in evidence.silent]
         for one in honest:
-            holds = {
-                peer: (evidence.others if peer in one.others else evidence.messages)[
-                    peer
-                ].commitment
-                for peer in one.received
-            }
+            sent = evidence.messages | {peer: evidence.others[peer] for peer in one.others}
+            holds = {peer: sent[peer].commitment for peer in one.received}
             for _, fault, peer in self._now(round_.step, "false_witness", "denying_witness"):
                 if peer != one.witness:
                     continue
@@ -203,7 +200,6 @@ class FaultSchedule:
                     claims.pop(denied, None)
                 self.fired[fault.kind] += claims != holds
                 holds = claims
-            heard = [peer for peer in round_.peers if peer not in evidence.silent]
             others = [peer for peer in one.others if peer in holds]
             refused = [peer for peer in one.refused if peer not in holds]
             given.append(

@@ -21,14 +21,7 @@ from pipeline.transcript.state import State
 
 
 class FusedPeers(SimulatedPeers):
-    """Peers as rows of an axis: spread over devices by shard_map, or vmapped on one device group.
-
-    Args:
-      programs: The run's jitted programs.
-      layout: "shard_map" or "vmap".
-      state: State to begin with.
-      devices: Devices to spread the peers over.
-    """
+    """Peers as rows of an axis: spread over devices by shard_map, or vmapped on one group."""
 
     def __init__(
         self, programs: Programs, layout: str, state: State, devices: Sequence[jax.Device]

@@ -72,19 +72,14 @@ def lie(
 def tamper(
     kind: str, payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator
 ) -> bytes:
-    """Return the bytes that are sent in place of a payload.
-
-    Args:
-      kind: One of `TAMPER`.
-      payload: The true message's bytes.
-      message: The true message.
-      form: Form of the run's messages.
-      rng: Source of randomness.
+    """Return the bytes that are sent in place of the payload of a message.
 
     Raises:
       LockstepError: No block sends two indices.
     """
-    return TAMPER[kind](payload, message, form, rng)
+    if kind == "malformed":  # a header, and too little after it
+        return payload[: len(payload) // 2]
+    return wire.encode(TAMPER[kind](message, form.areas, rng), form)
 
 
 # ---- Lies about one parameter ----
@@ -205,15 +200,9 @@ LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
 # ---- Bytes ----
 
 
-def _malformed(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
-    """The first half of the bytes: a header, and too little after it."""
-    del message, form, rng
-    return payload[: len(payload) // 2]
-
-
-def _not_finite(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
+def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """NaN at a random position of each parameter, and infinity at another."""
-    del payload
+    del areas
 
     def spoil(leaf: Leaf) -> Leaf:
         if _is_signs(leaf):
@@ -223,12 +212,12 @@ def _not_finite(payload: bytes, message: Tree, form: wire.Form, rng: np.random.G
         values.flat[chosen] = (np.nan, np.inf)[: len(chosen)]
         return leaf._replace(value_NK=values) if _is_sparse(leaf) else values
 
-    return wire.encode(jax.tree.map(spoil, message, is_leaf=_is_sparse), form)
+    return jax.tree.map(spoil, message, is_leaf=_is_sparse)
 
 
-def _duplicated(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
+def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """The first index twice in one block, of the parameter that sends the most of a block."""
-    del payload
+    del areas
     leaves, structure = jax.tree.flatten(message, is_leaf=_is_sparse)
     kept = [leaf.index_NK.shape[1] if _is_sparse(leaf) else 0 for leaf in leaves]
     number = int(np.argmax(kept))
@@ -240,17 +229,15 @@ def _duplicated(payload: bytes, message: Tree, form: wire.Form, rng: np.random.G
     block = rng.integers(len(index_NK))
     index_NK[block, 1] = index_NK[block, 0]
     leaves[number] = leaves[number]._replace(index_NK=index_NK)
-    return wire.encode(structure.unflatten(leaves), form)
+    return structure.unflatten(leaves)
 
 
-def _wrong_hash(payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator) -> bytes:
+def _wrong_hash(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     """Another message, well-formed: only its hash shows that it is not the one committed to."""
-    del payload
-    return wire.encode(lie("forged", None, message, (), form.areas, rng), form)
+    return lie("forged", None, message, (), areas, rng)
 
 
-TAMPER: dict[str, Callable[[bytes, Tree, wire.Form, np.random.Generator], bytes]] = {
-    "malformed": _malformed,
+TAMPER: dict[str, Callable[[Tree, Tree, np.random.Generator], Tree]] = {
     "not_finite": _not_finite,
     "duplicated": _duplicated,
     "wrong_hash": _wrong_hash,

@@ -81,12 +81,7 @@ class SimulatedPeers:
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
     ) -> list[tuple[Tree, Tree]]:
-        """Return what a step gives from other states: messages, and states after it, on the host.
-
-        Args:
-          cases: For each, who recomputes, from what state of a peer, on what work.
-          step: The round, from 1.
-        """
+        """Return the message and state of each recomputed step: (who, from what state, on what)."""
         replicas = [(self._replica_of(peer), own, work) for peer, own, work in cases]
         results = [replica.step(replica.group.put(own), w, step) for replica, own, w in replicas]
         return jax.device_get([(result.message, result.own) for result in results])
@@ -96,13 +91,7 @@ class SimulatedPeers:
         self._own[peer] = self._replica_of(peer).new_own()
 
     def receive(self, messages: Mapping[int, Tree], like: Tree, step: int) -> None:
-        """Apply, for all peers, the messages that the round decided on.
-
-        Args:
-          messages: The applied messages, by peer.
-          like: A message's shapes and dtypes.
-          step: The round, from 1.
-        """
+        """Apply, for all peers, the messages that the round decided on; `like` is their form's."""
         after = self._first.receive(messages, like, self.count, step)
         self._replicas = self._spread(after.params, after.shared)
 
@@ -140,13 +129,9 @@ class SimulatedPeers:
 
 
 def assigned(data: Sequences, span: tuple[int, int], run: runfile.Run, trainers: int) -> Work:
-    """Return the work of a peer that is assigned the sequences of `span`.
+    """Return the work of a peer that is assigned the sequences of `span`, first to last.
 
-    Args:
-      data: The run's sequences.
-      span: First and last sequence, both included.
-      run: The whole run.
-      trainers: How many peers train in the round, which decides the shape.
+    The number of peers that train in the round decides the shape.
     """
     rows_NW = data.take(np.arange(span[0], span[1] + 1))
     most = capacity(run, trainers)

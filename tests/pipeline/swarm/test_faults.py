@@ -226,18 +226,23 @@ def test_faults_of_one_peer_that_get_in_each_others_way_do_not_stop_the_run(name
     assert len(told) == 8
 
 
-def test_too_few_peers_with_those_that_come_back_are_one_line_too():
-    lies = {"kind": "malformed", "peer": [0, 2, 3, 4], "rounds": [2, 8]}
-    away = {"kind": "crash", "peer": 1, "rounds": [1, 8]}
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_of(
+            "signs", {"kind": "malformed", "peer": [0, 1, 2, 3], "rounds": [2, 2]}, min_clients=3
+        ),
+        run_of(
+            "signs",
+            {"kind": "malformed", "peer": [0, 2, 3, 4], "rounds": [2, 8]},
+            {"kind": "crash", "peer": 1, "rounds": [1, 8]},
+        ),
+    ],
+    ids=["without anybody away", "with those that come back"],
+)
+def test_a_run_whose_peers_are_ejected_until_too_few_are_left_says_so_in_one_line(run):
     with pytest.raises(LockstepError, match="init_min_clients = 3: fewer peers are left") as error:
-        entries("signs", run_of("signs", lies, away), killed=False)
-    assert "\n" not in str(error.value)
-
-
-def test_a_run_whose_peers_are_ejected_until_too_few_are_left_says_so_in_one_line():
-    lies = {"kind": "malformed", "peer": [0, 1, 2, 3], "rounds": [2, 2]}
-    with pytest.raises(LockstepError, match="init_min_clients = 3: fewer peers are left") as error:
-        entries("signs", run_of("signs", lies, min_clients=3), killed=False)
+        entries("signs", run, killed=False)
     assert "\n" not in str(error.value)
 
 
