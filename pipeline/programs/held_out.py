@@ -23,12 +23,7 @@ class HeldOutRows(NamedTuple):
 
 
 def read(run: runfile.Run, shards: Path) -> HeldOutRows:
-    """Read the held-out rows that are measured: those with anything that counts.
-
-    Args:
-      run: The whole run; at most its `[held_out] sequences` are read.
-      shards: What stage download left.
-    """
+    """Read the first `[held_out] sequences` held-out rows, and keep those where anything counts."""
     listed = read_shards(shards)
     length, network = run.llm.max_seq_len, run.runtime.network
     sequences = Sequences(shards, listed, "held_out", length, network)

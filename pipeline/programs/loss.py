@@ -37,10 +37,7 @@ def targets(rows: Columns) -> jax.Array:
 def measured(x_ND: jax.Array, kernel_DV: jax.Array, rows: Columns) -> jax.Array:
     """Return each row's mean cross-entropy over its tokens that count: [B]; 0 without any.
 
-    Args:
-      x_ND: As in `cross_entropy`.
-      kernel_DV: As in `cross_entropy`.
-      rows: Labels mark the tokens that count; without labels all but the first do.
+    Labels mark the tokens that count; without labels all but the first do.
     """
     if rows.labels is None:
         return cross_entropy(x_ND, kernel_DV, rows.inputs)
@@ -54,13 +51,8 @@ def weighted_cross_entropy(
 ) -> jax.Array:
     """Return the weighted sum of cross-entropies; for gradients.
 
-    Weights are not differentiated.
-
-    Args:
-      x_ND: As in `cross_entropy`.
-      kernel_DV: As in `cross_entropy`.
-      tokens_BT: As in `cross_entropy`.
-      weight: Weight of each sequence's mean, [B]; or of each prediction, [B, S], 0 if UNCOUNTED.
+    `weight` is of each sequence's mean, [B], or of each prediction, [B, S], 0 if UNCOUNTED; it is
+    not differentiated.
     """
     if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
         return _total(x_ND, kernel_DV, tokens_BT, weight)

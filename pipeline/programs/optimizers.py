@@ -45,29 +45,21 @@ class Setting(NamedTuple):
     stacked: tuple[str, ...]
 
 
-def build(
-    table: tables.OptimizerVariant,
-    learning_rate: LearningRate,
-    overlap: int,
-    stacked: tuple[str, ...],
-    groups: Collection[str],
-) -> Optimizer:
+def build(table: tables.OptimizerVariant, setting: Setting, groups: Collection[str]) -> Optimizer:
     """Return the optimizer of `model.LLM.optimizer`.
 
     Args:
       table: The variant, with its settings.
-      learning_rate: By step, the first is 1.
-      overlap: Rounds that messages travel while the next ones are computed, 0 to 2.
-      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+      setting: What it is told besides.
       groups: All top-level groups of the params.
 
     Raises:
       LockstepError: The variant has no optimizer, cannot overlap, or names an unknown group.
     """
-    if overlap and not table.overlaps:
+    if setting.overlap and not table.overlaps:
         raise LockstepError(
-            f"[peers] overlap = {overlap}, expected 0 with {variant_name(table)}: its peers wait "
-            "for all messages"
+            f"[peers] overlap = {setting.overlap}, expected 0 with {variant_name(table)}: its "
+            "peers wait for all messages"
         )
     for key in table.by_group:
         for group in getattr(table, key):
@@ -76,7 +68,7 @@ def build(
                     f"{variant_name(table)}.{key}: the model's params have no group {group}, "
                     f"expected some of {', '.join(sorted(groups))}"
                 )
-    return optimizer_of(table, Setting(learning_rate, overlap, stacked))
+    return optimizer_of(table, setting)
 
 
 @singledispatch

@@ -52,36 +52,22 @@ class Replica:
         return self.programs.init(self.params)[0]
 
     def step(self, own: Tree, work: Work, step: int) -> PeerResult:
-        """Take a peer's step; waits for nothing.
-
-        Args:
-          own: The peer's state on this group's devices; donated.
-          work: The rows that it trains on.
-          step: The round, from 1.
-        """
+        """Take a peer's step from its state on this group, which is donated; waits for nothing."""
         return self.programs.peer_step(*self._arguments(own, work, step))
 
     def compare(self, own: Tree, work: Work, step: int, message: Tree) -> tuple[jax.Array, Tree]:
-        """Return a sent message's distance from the replayed one, and the peer's state after it.
-
-        Args:
-          own: The peer's state on this group's devices; not donated.
-          work: The rows that it trained on.
-          step: The round, from 1.
-          message: The message that was sent.
-        """
+        """Return a sent message's distance from the replayed one, and the peer's state after it."""
         return self.programs.compare(*self._arguments(own, work, step), message)
 
     def receive(self, messages: Mapping[int, Tree], like: Tree, count: int, step: int) -> "Replica":
-        """Return the replica after a round's messages have been applied.
+        """Return the replica after the messages of some of the run's `count` peers.
 
-        Args:
-          messages: The applied messages, by peer.
-          like: A message's shapes and dtypes.
-          count: Peers of the run; the rows of absent ones are zero.
-          step: The round, from 1.
+        Messages are stacked to one tree with a leading axis [peer], absent rows zero.
         """
-        stacked, present_P = _stack(messages, like, count)
+        absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+        rows = [messages.get(peer, absent) for peer in range(count)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        present_P = np.array([peer in messages for peer in range(count)])
         present_P, step = self.group.put_whole((present_P, np.int32(step)))
         params, shared = self.programs.receive(
             self.group.put(stacked), present_P, self.params, self.shared, step
@@ -92,11 +78,3 @@ class Replica:
         rows_MBW = self.group.put_sequences(work.rows_MBW)
         count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
         return self.params, own, self.shared, rows_MBW, count, step
-
-
-def _stack(messages: Mapping[int, Tree], like: Tree, count: int) -> tuple[Tree, np.ndarray]:
-    """Messages as one tree with a leading axis [peer], absent rows zero; and `present_P`."""
-    absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
-    rows = [messages.get(peer, absent) for peer in range(count)]
-    present_P = np.array([peer in messages for peer in range(count)])
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows), present_P

@@ -23,7 +23,7 @@ from pipeline.optim import schedules
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.loss import measured, targets, weighted_cross_entropy
-from pipeline.programs.optimizers import build, learning_rate_of
+from pipeline.programs.optimizers import Setting, build, learning_rate_of
 from pipeline.programs.placement import keep_cut
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
 from pipeline.tokens.shards import PLAIN, Column
@@ -70,9 +70,8 @@ class Programs:
             warmup_steps = run.llm.cold_start_warmup_steps
             learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)
         groups = {name.split("/")[0] for name in self.model.names}
-        optimizer = build(
-            run.llm.optimizer, learning_rate, run.peers.overlap, self.model.stacked, groups
-        )
+        setting = Setting(learning_rate, run.peers.overlap, self.model.stacked)
+        optimizer = build(run.llm.optimizer, setting, groups)
         self.optimizer = self._balance(optimizer, run.peers.balance_speed)
         self.parts = run.peers.fsdp
         self.keep_cut = partial(keep_cut, parts=self.parts)
@@ -238,17 +237,9 @@ class Programs:
         params = optax.apply_updates(params, updates)
         return self.keep_cut(params), self.keep_cut(shared)
 
-    def _compare(
-        self,
-        params: Tree,
-        own: Tree,
-        shared: Tree,
-        rows_MBW: jax.Array,
-        count: jax.Array,
-        step: jax.Array,
-        message: Tree,
-    ) -> tuple[jax.Array, Tree]:
-        own, _ = self._inner(params, own, shared, rows_MBW, count, step)
+    def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
+        *work, message = arguments
+        own, _ = self._inner(*work)
         return self.optimizer.compare(own, message)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.programs import cudnn as fused
+from pipeline.programs import cudnn
 from tests import tiny
 
 
@@ -15,19 +15,19 @@ def a_run(**changes: object) -> runfile.Run:
 def test_it_is_refused_where_it_cannot_run():
     run = a_run(peers__attention="cudnn", peers__precision="bfloat16")
     with pytest.raises(LockstepError, match='attention = "cudnn", expected "matmul" on a cpu'):
-        fused.check(run, tiny.MODEL)
+        cudnn.check(run, tiny.MODEL)
 
 
 def test_nothing_is_compiled_where_nobody_asks():
-    fused.check(a_run(), {})
+    cudnn.check(a_run(), {})
 
 
 def test_a_program_without_the_kernel_is_found_out(monkeypatch):
-    monkeypatch.setattr(fused.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(fused, "_compiled", lambda run, hf_config: _compiled(a_run(), tiny.MODEL))
+    monkeypatch.setattr(cudnn.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(cudnn, "_compiled", lambda run, hf_config: _compiled(a_run(), tiny.MODEL))
     run = a_run(peers__attention="cudnn", peers__precision="bfloat16")
     with pytest.raises(LockstepError, match="XLA compiled no call of __cudnn"):
-        fused.check(run, tiny.MODEL)
+        cudnn.check(run, tiny.MODEL)
 
 
-_compiled = fused._compiled
+_compiled = cudnn._compiled

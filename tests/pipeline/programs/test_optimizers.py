@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.programs.optimizers import SCHEDULES, build, optimizer_of
+from pipeline.programs.optimizers import SCHEDULES, Setting, build, optimizer_of
 from pipeline.runfile import OptimizerVariant, ScheduleVariant
 from pipeline.runfile.serde_enum import variants_of
 
@@ -24,4 +24,4 @@ def test_every_optimizer_but_dummy_can_be_built():
 def test_dummy_is_refused_with_what_could_stand_in_its_place():
     expected = r"optimizer.Dummy: .* expected model.LLM.optimizer.Distro, AdaDistro, AdamW or Muon"
     with pytest.raises(LockstepError, match=expected):
-        build(runfile.OptimizerDummy(), lambda step: 0.1, 0, (), ())
+        build(runfile.OptimizerDummy(), Setting(lambda step: 0.1, 0, ()), ())
