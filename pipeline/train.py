@@ -135,14 +135,17 @@ class _Training:
                 if began is None:  # the first round compiles
                     began, speed = time.monotonic(), "-"
                 else:
-                    tokens_done += _tokens(entry, run.llm.max_seq_len)
+                    spans = [entry.round.assignment[peer] for peer in entry.evidence.messages]
+                    sequences = sum(last - first + 1 for first, last in spans)
+                    tokens_done += sequences * run.llm.max_seq_len
                     speed = f"{tokens_done / (time.monotonic() - began):,.0f}"
                 self._say_who(entry)
+                sizes = [message.bytes for message in entry.evidence.messages.values()]
                 bar.advance(
                     loss="-" if entry.loss is None else f"{entry.loss:.3f}",
                     held_out="-" if shown is None else f"{shown:.3f}",
                     tokens_per_second=speed,
-                    sent_per_peer=_mean_size(entry),
+                    sent_per_peer=f"{np.mean(sizes) / 1e3:.1f} kB" if sizes else "-",
                 )
         self.checkpoints.close()
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
@@ -238,17 +241,6 @@ class _Training:
         log.info(f"train: on {device}, layout {self.run.peers.layout}: an audit replays {how}")
 
 
-def _tokens(entry: Entry, length: int) -> int:
-    """Tokens that a round's senders were assigned."""
-    spans = [entry.round.assignment[peer] for peer in entry.evidence.messages]
-    return sum(last - first + 1 for first, last in spans) * length
-
-
-def _mean_size(entry: Entry) -> str:
-    sizes = [message.bytes for message in entry.evidence.messages.values()]
-    return f"{np.mean(sizes) / 1e3:.1f} kB" if sizes else "-"
-
-
 def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:
     if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
         raise LockstepError(
@@ -264,7 +256,8 @@ def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:
 
 
 def _check_tokens(setup: Setup, shards: Path) -> None:
-    run, found, needed = setup.run, len(setup.data), setup.sequences_needed
+    run, start, found = setup.run, setup.start, len(setup.data)
+    needed = run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
     if needed > found:
         raise LockstepError(
             f"{shards}: {found} sequences of {run.llm.max_seq_len} tokens, expected {needed} "

@@ -14,11 +14,6 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5
 NEWTON_SCHULZ_STEPS = 5
 
 
-def sign(x: jax.Array) -> jax.Array:
-    """Return 1, -1 or 0 for each element, as in DeMo and DisTrO."""
-    return jnp.sign(x)
-
-
 def rms(x: jax.Array) -> jax.Array:
     """Return x divided by its root mean square: as long as the sign, in the direction of x."""
     return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + TINY)
@@ -49,7 +44,7 @@ def orthogonal(x: jax.Array) -> jax.Array:
     return nearest
 
 
-BY_NAME = {"sign": sign, "rms": rms, "orthogonal": orthogonal}
+BY_NAME = {"sign": jnp.sign, "rms": rms, "orthogonal": orthogonal}
 
 
 @dataclass(frozen=True)

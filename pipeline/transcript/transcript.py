@@ -80,13 +80,7 @@ class Writer:
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
     ) -> None:
-        """Append a round; its messages gain the position of their payloads, if these are kept.
-
-        Args:
-          entry: The round.
-          payloads: Bytes of its messages, by peer.
-          others: Bytes of equivocators' other messages, by peer.
-        """
+        """Append a round; its messages gain the position of their payloads, if these are kept."""
         if self.keep_payloads:
             name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
             path = self.folder / "payloads" / name
@@ -119,14 +113,11 @@ class Writer:
         """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state."""
         folder = self.folder / "snapshots" / f"{step:05}"
         if step in self.snapshots.kept:
-            self._keep(folder, state)
+            save_tree(folder / "params.safetensors", state.params)
+            save_tree(folder / "shared.safetensors", state.shared)
+            for peer, own in enumerate(state.own):
+                save_tree(folder / f"own-{peer:03}.safetensors", own)
         write_json(folder / "state.json", hashes(step, state).model_dump(mode="json"))
-
-    def _keep(self, folder: Path, state: State) -> None:
-        save_tree(folder / "params.safetensors", state.params)
-        save_tree(folder / "shared.safetensors", state.shared)
-        for peer, own in enumerate(state.own):
-            save_tree(folder / f"own-{peer:03}.safetensors", own)
 
 
 @dataclass(frozen=True)
@@ -198,12 +189,6 @@ class Transcript:
     def window(self, window: runfile.Window) -> Iterator[Entry]:
         """Return the rounds of a window."""
         return (entry for entry in self.rounds if entry.round.step in window.rounds)
-
-    def state(self, step: int, like: State) -> State:
-        """Return the state kept after `step`, in the structure of `like`."""
-        params, shared = self.agreed(step, like)
-        own = tuple(self.own(step, peer, tree) for peer, tree in enumerate(like.own))
-        return State(params, shared, own)
 
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
         """Return the params and the optimizer's shared state after `step`."""

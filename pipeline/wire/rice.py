@@ -34,7 +34,7 @@ def parameters(gap_M: np.ndarray, counts: list[int]) -> np.ndarray:
     bits(r) = n (r + 1) + sum(gap div 2^r) is convex in r: take the first that the next does not
     beat.
     """
-    starts, n = _starts(counts), np.array(counts)
+    starts, n = np.cumsum([0, *counts[:-1]]), np.array(counts)
     chosen = np.zeros(len(counts), np.int64)
     total, gap_M = np.add.reduceat(gap_M, starts, dtype=np.int64), gap_M >> np.uint8(1)
     while True:
@@ -92,7 +92,3 @@ def unpack_high(data: np.ndarray, count: int) -> np.ndarray:
     if ends[-1] // 8 + 1 != len(data):
         raise ValueError("bytes after the last index, expected the end")
     return np.diff(ends, prepend=-1) - 1
-
-
-def _starts(counts: list[int]) -> np.ndarray:
-    return np.cumsum([0, *counts[:-1]])
