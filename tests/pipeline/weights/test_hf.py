@@ -20,8 +20,7 @@ from transformers import (
 from models.llama import llama
 from pipeline.errors import LockstepError
 from pipeline.weights import hf
-
-torch.set_num_threads(1)
+from tests.models.reference import BASE, GROUPS, LATENT
 
 MODEL = {
     "model_type": "llama",
@@ -36,25 +35,6 @@ MODEL = {
 }
 HEAD, EMBED, NORM = "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"
 KEY = "model.layers.1.self_attn.k_proj.weight"
-EXPERTS = {  # a dense layer, then two with experts
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "moe_intermediate_size": 6,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": None,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 2,
-    "v_head_dim": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
 
 
 def save_model(folder: Path, dtype: str = "float32", shards: str = "5GB", **changes) -> Path:
@@ -244,9 +224,10 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused_with_its_tensor(tmp_path,
 
 @pytest.fixture
 def with_experts(tmp_path) -> Path:
+    """A dense layer, then two with experts."""
     torch.manual_seed(0)
     folder = tmp_path / "experts"
-    DeepseekV3ForCausalLM(DeepseekV3Config(**EXPERTS)).save_pretrained(folder)
+    DeepseekV3ForCausalLM(DeepseekV3Config(**BASE | LATENT | GROUPS)).save_pretrained(folder)
     return folder
 
 
@@ -254,9 +235,9 @@ def test_experts_and_layers_after_dense_ones_lie_where_their_names_say(with_expe
     _, params = hf.read_folder(with_experts)
     tensors = load_file(with_experts / hf.WEIGHTS)
     up = params["layers"]["mlp"]["experts"]["up"]
-    assert up.shape == (2, 4, 16, 6)  # layers, experts, in, out
+    assert up.shape == (2, 8, 32, 24)  # layers, experts, in, out
     for layer in (1, 2):
-        for expert in range(4):
+        for expert in range(8):
             stored = tensors[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"]
             np.testing.assert_array_equal(up[layer - 1, expert], stored.T)
     dense = params["dense_layers"]["mlp"]["up"]["kernel"]
@@ -264,16 +245,16 @@ def test_experts_and_layers_after_dense_ones_lie_where_their_names_say(with_expe
 
 
 def test_an_expert_that_is_missing_extra_or_in_a_dense_layer_is_named(with_experts):
-    last = "model.layers.2.mlp.experts.3.down_proj.weight"
-    fifth = last.replace("experts.3", "experts.4")
+    last = "model.layers.2.mlp.experts.7.down_proj.weight"
+    extra = last.replace("experts.7", "experts.8")
     early = last.replace("layers.2", "layers.0")
     whole = load_file(with_experts / hf.WEIGHTS)[last]
-    change(with_experts, {last: None, fifth: whole, early: whole})
+    change(with_experts, {last: None, extra: whole, early: whole})
     assert refused(with_experts) == (
         f"{with_experts}: tensors against config.json: "
-        f"{early} [16, 6] in model.safetensors is not expected; "
-        f"{last} [16, 6] is missing; "
-        f"{fifth} [16, 6] in model.safetensors is not expected"
+        f"{early} [32, 24] in model.safetensors is not expected; "
+        f"{last} [32, 24] is missing; "
+        f"{extra} [32, 24] in model.safetensors is not expected"
     )
 
 
