@@ -12,14 +12,10 @@ from jax.sharding import PartitionSpec as Spec
 
 from pipeline.errors import LockstepError
 from pipeline.programs.placement import DeviceGroup, cut, device_groups
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.runfile import Run
-from pipeline.swarm.begin import make_peers
 from pipeline.swarm.peers import SimulatedPeers
-from pipeline.transcript.state import State
-from pipeline.wire import message as wire
 from tests import tiny
+from tests.pipeline.programs.rounds import begin, train
 
 OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO}
 MODEL = tiny.MODEL | {"num_hidden_layers": 1}
@@ -33,38 +29,19 @@ def a_run(fsdp: int, optimizer: str = "Distro", **changes: object) -> Run:
     return Run.model_validate(tiny.run_document("nowhere", **changes).unwrap())
 
 
-def begin(run: Run, model: dict) -> tuple[Programs, State]:
-    programs = Programs(run, model)
-    params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
-    own, shared = programs.init(params)
-    return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
-
-
 @cache
 def on_one_device(optimizer: str, model: str) -> list[float]:
     return losses(a_run(1, optimizer), json.loads(model), devices=1)[0]
 
 
-def losses(
-    run: Run, model: dict, devices: int = 2, steps: int = 6
-) -> tuple[list[float], SimulatedPeers]:
+def losses(run: Run, model: dict, devices: int = 2) -> tuple[list[float], SimulatedPeers]:
     """The mean loss of each step, on random tokens, and the peers after them.
 
     Two devices, since a device that waits for others holds a thread, and there are four.
     """
-    programs, state = begin(run, model)
-    form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
-    peers = make_peers(programs, run.peers.layout, state, jax.devices()[:devices])
-    rng, found = np.random.default_rng(0), []
-    for step in range(1, steps + 1):
-        work = {}
-        for peer in range(run.peers.count):
-            tokens_NT = rng.integers(tiny.VOCABULARY, size=(6, 16), dtype=np.int32)
-            work[peer] = Work(micro_batches(tokens_NT, 6, run.peers.micro_batch), 6)
-        done = peers.step(work, step)
-        found.append(float(np.mean([d.loss for d in done.values()])))
-        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
-    return found, peers
+    rng = np.random.default_rng(0)
+    drawn = lambda *_: rng.integers(tiny.VOCABULARY, size=(6, 16), dtype=np.int32)  # noqa: E731
+    return train(run, *begin(run, model), drawn, devices=devices, steps=6)
 
 
 @pytest.mark.parametrize(

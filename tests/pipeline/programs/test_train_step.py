@@ -1,8 +1,5 @@
 """The two programs of a round: pinned numbers, and what padding and turns must not change."""
 
-import json
-from functools import cache
-
 import jax
 import numpy as np
 import pytest
@@ -13,10 +10,9 @@ from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.swarm.begin import make_peers
 from pipeline.tokens.columns import UNCOUNTED, split
-from pipeline.tokens.shards import PLAIN
 from pipeline.transcript.state import State
-from pipeline.wire import message as wire
 from tests import tiny
+from tests.pipeline.programs.rounds import begin, train
 
 CONSTANT = {"Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}}
 # Mean losses of steps 1 to 4. A change that should not alter results leaves them as they are.
@@ -35,63 +31,38 @@ def a_run(optimizer: str = "Distro", **changes: object) -> runfile.Run:
     return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 
 
-def begin(
-    run: runfile.Run, model: dict = tiny.MODEL, columns: tuple[str, ...] = PLAIN
-) -> tuple[Programs, State]:
-    """A run's programs, which tests of the same run share, and its first state."""
-    programs = _programs(run.model_dump_json(), json.dumps(model), columns)
-    params = programs.model.init(programs.model_config, seed=0)
-    own, shared = programs.init(params)
-    return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
-
-
-@cache
-def _programs(run: str, model: str, columns: tuple[str, ...]) -> Programs:
-    return Programs(runfile.Run.model_validate_json(run), json.loads(model), columns=columns)
-
-
 def batch(peer: int, step: int) -> np.ndarray:
     """Two sequences that a model can learn."""
     starts = np.random.default_rng([peer, step]).integers(tiny.VOCABULARY, size=(2, 1))
     return ((starts + 3 * np.arange(16)) % tiny.VOCABULARY).astype(np.int32)
 
 
-def losses(run: runfile.Run, layout: str, devices: int, steps: int) -> list[float]:
-    programs, state = begin(run)
-    form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
-    peers = make_peers(programs, layout, state, jax.devices()[:devices])
-    found = []
-    for step in range(1, steps + 1):
-        work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(run.peers.count)}
-        done = peers.step(work, step)
-        found.append(float(np.mean([d.loss for d in done.values()])))
-        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
-    return found
+def losses(devices: int, steps: int, optimizer: str = "Distro", **changes: object) -> list[float]:
+    run = a_run(optimizer, **changes)
+    return train(run, *begin(run), batch, devices=devices, steps=steps)[0]
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("optimizer", PINNED)
 def test_losses_of_the_first_steps_are_as_they_were(optimizer):
-    found = losses(a_run(optimizer), "each", devices=2, steps=4)
+    found = losses(2, 4, optimizer)
     assert found == pytest.approx(PINNED[optimizer], abs=2e-6)
 
 
 # two peers for a device in turns, and fewer peers than devices
 @pytest.mark.parametrize("count, overlap", [(6, 0), (3, 2)])
 def test_every_layout_trains_alike(count, overlap):
-    run = a_run(peers__count=count, peers__overlap=overlap)
-    expected = losses(run, "each", devices=1, steps=4)
+    changes = {"peers__count": count, "peers__overlap": overlap}
+    expected = losses(1, 4, **changes)
     # with overlap a peer looks ahead by signs, of rounding too where its delta is all but zero
     near = pytest.approx(expected, abs=1e-2 if overlap else 1e-4)
-    assert losses(run, "shard_map", devices=4, steps=4) == near
-    assert losses(run, "vmap", devices=4, steps=4) == near
+    for layout in ("shard_map", "vmap"):
+        assert losses(4, 4, peers__layout=layout, **changes) == near
 
 
 def test_peers_take_turns_on_fewer_devices_without_changing_a_bit():
-    run = a_run(peers__count=3)
-    expected = losses(run, "each", devices=3, steps=3)
-    assert losses(run, "each", devices=2, steps=3) == expected
-    assert losses(run, "each", devices=1, steps=3) == expected
+    expected = losses(3, 3, peers__count=3)
+    assert losses(2, 3, peers__count=3) == losses(1, 3, peers__count=3) == expected
 
 
 def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
@@ -136,13 +107,8 @@ def test_what_balances_experts_no_gradient_moves(overlap):
     programs, state = begin(run, tiny.DEEPSEEK)
     params = jax.tree.map(np.array, state.params)
     params["layers"]["mlp"]["router"]["correction"][:] = 0.25
-    peers = make_peers(programs, "each", state._replace(params=params), jax.devices()[:2])
-    form = wire.form_of(programs.optimizer, params, "lockstep")
-    for step in (1, 2, 3):
-        work = {p: Work(micro_batches(batch(p, step), 2, 2), 2) for p in range(2)}
-        done = peers.step(work, step)
-        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
-    after = peers.state().params
+    state = state._replace(params=params)
+    after = train(run, programs, state, batch, devices=2, steps=3)[1].state().params
     router, before = after["layers"]["mlp"]["router"], params["layers"]["mlp"]["router"]
     np.testing.assert_array_equal(router["correction"], 0.25)
     assert (router["kernel"] != before["kernel"]).any()

@@ -1,0 +1,57 @@
+"""Rounds of simulated peers, for tests: a run's programs, its first state, and its losses."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+
+import jax
+import numpy as np
+
+from pipeline.programs.replica import Work
+from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.runfile import Run
+from pipeline.swarm.begin import make_peers
+from pipeline.swarm.peers import SimulatedPeers
+from pipeline.tokens.shards import PLAIN
+from pipeline.transcript.state import State
+from pipeline.wire import message as wire
+from tests import tiny
+
+
+def begin(
+    run: Run, model: dict = tiny.MODEL, columns: tuple[str, ...] = PLAIN
+) -> tuple[Programs, State]:
+    """A run's programs, which tests of the same run share, and its first state."""
+    programs = _programs(run.model_dump_json(), json.dumps(model), columns)
+    params = programs.model.init(programs.model_config, seed=0)
+    own, shared = programs.init(params)
+    return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
+
+
+@cache
+def _programs(run: str, model: str, columns: tuple[str, ...]) -> Programs:
+    return Programs(Run.model_validate_json(run), json.loads(model), columns=columns)
+
+
+def train(
+    run: Run,
+    programs: Programs,
+    state: State,
+    batch: Callable[[int, int], np.ndarray],
+    *,
+    devices: int,
+    steps: int,
+) -> tuple[list[float], SimulatedPeers]:
+    """The mean loss of each step on the sequences `batch(peer, step)`, and the peers after them."""
+    form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
+    peers = make_peers(programs, run.peers.layout, state, jax.devices()[:devices])
+    found = []
+    for step in range(1, steps + 1):
+        work = {}
+        for peer in range(run.peers.count):
+            rows = batch(peer, step)
+            work[peer] = Work(micro_batches(rows, len(rows), run.peers.micro_batch), len(rows))
+        done = peers.step(work, step)
+        found.append(float(np.mean([d.loss for d in done.values()])))
+        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
+    return found, peers
