@@ -228,6 +228,10 @@ def test_a_survey_says_what_there_is_without_reading_rows(root, tmp_path):
             {"inputs": [[1, 2], [3, 4]], "position_ids": [[0, 1, 2], [0, 1, 2]]},
             "column position_ids, row 0: found 3 numbers, expected 2",
         ),
+        (
+            {"inputs": pa.array([[]], pa.list_(pa.int32()))},
+            "column inputs, row 0: found an empty list, expected token ids",
+        ),
         ({"inputs": [[1, 2], None]}, "column inputs, row 1: found null, expected a list of int"),
         ({"inputs": [[1, 2], [3, 4], [5, None]]}, "column inputs, row 2: found null, expected int"),
         (
