@@ -15,7 +15,8 @@ endif
 	@python -m pipeline summary
 
 test: .venv/installed-test
-	pytest -q -n 2 --dist worksteal -m "not soak"
+	pytest -q -n 2 --dist worksteal -m "not soak and not release"
+	pytest -q -n 2 --dist loadfile -m release
 
 # While editing: the rooms that compile next to nothing, half of all tests, in less than a minute.
 FAST := protocol runfile sources stage tokens transcript wire swarm/test_lies.py

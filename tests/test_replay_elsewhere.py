@@ -7,8 +7,6 @@ import pytest
 from pipeline.stage.artifacts import read_json
 from tests import tiny
 
-pytestmark = pytest.mark.release
-
 # Wide enough that XLA splits its sums over the threads of a pool.
 MODEL = tiny.MODEL | {
     "hidden_size": 128,
@@ -49,6 +47,7 @@ def two_devices(tmp_path_factory) -> tuple[Path, Path]:
     return train(folder / "run", tiny.write_data(folder / "tokens"), devices=2)
 
 
+@pytest.mark.release
 def test_sixty_rounds_of_four_peers_replay_bit_for_bit_on_one_device(two_devices):
     run_file, root = two_devices
     tiny.by_hand(run_file, root, "witness", devices=1)
@@ -58,6 +57,7 @@ def test_sixty_rounds_of_four_peers_replay_bit_for_bit_on_one_device(two_devices
     assert len(verdict["replayed_windows"]) == verdict["windows"] == 12
 
 
+@pytest.mark.release
 def test_training_on_one_device_gives_the_same_folder(two_devices, tmp_path):
     run_file, root = two_devices
     _, other = train(tmp_path / "one", run_file.parent.parent / "tokens", devices=1)

@@ -17,6 +17,7 @@ import tomlkit
 
 from pipeline import __main__ as command_line
 from pipeline import runfile
+from pipeline.stage.devices import FLAGS
 from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES
 
 VOCABULARY = 64
@@ -120,7 +121,7 @@ def environment(project: Path, devices: int = 1) -> dict[str, str]:
         "PATH": path,
         "PYTHONPATH": str(project),
         "JAX_NUM_CPU_DEVICES": str(devices),
-        "XLA_FLAGS": "",  # a stage adds those that conftest.py has set
+        "XLA_FLAGS": os.environ["XLA_FLAGS"].removeprefix(FLAGS).strip(),  # a stage adds its own
         "GLIBC_TUNABLES": "",  # to start over for a faster allocator costs tiny runs more
     }
 

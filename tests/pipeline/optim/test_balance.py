@@ -17,6 +17,7 @@ from pipeline.swarm.peers import SimulatedPeers
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
 from tests import tiny
+from tests.pipeline.optim.compiled import compiled
 
 PATH = "layers/router/correction"
 SPEED = 0.01
@@ -43,6 +44,7 @@ def without(tree: dict) -> dict:
 
 def rounds(optimizer, params: dict, present: list[list[bool]], grads=drawn) -> dict:
     """The params after some rounds; peer p's gradient in round t is grads(10 * t + p)."""
+    optimizer = compiled(optimizer)
     count = len(present[0])
     own = [optimizer.init(params)[0] for _ in range(count)]
     shared = optimizer.init(params)[1]
@@ -108,7 +110,7 @@ def test_a_load_that_no_peer_can_have_moves_nothing_out_of_bounds():
 @each_inner
 def test_distance_is_the_share_of_choices_that_are_elsewhere(inner):
     optimizer = balanced(leave(inner, [PATH]), [PATH], SPEED)
-    params = drawn(0)
+    optimizer, params = compiled(optimizer), drawn(0)
     own, shared = optimizer.init(params)
     grads = drawn(1)
     grads["layers"]["router"]["correction"][1] = [3, 1, 0, 0]

@@ -13,6 +13,7 @@ from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import all_gather, as_transform, clip_scale
 from pipeline.optim.step_direction import StepDirection
+from tests.pipeline.optim.compiled import compiled
 
 PEERS = 4
 
@@ -92,7 +93,7 @@ def test_same_steps_give_the_same_bits(name):
 
 @each_optimizer
 def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
-    optimizer = OPTIMIZERS[name]()
+    optimizer = compiled(OPTIMIZERS[name]())
     params = jax.tree.map(jnp.zeros_like, target(0))
     own, shared = optimizer.init(params)
     messages = []

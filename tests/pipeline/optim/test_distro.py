@@ -8,6 +8,7 @@ import pytest
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.step_direction import StepDirection
+from tests.pipeline.optim.compiled import compiled
 from tests.pipeline.optim.reference import Distro, blocks_of, decode
 
 LR = 0.01
@@ -61,7 +62,7 @@ def optimizer_of(settings: dict):
         removed=settings.get("removed", 1.0),
         direction=StepDirection(settings.get("update", "sign"), {"w": settings.get("scale", 1.0)}),
     )
-    return distro(momentum, settings["overlap"])
+    return compiled(distro(momentum, settings["overlap"]))
 
 
 def take_round(optimizer, params, own, shared, grads, step):
@@ -185,7 +186,7 @@ def test_a_group_has_its_own_topk_and_its_own_step():
     params = {"a": jnp.zeros((8, 8)), "b": jnp.zeros((8, 8))}
     compressor = Compressor(3, 8, True, topk_of={"b": 5})
     direction = StepDirection(scale={"a": 0.5})
-    optimizer = distro(CompressedMomentum(lr, compressor, 0.9, direction=direction))
+    optimizer = compiled(distro(CompressedMomentum(lr, compressor, 0.9, direction=direction)))
     own, shared = optimizer.init(params)
     grads = jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params)
     message, _ = optimizer.send(optimizer.accumulate(grads, own, params, 1), params, shared, 1)

@@ -45,6 +45,7 @@ def test_every_step_is_the_equations():
     expected = jax.tree.map(np.float64, params)
     history: list[dict] = []
     tx = as_transform(muon(RATE, **SETTINGS, step_scale=SCALE, stacked=("layers",)), gather_alone)
+    tx = optax.GradientTransformation(tx.init, jax.jit(tx.update))
     state = tx.init(params)
     for _ in range(4):
         grads = jax.tree.map(draw, SHAPES, is_leaf=shape)

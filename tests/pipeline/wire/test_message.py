@@ -21,6 +21,7 @@ from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.stage.keys import PROJECT
 from pipeline.wire import commitment
 from pipeline.wire import message as wire
+from tests.pipeline.optim.compiled import compiled
 
 GOLDEN = PROJECT / "tests" / "golden" / "wire.json"
 PARAMS = {"embed": jnp.zeros((100, 64)), "layers": {"norm": jnp.zeros((2, 48))}}
@@ -46,6 +47,7 @@ each_kind = pytest.mark.parametrize("name", KINDS)
 @cache
 def message_of(name: str, small: bool = False) -> dict:
     (optimizer, _), params = KINDS[name], SMALL if small else PARAMS
+    optimizer = compiled(optimizer)
     own, shared = optimizer.init(params)
     grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
     own = optimizer.accumulate(grads, own, params, 1)
