@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import Keys
+from pipeline.transcript.transcript import Transcript
 from tests import tiny
 
 UP_TO_VERDICT = ("download", "convert", "train", "witness")
@@ -121,9 +122,12 @@ def test_a_liar_is_named_where_values_travel_on_psyches_wire_during_the_next_rou
         peers__overlap=1,
         peers__wire="psyche",
         model__LLM__optimizer__Distro__quantize_1bit=False,
+        links__tokens_per_second=16.0,
         faults__schedule=[{"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}],
     )
     tiny.make(run_file, root, *UP_TO_VERDICT)
+    entry = Transcript(root / "data/trained/transcript").rounds[0]
+    assert entry.evidence.arrivals == {0: 2.0, 1: 2.0}  # of 32 tokens; the travel is hidden
     findings = read_json(root / "data/verdict/verdict.json")["findings"]
     assert [(f["round"], f["peer"]) for f in findings] == [(2, 1)]
 

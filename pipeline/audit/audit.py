@@ -195,7 +195,8 @@ def why_refused(
 def _audit_arrivals(entry: Entry, run: runfile.Run) -> list[Finding]:
     """Check that no message arrives before `[links]` allows it; later is its sender's affair."""
     sizes = {peer: message.bytes for peer, message in entry.evidence.messages.items()}
-    earliest = links.arrivals(run.links, _present(entry), _tokens(entry.round, run), sizes)
+    tokens, overlap = _tokens(entry.round, run), run.peers.overlap
+    earliest = links.arrivals(run.links, _present(entry), tokens, sizes, overlap)
     return [
         _against_author(
             entry.round.step,

@@ -18,7 +18,11 @@ class LinkSpeeds(Protocol):
 
 
 def arrivals(
-    links: LinkSpeeds, receivers: Sequence[int], tokens: Mapping[int, int], sizes: Mapping[int, int]
+    links: LinkSpeeds,
+    receivers: Sequence[int],
+    tokens: Mapping[int, int],
+    sizes: Mapping[int, int],
+    overlap: int,
 ) -> dict[int, float]:
     """Return the seconds from the round's start until each peer's message is at every receiver.
 
@@ -26,18 +30,24 @@ def arrivals(
     Each receiver downloads the others' messages one after the other as they become available, so
     that a slow downlink delays everything behind it.
 
+    With overlap a message travels while its sender trains the next round, taken to be as many
+    tokens as the round's own. A peer's time is then the longer of the two, not their sum; the very
+    first step, beside which nothing travels, is not counted.
+
     Args:
       links: The `[links]` table.
       receivers: The peers that need the messages, the senders among them.
       tokens: Tokens that each sender trains on.
       sizes: Bytes of each sender's message.
+      overlap: `[peers] overlap`; 0 where peers wait for messages.
     """
+    trained = {peer: tokens[peer] / _of(links, "tokens_per_second", peer) for peer in sizes}
     sent = {
-        peer: tokens[peer] / _of(links, "tokens_per_second", peer)
+        peer: (0.0 if overlap else trained[peer])
         + (_of(links, "latency_seconds", peer) + _transfer(size, _of(links, "upload_mbps", peer)))
         for peer, size in sizes.items()
     }
-    arrived = dict(sent)
+    arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
     for receiver in receivers:
         mbps, free = _of(links, "download_mbps", receiver), 0.0
         for peer in sorted(sent, key=lambda peer: (sent[peer], peer)):

@@ -199,7 +199,8 @@ class Swarm:
         present = [peer for peer in round_.peers if peer not in silent]
         tokens = {peer: work.count * self.run.llm.max_seq_len for peer, work in given.items()}
         sizes = {peer: len(s.payload) for peer, s in sent.items()}
-        arrivals = links.arrivals(self.run.links, present, tokens, sizes)
+        overlap = self.run.peers.overlap
+        arrivals = links.arrivals(self.run.links, present, tokens, sizes, overlap)
         return self.faults.delay(arrivals, round_.step)
 
     def _received(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Tree]:
