@@ -1,11 +1,10 @@
 """The config of a model: read from config.json, checked, written again."""
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from models import ModelError
-from models.rope import Rope
+from models.rope import Rope, check_number, check_spellings
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,7 @@ class HfConfig:
       DEFAULTS: Values that transformers uses for keys that config.json leaves out; None where they
         follow from other keys. Keys that are not fields are ignored.
       SUPPORTED: Keys that change what is computed, each with the only value supported here.
+      OTHER_NAMES: Names that transformers also knows a key by, each with ours; both must agree.
     """
 
     vocab_size: int
@@ -44,7 +44,6 @@ class HfConfig:
         "head_dim": None,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
         "tie_word_embeddings": False,
         "initializer_range": 0.02,
         "bos_token_id": 1,
@@ -57,6 +56,7 @@ class HfConfig:
         "partial_rotary_factor": 1.0,
         "quantization_config": None,
     }
+    OTHER_NAMES: ClassVar[dict[str, str]] = {}
 
     mlp_bias = False  # without annotation: a constant, unless a subclass makes it a field
 
@@ -77,7 +77,7 @@ class HfConfig:
             if field.type in (int, int | None) and not optional and field.name not in TOKENS:
                 positive_integer(field.name, value)
             if field.type in (float, float | None) and not optional:
-                _positive_number(field.name, value)
+                check_number(field.name, value)
             if field.type is bool and type(value) is not bool:
                 raise ModelError(f"{field.name} is {value!r}, expected true or false")
         for key in TOKENS:
@@ -114,6 +114,8 @@ class HfConfig:
         for field in fields(cls):
             if field.name not in values:
                 raise ModelError(f"{field.name} is missing")
+        for other, key in cls.OTHER_NAMES.items():
+            check_spellings(other, values.get(other), key, values[key])
         heads = positive_integer("num_attention_heads", values["num_attention_heads"])
         width = positive_integer("hidden_size", values["hidden_size"])
         if values["num_key_value_heads"] is None:
@@ -156,19 +158,18 @@ class HfConfig:
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # ids start at 0
+MOST_LAYERS = 10**5  # which configs list one by one
 
 
 def positive_integer(key: str, value: Any) -> int:
-    """Return the value of a key, an integer above 0.
+    """Return the value of a key, an integer above 0 that an axis of an array can have.
 
     Raises:
       ModelError: It is not.
     """
+    most = MOST_LAYERS if key == "num_hidden_layers" else 2**31 - 1
     if type(value) is not int or value < 1:
         raise ModelError(f"{key} is {value!r}, expected an integer above 0")
+    if value > most:
+        raise ModelError(f"{key} is {value!r}, expected an integer up to {most}")
     return value
-
-
-def _positive_number(key: str, value: Any) -> None:
-    if not (type(value) in (int, float) and 0 < value < math.inf):
-        raise ModelError(f"{key} is {value!r}, expected a number above 0")

@@ -35,6 +35,7 @@ class Config(DeepseekConfig):
         "topk_group": None,
         "topk_method": GREEDY,
     }
+    OTHER_NAMES = {"num_experts": "n_routed_experts"}
     # keys that transformers ignores, with the value that it computes
     SUPPORTED = HfConfig.SUPPORTED | {
         "moe_layer_freq": 1,

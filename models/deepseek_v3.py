@@ -221,6 +221,7 @@ class Config(DeepseekConfig):
         "routed_scaling_factor": 2.5,
         "topk_group": 4,
     }
+    OTHER_NAMES = {"num_local_experts": "n_routed_experts"}
     # keys that transformers ignores, with the value that it computes
     SUPPORTED = HfConfig.SUPPORTED | {
         "moe_layer_freq": 1,

@@ -33,6 +33,9 @@ TYPES = {
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
 }
+TABLES = "rope_parameters", "rope_scaling"  # of version 5 and of version 4 of transformers
+SMALLEST, LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+THETA = 10000.0  # rope_theta where a config.json has none
 
 
 @dataclass(frozen=True)
@@ -54,36 +57,49 @@ class Rope:
 
     @classmethod
     def from_hf(cls, values: dict[str, Any]) -> Self:
-        """Read the keys in either spelling of transformers.
+        """Read the keys in any spelling of transformers.
 
         Version 5 has all of them in the table `rope_parameters`; version 4 calls the table
-        `rope_scaling`, and has `rope_theta` beside it.
+        `rope_scaling`, and has `rope_theta` beside it. Where a config has several spellings of a
+        key, which one counts depends on the version, so they must agree.
 
         Args:
           values: The keys of config.json, with defaults for those that it leaves out.
 
         Raises:
-          ModelError: A type or key is unknown here, or a value is invalid.
+          ModelError: A type or key is unknown here, a value is invalid, or spellings differ.
         """
-        where, rope = "rope_theta", {}
-        for key in ("rope_scaling", "rope_parameters"):
-            if values.get(key) is not None:
-                where, rope = key, values[key]
-        if not isinstance(rope, dict):
-            raise ModelError(f"{where} is {rope!r}, expected a table")
-        rope = {"rope_theta": values["rope_theta"]} | {
-            k: v for k, v in rope.items() if v is not None
-        }
-        kind = rope.pop("type", "default")  # the older spelling
-        kind = rope.setdefault("rope_type", kind)
-        if kind not in TYPES:
+        tables = [key for key in TABLES if values.get(key) not in (None, {})]
+        ropes = [cls._from_table(key, values[key], values) for key in tables]
+        if not ropes:
+            return cls._from_table("rope_theta", {}, values)
+        if any(rope != ropes[0] for rope in ropes):
+            a, b = (f"{key} is {values[key]!r}" for key in tables)
+            raise ModelError(f"{a} and {b}, expected one of them or the same in both")
+        return ropes[0]
+
+    @classmethod
+    def _from_table(cls, where: str, table: Any, values: dict[str, Any]) -> Self:
+        """Read one table, with the keys that older versions have beside it."""
+        if not isinstance(table, dict):
+            raise ModelError(f"{where} is {table!r}, expected a table")
+        rope = {k: v for k, v in table.items() if v is not None}
+        kind = rope.setdefault("rope_type", rope.get("type", "default"))
+        check_spellings("type", rope.pop("type", None), f"{where}.rope_type", kind)
+        if not isinstance(kind, str) or kind not in TYPES:
             known = ", ".join(TYPES)
             raise ModelError(f"{where}.rope_type is {kind!r}, expected one of: {known}")
         if rope.pop("partial_rotary_factor", 1.0) != 1.0:
             raise ModelError(f"{where}.partial_rotary_factor is set, but only 1.0 is supported")
         needed, optional = TYPES[kind]
+        # what may stand outside of the table, and its default
+        beside: dict[str, Any] = {"rope_theta": THETA}
         if "original_max_position_embeddings" in needed:
-            rope.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+            beside["original_max_position_embeddings"] = values["max_position_embeddings"]
+        for key, default in beside.items():
+            outside = values.get(key)
+            inside = rope.setdefault(key, default if outside is None else outside)
+            check_spellings(key, outside, f"{where}.{key}", inside)
         for key in needed:
             if key not in rope:
                 raise ModelError(f"{where}.{key} is missing, expected for rope_type {kind!r}")
@@ -105,13 +121,38 @@ class Rope:
         }
 
 
+def check_spellings(other: str, theirs: Any, key: str, value: Any) -> None:
+    """Check a key that may also stand under another name, None where it does not.
+
+    Raises:
+      ModelError: The two differ: versions of transformers disagree on which one counts.
+    """
+    if theirs is not None and theirs != value:
+        raise ModelError(
+            f"{other} is {theirs!r} and {key} is {value!r}, "
+            "expected one of them or the same in both"
+        )
+
+
 def _check_value(key: str, value: Any, where: str) -> None:
     if key == "truncate":
         if type(value) is not bool:
             raise ModelError(f"{where}.truncate is {value!r}, expected true or false")
-    elif key != "rope_type" and not (type(value) in (int, float) and 0 < value < math.inf):
-        name = key if key == "rope_theta" else f"{where}.{key}"
-        raise ModelError(f"{name} is {value!r}, expected a number above 0")
+    elif key != "rope_type":
+        check_number(key if key == "rope_theta" else f"{where}.{key}", value)
+
+
+def check_number(key: str, value: Any) -> None:
+    """Check that the value of a key is a number above 0 that float32 holds.
+
+    Raises:
+      ModelError: It is not.
+    """
+    if type(value) not in (int, float) or not value > 0:
+        raise ModelError(f"{key} is {value!r}, expected a number above 0")
+    least, most = float(SMALLEST), float(LARGEST)
+    if not least <= value <= most:
+        raise ModelError(f"{key} is {value!r}, expected one from {least:.2g} to {most:.2g}")
 
 
 class Table:

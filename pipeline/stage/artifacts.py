@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -85,10 +86,11 @@ def read_json(path: Path) -> dict:
     """Return the JSON object in a file.
 
     Raises:
-      LockstepError: The file is missing, or does not hold a JSON object.
+      LockstepError: The file is missing, or does not hold a JSON object, whose numbers are finite.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
     except (ValueError, RecursionError) as error:  # lists thousands deep
@@ -96,6 +98,14 @@ def read_json(path: Path) -> dict:
     if not isinstance(content, dict):
         raise LockstepError(f"{path}: found {type(content).__name__}, expected a table")
     return content
+
+
+def _finite(number: str) -> float:
+    """Return a number of JSON, which has neither NaN nor infinity; Python reads and writes both."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is not a finite number")
+    return value
 
 
 def environment() -> dict[str, str]:

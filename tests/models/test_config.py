@@ -9,7 +9,7 @@ import models
 from models.deepseek_v3 import EXPERT_KEYS
 from models.llama import llama
 from models.rope import Rope
-from tests.models.reference import BASE, GROUPS, LATENT, SCALED
+from tests.models.reference import BASE, GROUPS, LATENT, SCALED, YARN
 
 LLAMA = BASE | {"model_type": "llama"}
 QWEN2 = BASE | {"model_type": "qwen2", "num_hidden_layers": 3}
@@ -77,6 +77,56 @@ def test_both_spellings_of_rope_are_read():
     assert llama.Config.from_hf(base).rope == Rope(1e4)
 
 
+YARN_OF_5 = {"rope_parameters": YARN | {"rope_theta": 500.0}}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"rope_scaling": YARN},
+        {"rope_scaling": YARN | {"type": "yarn"}, "original_max_position_embeddings": 16},
+        {"rope_scaling": YARN} | YARN_OF_5,
+        {"rope_scaling": None} | YARN_OF_5,
+        {"rope_scaling": {}, "rope_theta": None} | YARN_OF_5,
+    ],
+)
+def test_spellings_of_rope_may_stand_side_by_side(same):
+    assert llama.Config.from_hf(BASE | same).rope == Rope(500.0, **YARN)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "message"),
+    [
+        (BASE | YARN_OF_5, {"rope_scaling": YARN | {"factor": 2.0}}, "'factor': 2.0"),
+        (BASE | YARN_OF_5, {"rope_scaling": {"type": "default"}}, "and rope_scaling is {'type'"),
+        # the folder that version 5 or an export writes, and what a model card says to add
+        (llama.Config.from_hf(BASE).to_hf(), {"rope_scaling": YARN}, "rope_parameters is {'rope_"),
+        ({**BASE, "rope_theta": None} | YARN_OF_5, {"rope_scaling": YARN}, "'rope_theta': 500.0"),
+        (BASE | YARN_OF_5, {"rope_theta": 1e4}, "rope_theta is 10000.0 and rope_parameters.rope_"),
+        (
+            BASE,
+            {"rope_scaling": YARN | {"rope_theta": 1.0}},
+            "rope_theta is 500.0 and rope_scaling",
+        ),
+        (
+            BASE,
+            {"rope_scaling": YARN | {"type": "linear"}},
+            "type is 'linear' and rope_scaling.rope",
+        ),
+        (BASE | YARN_OF_5, {"original_max_position_embeddings": 64}, "beddings is 64 and rope_par"),
+        (V2, {"num_experts": 4}, "num_experts is 4 and n_routed_experts is 8"),
+        (V3, {"num_local_experts": 4}, "num_local_experts is 4 and n_routed_experts is 8"),
+    ],
+)
+def test_spellings_that_differ_are_refused_since_versions_of_transformers_disagree(
+    base, changes, message
+):
+    Config = models.get(base.get("model_type", "llama")).Config
+    with pytest.raises(models.ModelError, match=r"expected one of them or the same") as caught:
+        Config.from_hf(base | changes)
+    assert message in str(caught.value)
+
+
 def test_a_missing_key_is_named():
     for key in SHORT:
         with pytest.raises(models.ModelError, match=f"{key} is missing"):
@@ -118,6 +168,11 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
             "rope_parameters.beta_fast is not known for rope_type 'linear'",
         ),
+        (LLAMA, {"rope_scaling": {"type": []}}, "rope_scaling.rope_type is [], expected one of: "),
+        (LLAMA, {"rope_theta": 1e-320}, "rope_theta is 1e-320, expected one from 1.2e-38 to 3.4e+"),
+        (LLAMA, {"initializer_range": 1e308}, "initializer_range is 1e+308, expected one from "),
+        (LLAMA, {"vocab_size": 2**31}, "vocab_size is 2147483648, expected an integer up to 214"),
+        (QWEN2, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected an integ"),
         (LLAMA, {"rope_theta": 0}, "rope_theta is 0, expected a number above 0"),
         (LLAMA, {"rope_parameters": "yarn"}, "rope_parameters is 'yarn', expected a table"),
         (LLAMA, {"hidden_size": "32"}, "hidden_size is '32', expected an integer above 0"),

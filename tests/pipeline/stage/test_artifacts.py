@@ -47,6 +47,13 @@ def test_equal_results_are_equal_folders(tmp_path):
     assert made[0].read_bytes() == made[1].read_bytes()
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_number_that_json_does_not_have_is_refused(tmp_path, number):
+    (tmp_path / "config.json").write_text(f'{{"unread": [{number}]}}')
+    with pytest.raises(LockstepError, match=f"config.json: expected JSON: {number} is not a fini"):
+        artifacts.read_json(tmp_path / "config.json")
+
+
 def test_what_a_checkout_changed_in_metrics_is_put_right(tmp_path):
     paths = paths_of("witness", tmp_path)
     with paths.building() as folder:
