@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import LockstepError
 from pipeline.net import redact
 from pipeline.net.redact import hide
-from pipeline.net.retry import TransientError
+from pipeline.net.retry import TransientError, UnnamedVersionError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme -> the extra that installs its library
 REQUEST_BYTES = 2**24  # at most: what a broken connection can cost
+# Where file systems put a file's version, in the order in which it is looked for.
+TAGS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
 
 
 def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
@@ -63,29 +65,40 @@ def list_files(url: str) -> dict[str, dict[str, Any]]:
 
 def version(info: dict) -> tuple[int, str | None]:
     """Return the size and the version in fsspec's description of a file."""
-    tag = info.get("ETag") or info.get("etag") or info.get("mtime") or info.get("LastModified")
+    tag = next((info[key] for key in TAGS if info.get(key)), None)
     return info["size"], None if tag is None else str(tag)
 
 
-def read(url: str, start: int, stop: int, expected: tuple[int, str | None]) -> Iterator[bytes]:
+def read(
+    url: str, start: int, stop: int, expected: tuple[int, str | None], is_rest: bool
+) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop` of one version of a file.
+
+    `is_rest` says whether they complete what was read before.
 
     Raises:
       TransientError: whatever goes wrong in the library.
+      UnnamedVersionError: the file system names no version, and more than one request is needed.
       LockstepError: the file cannot be read, or is another version.
     """
     name, (files, path) = hide(url), find_file_system(url)
+    if expected[1] is None and (is_rest or stop - start > REQUEST_BYTES):
+        raise UnnamedVersionError(
+            f"{name}: the file system does not say of which version a part of the file is, "
+            f"expected one of {', '.join(TAGS)}"
+        )
     try:
-        files.invalidate_cache()  # ranges of a version cannot be asked for, so it is checked first
-        current = version(files.info(path))
-        if current != expected:
-            raise LockstepError(
-                f"{name}: version {current}, expected {expected} as listed; run again to read it "
-                "anew"
-            )
         while start < stop:
             end = min(stop, start + REQUEST_BYTES)
             piece = files.cat_file(path, start=start, end=end)
+            # a version cannot be asked for: as listed, and so still, the bytes between are of it
+            files.invalidate_cache()
+            current = version(files.info(path))
+            if current != expected:
+                raise LockstepError(
+                    f"{name}: version {current}, expected {expected} as listed; run again to read "
+                    "it anew"
+                )
             if len(piece) != end - start:
                 raise TransientError(f"{name}: received {len(piece)} bytes, expected {end - start}")
             start = end

@@ -21,6 +21,7 @@ from pipeline.runfile import Network
 from pipeline.runfile.table import Table
 
 PIECE_BYTES = 2**20
+VERSIONED = ("gs", "hf")  # schemes whose addresses name the version of a file
 
 
 class Origin(Table):
@@ -31,7 +32,8 @@ class Origin(Table):
     size: Annotated[int, Field(ge=0)]
     """Length in bytes."""
     tag: str | None = None
-    """The server's name of this version: an ETag, a generation; None without one."""
+    """The server's name of this version: an ETag, a generation; of a file of this machine, the
+    time of its last change in nanoseconds; None without one."""
     checksum: Annotated[str, Field(pattern=r"^(sha256|git-sha1|md5|crc32c):[0-9a-f]+$")] | None = (
         None
     )
@@ -42,13 +44,28 @@ class Origin(Table):
         """Whether it is a file of this machine, which is read in place."""
         return "://" not in self.url
 
+    @property
+    def is_addressed(self) -> bool:
+        """Whether its address names the version, so that no answer can be of another."""
+        return self.url.partition("://")[0] in VERSIONED
+
 
 def read(
-    origin: Origin, start: int, stop: int, network: Network, cancelled: Event | None = None
+    origin: Origin,
+    start: int,
+    stop: int,
+    network: Network,
+    cancelled: Event | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop`, in pieces; a broken connection is resumed.
 
+    `whole` says that nothing is read of the file but what this yields. Then the first answer may be
+    of any one version; every other answer must name the version, or they could be of several.
+
     Raises:
+      UnnamedVersionError: an answer that must name its version does not.
       LockstepError: the server refuses, has another version of the file, or failed too often.
       CancelledError: `cancelled` was set.
     """
@@ -56,7 +73,8 @@ def read(
     attempts.check()
     while start < stop:
         try:
-            for piece in read_once(origin, start, stop, network):
+            is_rest = start > 0 or not whole
+            for piece in read_once(origin, start, stop, network, is_rest):
                 attempts.check()
                 start += len(piece)
                 if start > stop:
@@ -77,34 +95,48 @@ def read(
             )
 
 
-def read_once(origin: Origin, start: int, stop: int, network: Network) -> Iterator[bytes]:
+def read_once(
+    origin: Origin, start: int, stop: int, network: Network, is_rest: bool
+) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop`, in pieces, without a second attempt.
+
+    `is_rest` says whether the answer must name the version of the file.
 
     Raises:
       TransientError: the connection was cut or stalled, or the server is busy; the pieces so far
         are right.
+      UnnamedVersionError: it must name the version, and does not.
       LockstepError: the server refuses, or has another version of the file.
     """
     if origin.is_local:
         return _read_local(origin, start, stop)
     scheme = origin.url.partition("://")[0]
     if scheme not in ("http", "https", "gs", "hf"):
-        return fsspec_files.read(origin.url, start, stop, (origin.size, origin.tag))
+        return fsspec_files.read(origin.url, start, stop, (origin.size, origin.tag), is_rest)
     request = addresses.resolve(origin.url)  # each time: credentials expire
-    # addresses of clouds name the version themselves
-    tag = origin.tag if scheme.startswith("http") else None
-    return web.read(request, start, stop, web.Version(origin.size, tag), network)
+    tag = None if origin.is_addressed else origin.tag
+    version = web.Version(origin.size, tag, is_addressed=origin.is_addressed)
+    return web.read(request, start, stop, version, network, is_rest=is_rest)
+
+
+def file_version(status: os.stat_result) -> tuple[int, str]:
+    """Return size and tag of a file of this machine: the tag is the time of its last change."""
+    return status.st_size, str(status.st_mtime_ns)
 
 
 def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
     path = Path(origin.url)
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != origin.size:
-                raise LockstepError(f"{path}: {size} bytes, expected {origin.size} as before")
             file.seek(start)
             while start < stop and (piece := file.read(min(PIECE_BYTES, stop - start))):
+                found = file_version(os.fstat(file.fileno()))  # after reading: so it was then
+                if found != (origin.size, origin.tag):
+                    raise LockstepError(
+                        f"{path}: changed since it was listed: {found[0]} bytes of time "
+                        f"{found[1]}, expected {origin.size} of {origin.tag}; run again to read "
+                        "it anew"
+                    )
                 start += len(piece)
                 yield piece
     except OSError as error:

@@ -28,6 +28,10 @@ class TransientError(Exception):
         self.retry_after = retry_after
 
 
+class UnnamedVersionError(LockstepError):
+    """The rest of a file may be of another version: the server does not say of which it is."""
+
+
 class CancelledError(Exception):
     """The caller no longer needs the result."""
 

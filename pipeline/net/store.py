@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, checksum, remote
 from pipeline.net.remote import Origin
-from pipeline.net.retry import CancelledError
+from pipeline.net.retry import CancelledError, UnnamedVersionError
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import sha256_file, writes
 from pipeline.stage.progress import Progress
@@ -157,28 +157,50 @@ def _fill(
     # the checksum is of the whole file
     expected = origin.checksum if size == origin.size else None
     kind = expected.partition(":")[0] if expected else "sha256"
-    for _ in range(DAMAGED):
+    damaged, begun = 0, 1
+    while damaged < DAMAGED:
         digests = {name: checksum.hasher(name, size) for name in {"sha256", kind}}
-        part.seek(0)
-        done = 0
-        while done < size and (piece := part.read(min(checksum.READ_BYTES, size - done))):
-            _update(digests, piece)
-            done += len(piece)
-        count(done)
-        part.seek(done)
-        for piece in remote.read(origin, done, size, network, stop):
-            part.write(piece)
-            _update(digests, piece)
-            done += len(piece)
-            count(done)
+        try:
+            _complete(part, transfer, digests, network, count, stop)
+        except UnnamedVersionError:
+            if begun >= network.attempts:
+                raise
+            begun += 1
+            part.truncate(0)  # what came before may be of another version than the rest
+            continue
         received = f"{kind}:{digests[kind].digest().hex()}"
         if expected in (None, received):
             return digests["sha256"].hexdigest()
+        damaged += 1
         part.truncate(0)
     raise LockstepError(
         f"{transfer.name}: received {received}, expected {expected} as the server says, {DAMAGED} "
         "times; the damaged copy is removed"
     )
+
+
+def _complete(
+    part: BinaryIO,
+    transfer: Transfer,
+    digests: dict[str, Any],
+    network: Network,
+    count: Callable[[int], None],
+    stop: Event,
+) -> None:
+    """Fetch the missing bytes of a partial file, and hash all of it."""
+    part.seek(0)
+    done = 0
+    while done < transfer.size and (
+        piece := part.read(min(checksum.READ_BYTES, transfer.size - done))
+    ):
+        _update(digests, piece)
+        done += len(piece)
+    count(done)
+    for piece in remote.read(transfer.origin, done, transfer.size, network, stop, whole=True):
+        part.write(piece)
+        _update(digests, piece)
+        done += len(piece)
+        count(done)
 
 
 def _update(digests: dict[str, Any], piece: bytes) -> None:

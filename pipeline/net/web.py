@@ -23,7 +23,7 @@ from pipeline import __version__
 from pipeline.errors import LockstepError
 from pipeline.net import retry
 from pipeline.net.redact import message
-from pipeline.net.retry import TransientError
+from pipeline.net.retry import TransientError, UnnamedVersionError
 from pipeline.runfile import Network
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
@@ -60,11 +60,19 @@ class Request(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One version of a file: size in bytes, ETag or date, and checksum as in `Origin`."""
+    """One version of a file.
+
+    Attributes:
+      size: in bytes.
+      tag: ETag or date of the last change; None without one.
+      checksum: as in `Origin`.
+      is_addressed: whether the address names the version, so that no answer is of another.
+    """
 
     size: int
     tag: str | None
     checksum: str | None = None
+    is_addressed: bool = False
 
 
 def offline() -> bool:
@@ -73,17 +81,27 @@ def offline() -> bool:
 
 
 def read(
-    request: Request, start: int, stop: int, version: Version, network: Network
+    request: Request, start: int, stop: int, version: Version, network: Network, *, is_rest: bool
 ) -> Iterator[bytes]:
     """Yield the bytes of a file from `start` to `stop`, in pieces as they come.
 
+    `is_rest` says whether they complete what was read before, so that the answer must name the
+    version.
+
     Raises:
       TransientError: the connection was cut or stalled, or the server is busy.
+      UnnamedVersionError: it must name the version, and does not.
       LockstepError: the server refuses, or has another version of the file.
     """
+    is_rest = is_rest and not version.is_addressed
+    if is_rest and version.tag is None:
+        raise _unnamed(request.name, version)
     headers = {} if (start, stop) == (0, version.size) else {"Range": f"bytes={start}-{stop - 1}"}
     with _answer("GET", request, network, headers) as answer:
-        skip = _check_version(request.name, answer, start, stop, version)
+        named = _check_version(request.name, answer.headers, version)
+        if is_rest and not named:
+            raise _unnamed(request.name, version)
+        skip = _check_range(request.name, answer, start, stop, version.size)
         left, since, received = skip + stop - start, time.monotonic(), 0
         while left and (piece := answer.read1(min(PIECE_BYTES, left))):
             left -= len(piece)
@@ -294,29 +312,45 @@ def _check_status(name: str, answer: urllib3.BaseHTTPResponse, secret: str) -> N
         raise LockstepError(f"{name}: {status}{reason}, expected a readable file{hint}")
 
 
-def _check_version(
-    name: str, answer: urllib3.BaseHTTPResponse, start: int, stop: int, version: Version
-) -> int:
-    """Check that the answer is of this version; return how many bytes precede `start`."""
-    headers = answer.headers
+def _check_version(name: str, headers: Mapping[str, str], version: Version) -> bool:
+    """Check that the answer is of no other version; return whether it says that it is of this."""
     _check_content(name, headers)
-    tag = _tag(headers)
-    if version.tag is not None and tag is not None and _bare(tag) != _bare(version.tag):
+    if version.tag is None:
+        return False
+    is_date = re.match(r"\w{3}, \d", version.tag)  # where the server gave no ETag
+    tag = headers.get("Last-Modified" if is_date else "ETag")
+    if tag is not None and _bare(tag) != _bare(version.tag):
         raise LockstepError(
             f"{name}: changed while it was read: version {tag!r:.60}, expected "
             f"{version.tag!r:.60}; run again to read it anew"
         )
+    return tag is not None
+
+
+def _unnamed(name: str, version: Version) -> UnnamedVersionError:
+    expected = "an ETag or a date" if version.tag is None else f"{version.tag!r:.60} as before"
+    return UnnamedVersionError(
+        f"{name}: the server does not say of which version a part of the file is, expected "
+        f"{expected}"
+    )
+
+
+def _check_range(
+    name: str, answer: urllib3.BaseHTTPResponse, start: int, stop: int, size: int
+) -> int:
+    """Check that the answer holds the range; return how many bytes precede it."""
+    headers = answer.headers
     if answer.status == 200:  # the whole file, also where a range was asked for
         length = _length(headers)
-        if length is not None and length != version.size:
-            raise LockstepError(f"{name}: sends {length} bytes, expected {version.size} as before")
+        if length is not None and length != size:
+            raise LockstepError(f"{name}: sends {length} bytes, expected {size} as before")
         return start
     text = headers.get("Content-Range", "")
     sent = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", text)
     if sent is None or (int(sent[1]), int(sent[2])) != (start, stop - 1):
         raise LockstepError(f"{name}: sends range {text!r:.60}, expected bytes {start}-{stop - 1}")
-    if sent[3] not in ("*", str(version.size)):
-        raise LockstepError(f"{name}: has {sent[3]} bytes, expected {version.size} as before")
+    if sent[3] not in ("*", str(size)):
+        raise LockstepError(f"{name}: has {sent[3]} bytes, expected {size} as before")
     return 0
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, web
 from pipeline.net.redact import hide
-from pipeline.net.remote import Origin
+from pipeline.net.remote import Origin, file_version
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.table import Table
@@ -132,7 +132,8 @@ def tokenizer_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
 
 def local_file(path: Path, root: Path) -> LocationFile:
     """Describe a file of this machine."""
-    origin = Origin(url=str(path.absolute()), size=path.stat().st_size)
+    size, tag = file_version(path.stat())
+    origin = Origin(url=str(path.absolute()), size=size, tag=tag)
     return LocationFile(name=path.relative_to(root).as_posix(), origin=origin)
 
 

@@ -111,8 +111,13 @@ def _is_unproven(one: ChosenFile, size: int) -> bool:
 
 
 def _check_addresses(listing: Listing) -> None:
-    """Check that no password would be written into data/shards for training to find."""
+    """Check that training can read the files in parts, and finds no password in data/shards."""
     for file in listing.files:
+        if file.origin.tag is None and not file.origin.is_addressed:
+            raise LockstepError(
+                f"{file.label}: the server names no version of it, neither an ETag nor a date, "
+                "expected one with [download] stream: a part may be of another version"
+            )
         if addresses.without_user(file.origin.url) != file.origin.url:
             raise LockstepError(
                 f"{file.label}: found a password in its address, expected none with [download] "

@@ -220,6 +220,11 @@ def other_tag(answer: Answer) -> Answer:
     return replace(answer, headers=answer.headers | {"ETag": f'"other-{next(COUNT)}"'})
 
 
+def untagged(answer: Answer) -> Answer:
+    """Says nothing of which version it is."""
+    return replace(answer, headers={k: v for k, v in answer.headers.items() if k != "ETag"})
+
+
 def meanwhile(happen: Callable[[], object]) -> Spoil:
     """Something happens on the server while a connection breaks."""
 

@@ -27,8 +27,11 @@ RIGHT = ""  # the bytes come right
 AGAIN = "expected 40004 more bytes within 3 attempts; run again to resume"
 INVALID = "expected a valid address"
 CHANGED = "changed while it was read"
+UNNAMED = {"plain": "does not say of which version a part of the file is", "hub": RIGHT}
+UNNAMED["bucket"] = RIGHT
 NO_ANSWER = "expected an answer within 3 attempts; run again"
 IN_TIME = 8.0  # seconds: a server that says nothing is left after half a second, three times
+SUNDAY = "Sun, 06 Nov 1994 08:49:37 GMT"
 YEAR = str(365 * 24 * 3600)
 
 
@@ -116,6 +119,8 @@ MATRIX = [
     Row("sends wrong bytes, pinned data", once(m.flipped), PINNED, pinned=True),
     Row("compresses what it sends", always(m.compressed), "sent as gzip, expected plain bytes"),
     Row("says another ETag", once(m.other_tag), {"hub": RIGHT, "bucket": RIGHT, "plain": CHANGED}),
+    Row("names no version of the rest, once", cut_then(m.untagged), RIGHT),
+    Row("names no version, and is always cut", [*always(m.untagged), *always(m.dropped)], UNNAMED),
     # ---- What there is ----
     Row("of what there is: says nothing, twice", twice(m.silent), RIGHT, "listing"),
     Row("of what there is: says nothing, always", always(m.silent), NO_ANSWER, "listing"),
@@ -294,6 +299,36 @@ def test_a_file_that_is_replaced_while_it_is_read_is_never_half_of_each(source, 
         assert outcome(source, root) == RIGHT
     assert fault.hits == 1
     sources.check(sources.fetch(source.location, root), OTHER)
+
+
+@pytest.mark.parametrize("says", ["", "Last-Modified"])
+@pytest.mark.parametrize("source", ["plain"], indirect=True)
+def test_nor_where_the_server_does_not_say_of_which_version_the_rest_is(source, root, says):
+    """In the same process, or in the next one."""
+
+    def date(answer):
+        answer = m.untagged(answer)
+        return dataclasses.replace(answer, headers=answer.headers | {says: SUNDAY} if says else {})
+
+    tags = date if says else m.untagged
+    source.server.faults.append(Misbehaviour(tags, where=source.places["listing"]))
+    spoil(source, m.untagged, times=None)
+    replaced = spoil(source, m.meanwhile(lambda: source.server.put("d/1.ds", OTHER["1.ds"])))
+    folder = sources.fetch(source.location, root)
+    assert replaced.hits == 1
+    assert (folder / "train" / "00001.ds").read_bytes() == OTHER["1.ds"]
+
+
+@pytest.mark.parametrize("source", ["plain"], indirect=True)
+def test_what_an_earlier_run_began_is_not_completed_from_an_unnamed_version(source, root):
+    source.server.faults.append(Misbehaviour(m.untagged, where="1.ds"))
+    spoil(source, m.dropped, times=None)
+    assert UNNAMED["plain"] in outcome(source, root)
+    assert list((root / "data" / "store" / "files").rglob("*.part"))
+    source.server.put("d/1.ds", OTHER["1.ds"])
+    source.server.faults.pop()
+    folder = sources.fetch(source.location, root)
+    assert (folder / "train" / "00001.ds").read_bytes() == OTHER["1.ds"]
 
 
 @pytest.mark.parametrize("source", ["bucket"], indirect=True)

@@ -90,7 +90,8 @@ from pipeline.runfile import Network
 from pipeline.stage.progress import Progress
 from pipeline.net.remote import Origin
 
-wishes = [Transfer(url, Origin(url=url, size=size), size) for url, size in json.loads(sys.argv[1])]
+origins = [Origin(url=url, size=size, tag=tag) for url, size, tag in json.loads(sys.argv[1])]
+wishes = [Transfer(origin.url, origin, origin.size) for origin in origins]
 with Progress("fetch", total=sum(wish.size for wish in wishes), unit="byte") as bar:
     for kept in fetch(wishes, Path(sys.argv[2]), Network(), bar):
         print(kept.sha256)
@@ -100,7 +101,7 @@ with Progress("fetch", total=sum(wish.size for wish in wishes), unit="byte") as 
 def test_many_kills_at_any_moment_lose_nothing_that_came(shards, tmp_path):
     rng = random.Random(9)
     with Files(shards, bytes_per_second=BYTES_PER_SECOND).serving() as files:
-        wishes = json.dumps([(files.url(name), len(shards[name])) for name in shards])
+        wishes = json.dumps([(files.url(n), len(shards[n]), files.tags[n]) for n in shards])
         command = [sys.executable, "-c", PROGRAM, wishes, tmp_path / "data" / "store"]
         kills, said = 0, None
         while said is None:

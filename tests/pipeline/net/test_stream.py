@@ -32,9 +32,9 @@ from pipeline.runfile import Network
 from pipeline.net.remote import Origin
 from pipeline.net.stream import Streams
 streams = Streams(Network())
-origin = Origin(url=sys.argv[1], size=int(sys.argv[2]))
+origin = Origin.model_validate_json(sys.argv[1])
 streams.expect([(origin, 0, origin.size)])
-if sys.argv[3] == "read":
+if sys.argv[2] == "read":
     threading.Thread(target=streams.read, args=([(origin, 0, 1)],), daemon=True).start()
 print("hangs", flush=True)
 sys.stdin.readline()
@@ -65,7 +65,7 @@ class Far:
     def fetched(self) -> int:
         return sum(stop - start for _, start, stop in self.asked)
 
-    def read_once(self, origin: Origin, start: int, stop: int, _: Network) -> Iterator[bytes]:
+    def read_once(self, origin: Origin, start: int, stop: int, *_: object) -> Iterator[bytes]:
         with self.lock:
             self.asked.append((origin.url, start, stop))
             self.running += 1
@@ -359,7 +359,7 @@ def test_a_broken_connection_goes_on_where_it_stopped(far):
 def test_an_answer_that_ends_early_counts_as_broken(far, monkeypatch):
     origin = far.put("a", 10_000)
     monkeypatch.setattr(
-        remote, "read_once", lambda o, a, b, n: far.read_once(o, a, min(b, a + 4_000), n)
+        remote, "read_once", lambda o, a, b, *_: far.read_once(o, a, min(b, a + 4_000))
     )
     assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
     far.files["a"] = far.files["a"][:8_000]
@@ -371,7 +371,7 @@ def test_an_answer_that_ends_early_counts_as_broken(far, monkeypatch):
 
 def test_more_bytes_than_asked_for_are_an_error(far, monkeypatch):
     origin = far.put("a", 10_000)
-    monkeypatch.setattr(remote, "read_once", lambda o, a, b, n: far.read_once(o, a, b + 1, n))
+    monkeypatch.setattr(remote, "read_once", lambda o, a, b, *_: far.read_once(o, a, b + 1))
     assert refused(Streams(Network()), (origin, 10, 500)) == (
         "a: 1 bytes more than requested, expected them up to offset 500"
     )
@@ -487,11 +487,21 @@ def test_random_ranges_of_a_server_are_the_files_bytes(served):
         assert streams.held_bytes <= how.cache_bytes
 
 
+def test_a_range_of_an_unnamed_version_is_refused_from_the_first_byte_on(served):
+    origin = origin_of(served, "a.ds")
+    served.faults.append(Misbehaviour(misbehaviour.untagged))
+    for start in (0, 5_000):
+        said = refused(Streams(Network()), (origin, start, start + 9))
+        assert said.endswith(f"a part of the file is, expected {origin.tag!r} as before")
+    unnamed = origin.model_copy(update={"tag": None})
+    assert "expected an ETag or a date" in refused(Streams(Network()), (unnamed, 0, 9))
+
+
 @pytest.mark.parametrize("how", ["expect", "read"])
 def test_a_process_ends_at_once_while_requests_hang(served, how):
     served.faults.append(Misbehaviour(misbehaviour.silent))
     origin = origin_of(served, "a.ds")
-    command = [sys.executable, "-c", HANGING, origin.url, str(origin.size), how]
+    command = [sys.executable, "-c", HANGING, origin.model_dump_json(), how]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

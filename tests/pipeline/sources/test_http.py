@@ -7,7 +7,9 @@ import pytest
 from pipeline import runfile, sources
 from pipeline.sources.weighted_http import WeightedConfig
 from tests.pipeline.sources.options import options, refusal
+from tests.servers import misbehaviour
 from tests.servers.files import Files
+from tests.servers.misbehaviour import Misbehaviour
 
 HOW = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
 
@@ -72,6 +74,15 @@ def test_user_and_password_open_the_door_and_are_written_nowhere(files, tmp_path
         assert path.is_dir() or b"sesame" not in path.read_bytes()
     said = refusal(fetch, where, tmp_path / "other", stream=True)
     assert said.startswith(f"{bare}: found a password in its address")
+
+
+def test_a_file_without_a_version_is_not_read_while_training(files, tmp_path):
+    files.put("0.ds", b"12")
+    files.faults.append(Misbehaviour(misbehaviour.untagged, where="^HEAD"))
+    where = at({"SingleUrl": files.url("0.ds")})
+    fetch(where, tmp_path / "out")
+    said = refusal(fetch, where, tmp_path / "other", stream=True)
+    assert said.startswith(f"{files.url('0.ds')}: the server names no version of it")
 
 
 def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):

@@ -6,6 +6,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from pipeline import sources
+from pipeline.errors import LockstepError
+from pipeline.net import remote
+from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
 from tests.pipeline.sources.options import options, refusal
 
@@ -147,6 +150,18 @@ def test_another_content_or_name_is_another_source_hash(root, tmp_path):
     os.rename(root / "b.ds", root / "c.ds")
     hashes.append(fetch(root, tmp_path / "2").source["sha256"])
     assert len(set(hashes)) == 3
+
+
+def test_a_file_that_changes_while_it_is_read_in_place_is_refused(root, tmp_path):
+    put(root / "a.ds", *range(9))
+    put(root / "b.ds", *range(9))
+    where = DataLocal(path=str(root))
+    fetched = sources.fetch(where, tmp_path, options(tmp_path / "store", stream=True))
+    origin, network = fetched.files[0].origin, Network()
+    assert b"".join(remote.read(origin, 2, 6, network)) == bytes([1, 0, 2, 0])
+    put(root / "a.ds", *range(8, -1, -1))
+    with pytest.raises(LockstepError, match="changed since it was listed"):
+        list(remote.read(origin, 2, 6, network))
 
 
 def test_missing_folder_is_refused_with_its_name(tmp_path):
