@@ -117,7 +117,7 @@ class Lab:
                 break
             writer.round(*taken)
             step = taken.entry.round.step
-            if step in snapshots.steps:
+            if snapshots.takes(step):
                 writer.snapshot(step, peers.state())
         params = jax.device_get(next(iter(peers.params_on.values())))
         return Trained(Transcript(folder), faults.fired, params)

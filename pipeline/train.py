@@ -166,7 +166,7 @@ class _Training:
         run = self.run
         entry = taken.entry.model_copy(update={"held_out_loss": measured})
         self.writer.round(entry, taken.payloads, taken.others)
-        snapshot = self.step in self.writer.snapshots.steps
+        snapshot = self.writer.snapshots.takes(self.step)
         checkpoint = last or stop or self.step % run.runtime.checkpoint_every == 0
         if not (snapshot or checkpoint):
             return

@@ -96,7 +96,7 @@ def read(folder: Path) -> Bundle:
     header, entries = transcript.header, transcript.rounds
     window = runfile.Window(*manifest.window)
     start = entries[0].round.step - 1 if entries else -1
-    if start < 0 or window not in run.snapshots(start).windows:
+    if start < 0 or run.snapshots(start).window_after(window.opening) != window:
         _refuse(folder / MANIFEST, f"window {list(window)} is not one of this run's")
 
     _check_claims(folder / MANIFEST, manifest, run, window)

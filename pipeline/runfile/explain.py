@@ -59,10 +59,16 @@ def dotted(path: tuple[str | int, ...]) -> str:
 def show(value: Any) -> str:
     """Return a TOML or JSON value as text, shortened."""
     if isinstance(value, dict):
-        return f"a table with {', '.join(map(_key, value))}" if value else "an empty table"
+        return (
+            f"a table with {shortened(', '.join(map(_key, value)))}" if value else "an empty table"
+        )
     if isinstance(value, datetime | date | time):
         return f"the date {value}"
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    return shortened(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text that may be of any length."""
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 
@@ -92,7 +98,7 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
 
 
 def _key(key: str) -> str:
-    return key if key.isprintable() else json.dumps(key)
+    return shortened(key if key.isprintable() else json.dumps(key))
 
 
 def _expected(error: dict) -> str:

@@ -5,6 +5,7 @@ Names, types and rules are those of Psyche's `CoordinatorConfig` and `LLM`.
 
 import math
 import re
+from bisect import bisect_right
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -73,13 +74,19 @@ class Coordinator(Table):
     def last_index(self, max_seq_len: int, first_step: int = 0, index: int = 0) -> int:
         """Return the data index after the run's last round, with the batch ramp.
 
+        It takes a step for each size of a batch, not for each round.
+
         Args:
           max_seq_len: Length of a sequence in tokens.
           first_step: Rounds taken already.
           index: Data index after these rounds.
         """
-        for _ in range(first_step, self.total_steps):
-            index += self.batch_size(index * max_seq_len)
+        left = self.total_steps - first_step
+        while left > 0:
+            size = self.batch_size(index * max_seq_len)
+            ends = range(index + size, index + left * size, size)  # of its rounds but the last
+            rounds = 1 + bisect_right(ends, size, key=lambda i: self.batch_size(i * max_seq_len))
+            index, left = index + rounds * size, left - rounds
         return index
 
 

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import Download
-from pipeline.runfile.explain import validate
+from pipeline.runfile.explain import shortened, validate
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
 from pipeline.runfile.optimizer import Compressing
 from pipeline.runfile.psyche import LLM, STATE_KEYS, CurrentConfig, Model, OlderConfig, read_config
@@ -31,6 +31,13 @@ from pipeline.runfile.tables import (
     Witness,
 )
 from pipeline.runfile.windows import Snapshots
+
+MAX_BYTES = 2**20  # of a run file; those of all of Psyche's examples have less than 2**14
+MAX_PARTS = 32  # of a dotted key, since the time to parse one is quadratic in them
+# Where a key may begin: on a line, in brackets, after a comma.
+TOO_MANY_PARTS = re.compile(
+    rb"""(?m)(?:^|[\[{,])[ \t]*(?:[\w"'-]+[ \t]*\.[ \t]*){%d}""" % MAX_PARTS
+)
 
 
 class Run(Table):
@@ -211,12 +218,18 @@ def read_toml(path: Path) -> dict:
     """Parse a TOML file.
 
     Raises:
-      LockstepError: The file is missing, or is not TOML; the message has the line number.
+      LockstepError: The file is missing, too large, or not TOML; the message has the line number.
     """
     try:
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a run file") from error
+    if len(content) > MAX_BYTES:
+        raise LockstepError(f"{path}: over {MAX_BYTES} bytes, expected a run file of at most that")
+    if deep := TOO_MANY_PARTS.search(content):
+        line = content.count(b"\n", 0, deep.end()) + 1
+        raise LockstepError(f"{path}:{line}: a key of over {MAX_PARTS} parts, expected fewer")
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
@@ -226,7 +239,7 @@ def read_toml(path: Path) -> dict:
     except tomllib.TOMLDecodeError as error:
         position = re.search(r" \(at line (\d+), column \d+\)$", str(error))
         line = int(position[1]) if position else content.count(b"\n") + 1
-        reason = str(error).split(" (at ")[0]
+        reason = shortened(str(error).split(" (at ")[0])
         raise LockstepError(f"{path}:{line}: {reason}, expected TOML") from error
     except (ValueError, RecursionError) as error:  # numbers of 4300 digits, lists 300 deep
         raise LockstepError(f"{path}: {error}, expected TOML") from error

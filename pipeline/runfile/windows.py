@@ -1,5 +1,6 @@
 """Which snapshots a run takes, and the windows between them: the one place that says so."""
 
+from bisect import bisect_right
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -55,6 +56,21 @@ class Snapshots(NamedTuple):
     def windows(self) -> list[Window]:
         """The run's windows, in order."""
         return [Window(opening + 1, closing) for opening, closing in pairwise(self.kept)]
+
+    def takes(self, step: int) -> bool:
+        """Return whether a snapshot is taken after a step."""
+        return step in (self.start, self.end) or step in self._between
+
+    def keeps(self, step: int) -> bool:
+        """Return whether the snapshot after a step is kept whole."""
+        return step in (self.start, self.end) or step in self._kept_between
+
+    def window_after(self, opening: int) -> Window | None:
+        """Return the window that the snapshot after step `opening` opens; None if none does."""
+        if not self.keeps(opening) or opening >= self.end:
+            return None
+        later = self._kept_between[bisect_right(self._kept_between, opening) :]
+        return Window(opening + 1, later[0] if later else self.end)
 
     @property
     def window_count(self) -> int:

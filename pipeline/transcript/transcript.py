@@ -112,7 +112,7 @@ class Writer:
     def snapshot(self, step: int, state: State) -> None:
         """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state."""
         folder = self.folder / "snapshots" / f"{step:05}"
-        if step in self.snapshots.kept:
+        if self.snapshots.keeps(step):
             save_tree(folder / "params.safetensors", state.params)
             save_tree(folder / "shared.safetensors", state.shared)
             for peer, own in enumerate(state.own):

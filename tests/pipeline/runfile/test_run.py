@@ -346,6 +346,19 @@ def test_key_with_a_line_break_is_still_one_line():
     assert 'a table with "a\\nb"' in complaint(("links.upload_mbps", {"a\nb": 1}))
 
 
+def test_name_of_thousands_of_characters_is_cut_in_the_error(tmp_path):
+    long = "a" * 10_000
+    cases = [("links.upload_mbps", {long: 1}), (f"peers.{long}", 1), (DATA, {long: 1})]
+    for case in cases:
+        message = complaint(case)
+        assert "aaa..." in message and len(message) < 500
+    path = tmp_path / "run.toml"
+    path.write_text(f"x = {{{long} = 1, {long} = 2}}\n")
+    with pytest.raises(LockstepError, match=r"aaa\.\.\., expected TOML$") as caught:
+        runfile.load(path)
+    assert len(str(caught.value)) < 500
+
+
 def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
     message = complaint(
         ("config.total_steps", 0), ("peers.micro_batch", 0), ("runtime.colour", "red")
@@ -487,6 +500,26 @@ def test_file_beyond_the_parsers_limits_is_refused_in_one_line(tmp_path, content
         runfile.load(path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# " + "x" * 2**20,
+        ".".join("a" * 20_000) + " = 1",
+        "[" + " . ".join(['"a"'] * 20_000) + "]",
+        "a = {" + ".".join("a" * 20_000) + " = 1}",
+    ],
+    ids=["large", "deep key", "deep table", "deep inline"],
+)
+def test_file_that_would_take_long_to_parse_is_refused_before_that(tmp_path, content, monkeypatch):
+    path = tmp_path / "huge.toml"
+    path.write_text(content)
+    monkeypatch.setattr(tomllib, "loads", lambda _: pytest.fail("is parsed"))
+    with pytest.raises(
+        LockstepError, match=r"huge\.toml(:1)?: (over|a key of over) \d+ .*expected"
+    ):
+        runfile.load(path)
+
+
 def test_missing_file_and_folder_are_refused_by_name(tmp_path):
     with pytest.raises(LockstepError, match=r"none\.toml: No such file"):
         runfile.load(tmp_path / "none.toml")
@@ -531,3 +564,26 @@ def test_batch_ramp_agrees_with_exact_arithmetic():
 
 def test_no_ramp_is_the_end_from_the_start():
     assert load(("config.global_batch_size_warmup_tokens", 0)).config.batch_size(0) == 8
+
+
+@pytest.mark.parametrize(("warmup", "first", "index"), [(0, 0, 0), (3_000, 0, 0), (90_000, 7, 33)])
+def test_sequences_of_a_run_are_those_of_its_rounds_one_by_one(warmup, first, index):
+    config = load(
+        ("config.global_batch_size_start", 3),
+        ("config.global_batch_size_end", 61),
+        ("config.global_batch_size_warmup_tokens", warmup),
+        ("config.total_steps", 200),
+    ).config
+    counted = index
+    for _ in range(first, 200):
+        counted += config.batch_size(counted * 16)
+    assert config.last_index(16, first, index) == counted
+
+
+def test_sequences_of_an_endless_run_are_counted_in_no_time():
+    config = load(
+        ("config.global_batch_size_end", 60_000),
+        ("config.global_batch_size_warmup_tokens", 2**54),
+        ("config.total_steps", 2**32 - 1),
+    ).config
+    assert 4 * (2**32 - 1) < config.last_index(2048) < 60_000 * (2**32 - 1)

@@ -23,12 +23,19 @@ def test_windows_lie_between_the_snapshots_that_are_kept_whole(snapshots, steps,
     assert [window.opening for window in windows] == kept[:-1]
     assert [window.last for window in windows] == kept[1:]
     assert snapshots.window_count == len(windows)
+    openings = range(-1, snapshots.end + 2)
+    assert [step for step in openings if snapshots.takes(step)] == steps
+    assert [step for step in openings if snapshots.keeps(step)] == kept
+    assert [w for w in map(snapshots.window_after, openings) if w is not None] == windows
     rounds = [step for window in windows for step in window.rounds]
     assert rounds == list(range(snapshots.start + 1, snapshots.end + 1))
 
 
-def test_the_windows_of_endless_runs_are_counted_without_listing_them():
-    assert Snapshots(0, 2**40, 1).window_count == 2**40
+def test_nothing_is_listed_to_ask_about_one_step_of_an_endless_run():
+    endless = Snapshots(0, 2**40, 1)
+    assert endless.window_count == 2**40
+    assert endless.takes(2**39) and endless.keeps(2**39)
+    assert endless.window_after(2**39) == Window(2**39 + 1, 2**39 + 1)
     assert Window(1, 2**40).rounds[-1] == 2**40
 
 
