@@ -30,6 +30,7 @@ from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
 from pipeline.transcript.entry import TABLES, Entry, Header
+from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights.checkpoints import Checkpoints
 from pipeline.wire import message as wire
@@ -95,6 +96,8 @@ class _Training:
             self.progress = driver.RunProgress.from_json(saved.rest["progress"], run.config)
             self.faults.restore(saved.rest["faults"])
         else:
+            held_out_loss = self._measure()
+            self._check_start(start.state, held_out_loss)
             self.progress = start.progress(run)
             self.writer.header(
                 Header(
@@ -103,7 +106,7 @@ class _Training:
                     model=setup.hf_config,
                     environment=devices.describe(),
                     bitwise=repeats_bit_for_bit(setup),
-                    held_out_loss=self._measure(),
+                    held_out_loss=held_out_loss,
                 )
             )
             self.writer.snapshot(self.step, start.state)
@@ -171,8 +174,8 @@ class _Training:
         if not (snapshot or checkpoint):
             return
         state = self.peers.state()
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
-            raise self._stopped(f"params are not finite after round {self.step}")
+        if bad := state.not_finite():  # a loss shows neither a momentum's NaN nor the last round's
+            raise self._stopped(f"{bad[0]} is not finite after round {self.step}")
         if snapshot:
             self.writer.snapshot(self.step, state)
         if checkpoint:
@@ -194,6 +197,16 @@ class _Training:
         return held_out.mean_loss(
             programs.measure, self.peers.params_on, self.held_out_NW, size, programs.columns
         )
+
+    def _check_start(self, state: State, loss: float | None) -> None:
+        bad = state.not_finite()
+        if loss is not None and not np.isfinite(loss):
+            bad.append("the held-out loss")
+        if bad:
+            raise LockstepError(
+                f"{self.paths.out('convert')}: {bad[0]} is not finite before the first round, "
+                "expected weights, and numbers in config.json, that give one in float32"
+            )
 
     def _check_divergence(self, loss: float | None) -> None:
         before, factor = self.header.held_out_loss, self.run.held_out.stop_above

@@ -297,3 +297,25 @@ def test_a_loss_that_diverges_stops_the_run_and_keeps_a_good_checkpoint(place):
     assert not (place.root / "data/trained").exists()
     (checkpoints,) = place.root.glob("data/runs/*/checkpoints")
     assert checkpoints.is_dir()
+
+
+def test_what_is_not_finite_stops_the_run_where_it_arises(place):
+    """A gradient overflows while the loss stays a number, and the momentum keeps it for ever."""
+    init = {"seed": 0, "config": tiny.MODEL | {"num_hidden_layers": 1, "initializer_range": 1e15}}
+    place.set(model__LLM__checkpoint={"Init": init})
+    place.make("download", "convert")
+    place.refused("train", "train: diverged: own/0/delta/", " is not finite after round ")
+    assert not (place.root / "data/trained").exists()
+
+
+def test_weights_that_are_not_numbers_are_named_and_those_that_give_none_are_not_trained(place):
+    weights = place.hf_folder() / "model.safetensors"
+    tensors = load_file(weights)
+    for value, stage, *said in (
+        (np.nan, "convert", "model.safetensors: model.norm.weight has a value of nan, expected"),
+        (3e38, "train", "data/init: the held-out loss is not finite before the first round"),
+    ):
+        tensors["model.norm.weight"][0] = value
+        save_file(tensors, weights)
+        place.make("download", *(["convert"] if stage == "train" else []))
+        place.refused(stage, *said)

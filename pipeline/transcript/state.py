@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+import jax
+import numpy as np
+
 from pipeline.optim.optimizer import Tree
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.table import Table
@@ -17,6 +20,14 @@ class State(NamedTuple):
     params: Tree
     shared: Tree
     own: tuple[Tree, ...]
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the arrays that hold an infinity or a NaN, which training keeps."""
+        return [
+            jax.tree_util.keystr(path, simple=True, separator="/")
+            for path, leaf in jax.tree.leaves_with_path(self)
+            if not np.isfinite(leaf).all()
+        ]
 
 
 class StateHashes(Table):

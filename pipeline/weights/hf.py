@@ -135,11 +135,21 @@ class HfFolder:
     def pieces(
         self, path: str, advance: Callable[[int], object] = _no_progress
     ) -> Iterator[np.ndarray]:
-        """Yield the values of a param in C order, in contiguous pieces of float32."""
+        """Yield the values of a param in C order, in contiguous pieces of float32.
+
+        Raises:
+          LockstepError: A value is infinite or NaN.
+        """
         for name, slot in self._slots[path]:
             tensor = self._files[name][name]
             for piece in tensorfile.pieces(tensor, transposed=slot.transposed):
-                yield (values := piece.astype(np.float32, copy=False))
+                values = piece.astype(np.float32, copy=False)
+                if not np.isfinite(values).all():
+                    worst = values[~np.isfinite(values)][0]
+                    raise LockstepError(
+                        f"{self._files[name].path}: {name} has a value of {worst}, expected numbers"
+                    )
+                yield values
                 advance(values.nbytes)
 
 
