@@ -103,7 +103,7 @@ class Compressor:
 
         The largest of: how far below the block's k-th magnitude a sent position lies, or a value of
         the other sign is off, as a share of that magnitude; and how far off a value is, as a share
-        of itself: bfloat16 rounds it by up to 1/512, whatever the k-th is.
+        of itself: bfloat16 rounds it by up to 1/256, whatever the k-th is.
         """
         cut = self.layout(path, coefficients)
         index_NK, value_NK = sent

@@ -65,11 +65,14 @@ def basis(n: int) -> np.ndarray:
 
     basis[k, i] = sqrt((2 - [k = 0]) / n) * cos(pi * (2 i + 1) * k / (2 n))
 
-    Its transpose is its inverse. Computed in float64, so that no platform's cosine shows.
+    Its transpose is its inverse. Computed in float64, so that no platform's cosine shows; and 0
+    where the cosine is, not a rounded pi's 1e-16, which can be all that decides on a sign.
     """
     k, i = np.arange(n)[:, None], np.arange(n)[None, :]
     scale = np.sqrt(np.where(k == 0, 1.0, 2.0) / n)
-    return (scale * np.cos(np.pi * (2 * i + 1) * k / (2 * n))).astype(np.float32)
+    turns = (2 * i + 1) * k  # in units of pi / (2 n)
+    cosine = np.where(turns % (2 * n) == n, 0.0, np.cos(np.pi * turns / (2 * n)))
+    return (scale * cosine).astype(np.float32)
 
 
 def encode(x: jax.Array, cut: Layout) -> jax.Array:

@@ -31,6 +31,15 @@ def test_basis_is_scipys_orthonormal_dct(n):
     np.testing.assert_allclose(dct.basis(n) @ dct.basis(n).T, np.eye(n), atol=1e-6)
 
 
+def test_an_element_that_no_coefficient_reaches_takes_no_step():
+    """Cosines are 0 at odd multiples of a right angle, which blocks with an odd factor have."""
+    for n in range(1, 100):
+        odd = [[(2 * i + 1) * k % (2 * n) == n for i in range(n)] for k in range(n)]
+        np.testing.assert_array_equal(dct.basis(n) == 0, odd)
+    cut = dct.layout((3,), 64)
+    np.testing.assert_array_equal(np.sign(decode(jnp.array([0.0, 1.0, 0.0]), cut)), [1, 0, -1])
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decode_inverts_encode_and_keeps_the_norm(shape):
     x = jax.random.normal(jax.random.key(0), shape)
