@@ -12,6 +12,10 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
+MAX_THREADS = 1024  # more than any machine has cores for, and few enough to start them all
+# Of a link. Within these, every time is a finite number, however large a message is.
+Speed = Annotated[float, Field(ge=0.001)]
+Latency = Annotated[float, Field(ge=0, le=1e6)]
 Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 FaultKind = Literal[tuple(KINDS)]
@@ -80,7 +84,7 @@ class Peers(Table):
     else is recomputed, which trades time for memory. Applies with scan_layers."""
     seed: U32 = 0
     """Seed of all randomness in training: the seeds of the rounds, and so who trains on what."""
-    threads: Count = 4
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 4
     """Threads of XLA's thread pool on a CPU. They change the last bits of results; cores do not."""
     overlap: Literal[0, 1, 2] = 0
     """Overlap of DisTrO's communication with training. 0: peers wait, and messages are applied in
@@ -108,13 +112,13 @@ class Peers(Table):
 class Links(Table):
     """The simulated network and speed: one number for all peers, or a list with one per peer."""
 
-    upload_mbps: _per_peer(Positive) = 20.0
+    upload_mbps: _per_peer(Speed) = 20.0
     """Upload bandwidth of a peer, in megabits per second."""
-    download_mbps: _per_peer(Positive) = 100.0
+    download_mbps: _per_peer(Speed) = 100.0
     """Download bandwidth of a peer, in megabits per second."""
-    latency_seconds: _per_peer(NotNegative) = 0.05
+    latency_seconds: _per_peer(Latency) = 0.05
     """Latency of a message in seconds, in addition to its transfer time."""
-    tokens_per_second: _per_peer(Positive) = 10_000.0
+    tokens_per_second: _per_peer(Speed) = 10_000.0
     """Training speed of a peer, in tokens per second."""
 
 

@@ -1,11 +1,13 @@
 """Simulated seconds against sums done by hand."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
 
 from pipeline.errors import LockstepError
 from pipeline.protocol import links
+from pipeline.runfile import Links
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,16 @@ def test_who_joins_loads_the_params_over_its_own_downlink():
     table = Table(latency_seconds=(0.5, 0.25), upload_mbps=1.0, download_mbps=(80.0, 16.0))
     assert links.load_seconds(table, 0, size=20_000_000) == 0.5 + 2.0
     assert links.load_seconds(table, 1, size=20_000_000) == 0.25 + 10.0
+
+
+def test_no_time_is_infinite_at_the_slowest_links_a_run_file_can_have():
+    table = Links(
+        upload_mbps=0.001, download_mbps=0.001, tokens_per_second=0.001, latency_seconds=1e6
+    )
+    tokens, sizes = {0: 2**64, 1: 2**64}, {0: 2**63, 1: 2**63}
+    times = [
+        *links.arrivals(table, range(256), tokens, sizes, 0).values(),
+        links.check_seconds(table, 0, 1, tokens=2**64, size=2**63),
+        links.load_seconds(table, 0, size=2**63),
+    ]
+    assert all(map(math.isfinite, times))
