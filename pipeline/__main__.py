@@ -51,15 +51,14 @@ def _stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
     from pipeline.stage import allocator, devices, engine_watch, lock
-    from pipeline.stage.artifacts import Paths, verify
+    from pipeline.stage.artifacts import Paths
 
     allocator.tune()
     settings = runfile.load(run)
     paths = Paths(name, run, root)
     engine_watch.watch()
     with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{paths.key}.lock"):
-        if paths.is_made(name):
-            verify(root / paths.keys.made(name))
+        if paths.has_result():
             paths.publish()
             shutil.rmtree(paths.scratch, ignore_errors=True)  # left by a kill at the very end
             print(f"{name}: {root / paths.keys.made(name)} exists already")

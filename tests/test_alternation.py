@@ -41,9 +41,10 @@ class Engines:
         file.write_text(tomlkit.dumps(document))
         self.log.append(f"edit {names[-1]} = {table[names[-1]]}")
 
-    def dvc_repro(self) -> None:
-        tiny.run(self.project, "dvc", "repro", "-q")
+    def dvc_repro(self) -> str:
+        said = tiny.run(self.project, "dvc", "repro", "-q")
         self.check()
+        return said
 
     def snakemake(self) -> None:
         tiny.run(self.project, "snakemake", "-q", "all")
@@ -105,6 +106,8 @@ def test_alternating_engines_never_leave_a_stale_result(tmp_path):
     topk, replayed, dtype, new_tokens = EDITS
     engines = Engines(tmp_path, seed=0)
     engines.snakemake()
+    said = engines.dvc_repro()
+    assert said.count("exists already") == 5, "DVC made again what Snakemake had made"
     engines.take(dtype, "dvc_repro")
     engines.take(new_tokens, "commit_and_go_back")
     engines.take(replayed, "dvc_exp_run")

@@ -84,6 +84,13 @@ def test_stage_command_module_and_out_go_by_one_name(stage):
 
 
 @each_stage
+def test_dvc_leaves_what_snakemake_made_unless_it_was_read_outside(stage):
+    """DVC deletes an out before it runs the stage, unless the out persists."""
+    (out,) = STAGES[stage]["outs"]
+    assert out == ({OUT[stage]: {"persist": True}} if needs(stage) else OUT[stage])
+
+
+@each_stage
 def test_tracked_tables_are_in_every_ready_run(stage):
     for run in sorted((PROJECT / "params").glob("*.toml")):
         keys = Keys(run)

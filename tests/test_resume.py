@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from itertools import cycle
 from pathlib import Path
 
@@ -60,13 +61,65 @@ def expect_nothing_in_progress(project: Path) -> None:
 def test_a_run_killed_while_it_trains_and_while_it_is_replayed_ends_with_the_same_bytes(tmp_path):
     project, whole = tiny.make_project(tmp_path, config__total_steps=60), tmp_path / "whole"
     tiny.make(project / RUN_FILE, whole)
+    half_saved = "data/runs/*/checkpoints/*tmp*"
     moments = {
-        "snakemake": lambda: rounds_of(project) >= 20,
+        "snakemake": lambda: rounds_of(project) >= 20 and any(project.glob(half_saved)),
         "dvc": lambda: (project / OUT["train"]).exists(),
     }
     for engine, come in moments.items():
         assert kill_when(project, engine, come, only_the_engine=engine == "dvc")
     tiny.run(project, *ENGINES["snakemake"])
+    expect_equal(project, whole)
+    expect_nothing_in_progress(project)
+
+
+class Killed(BaseException):
+    """What stands for a kill: it passes by all that cleans up."""
+
+
+def kill_at_write(stage: str, run_file: Path, root: Path, file: str) -> None:
+    """Runs a stage in this process, and ends it when the bytes of `file` are about to be there."""
+
+    def fsync(descriptor: int) -> None:
+        if fnmatch(os.readlink(f"/proc/self/fd/{descriptor}"), f"*/{file}.part"):
+            patch.setattr(Path, "unlink", lambda *_, **__: None)
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "fsync", fsync)
+        tiny.make(run_file, root, stage)
+
+
+# Files of each stage, in the order of their writes; the made file is the last of each.
+WRITES = {
+    "download": (".shards.json", ".made-*.json"),
+    "convert": (".params.safetensors", ".made-*.json"),
+    "train": (
+        ".header.json",
+        "00000/.params.safetensors",
+        "00003/.own-001.safetensors",
+        "00006/.state.json",
+        ".final.json",
+        ".made-*.json",
+        "metrics/.train.json",
+    ),
+    "witness": ("windows/.*.json", ".verdict.json", ".made-*.json", "metrics/.witness.json"),
+    "export": (".model.safetensors", ".made-*.json"),
+    "evaluate": (".evaluate.json", ".made-*.json"),
+    "report": (".made-*.json",),
+}
+
+
+def test_a_run_killed_at_a_write_of_each_kind_ends_with_the_same_bytes(tmp_path):
+    data, run_file = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml"
+    tiny.write_run(run_file, tiny.run_document(data))
+    project, whole = tmp_path / "project", tmp_path / "whole"
+    tiny.make(run_file, whole)
+
+    for stage, files in WRITES.items():
+        for file in files:
+            kill_at_write(stage, run_file, project, file)
+        tiny.make(run_file, project, stage)
     expect_equal(project, whole)
     expect_nothing_in_progress(project)
 

@@ -18,7 +18,7 @@ from pipeline import __version__, runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import summary
 from pipeline.pages.summary import Results
-from pipeline.stage.artifacts import METRICS, Paths, read_json, sha256_file
+from pipeline.stage.artifacts import METRICS, Paths, read_json, read_made, sha256_file
 from pipeline.stage.keys import STAGES, Keys, needs, tracked
 from pipeline.transcript.transcript import Transcript
 
@@ -73,7 +73,7 @@ def read(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: 
     """Gather the facts of an export in `folder`; its inputs were checked against their hashes."""
     shards, trained = paths.out("download") / "shards.json", paths.out("train")
     header = read_json(transcript.folder / "header.json")
-    made = read_json(paths.root / paths.keys.made("train"))
+    made = read_made(paths.made("train"))
     files = [*sorted(folder.glob("*.safetensors")), shards]
     return Facts(
         keys=paths.keys,

@@ -208,7 +208,7 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _made(paths: Paths, stage: str) -> dict:
-    return artifacts.read_json(paths.root / paths.keys.made(stage))
+    return artifacts.read_made(paths.made(stage))
 
 
 def read_tsv(path: Path) -> list[dict[str, float]]:

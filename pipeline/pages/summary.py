@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.audit import verdict_text
-from pipeline.stage.artifacts import METRICS, Paths, read_json
+from pipeline.stage.artifacts import METRICS, Paths, read_json, verify
 
 PAGE = "report.html"
 READ = ("train", "witness", "export", "evaluate", "report")  # stages whose results are shown
@@ -59,10 +59,10 @@ def show(paths: Paths) -> int:
     """Print the table, and return the exit status: 1 if the export was refused.
 
     Raises:
-      LockstepError: A stage has no result of the current run file.
+      LockstepError: A stage has no result of the current run file, or a damaged one.
     """
     for stage in READ:
-        paths.made(stage)
+        verify(paths.made(stage))
     results = read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
     accepted = results.verdict["accepted"]
     text = verdict_text.printable(results.evaluated["text"] or "")

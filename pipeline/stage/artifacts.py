@@ -1,20 +1,22 @@
 """Files that are complete or absent: atomic writes, SHA-256, and the folder a stage leaves."""
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import LockstepError
+from pipeline.stage import dvc_cache
 from pipeline.stage.keys import OUT, Keys, needs
 
 METRICS = "metrics"
@@ -51,19 +53,33 @@ def writes(path: Path) -> Iterator[None]:
 def written(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that is flushed to disk and renamed to `path` at the end of the block.
 
-    So `path` is complete or absent after a kill, and absent after an error.
+    So `path` is complete or absent after a kill, and absent after an error. What a kill leaves is
+    `.NAME.part`, which whoever writes `path` next takes over; who writes it meanwhile waits.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.part")
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(aside, "wb") as file:
+        with _open_alone(aside) as file:
+            try:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+                os.replace(aside, path)
+            except BaseException:
+                aside.unlink(missing_ok=True)
+                raise
+
+
+def _open_alone(path: Path) -> BinaryIO:
+    """Open an empty file that no other writer has open; its lock ends when it is closed."""
+    while True:
+        file = open(path, "ab")  # noqa: SIM115 - for the caller to close
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                file.truncate(0)
+                return file
+        file.close()  # renamed while this one waited
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -134,6 +150,7 @@ class Paths:
     stage: str
     run: Path
     root: Path
+    _read: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def keys(self) -> Keys:
@@ -165,22 +182,66 @@ class Paths:
         return self.root / OUT[stage]
 
     def is_made(self, stage: str) -> bool:
-        """Return whether `stage` has a result of the current key."""
-        return (self.root / self.keys.made(stage)).is_file()
+        """Return whether `stage` has a result of the current key and of what it would read now."""
+        return self._problem(stage, self.root / self.keys.made(stage)) is None
 
     def made(self, stage: str) -> Path:
-        """Return the made file of `stage`, whose presence means that it has a current result.
+        """Return the made file of `stage`, which has a current result.
 
         Raises:
-          LockstepError: The stage has not run with the current run file and code.
+          LockstepError: The stage has not run with the current run file, code and results of
+            earlier stages.
         """
         made = self.root / self.keys.made(stage)
-        if not self.is_made(stage):
+        if problem := self._problem(stage, made):
             raise LockstepError(
-                f"{made}: missing, expected from stage {stage} with the current {self.run}; "
+                f"{made}: {problem}, expected from stage {stage} with the current {self.run}; "
                 f"run `lockstep {stage}`, or an engine"
             )
         return made
+
+    def _problem(self, stage: str, made: Path) -> str | None:
+        """What keeps a made file from standing for a current result.
+
+        Keys do not see what lies outside, such as a folder that has changed. If it was read again,
+        the made files of the stages that did so are others than those that were read.
+        """
+        if not made.is_file():
+            return "missing"
+        try:
+            read = read_made(made)["needs"]
+        except LockstepError:
+            return "damaged"
+        for need in needs(stage):
+            now = self.root / self.keys.made(need)
+            if not now.is_file() or read.get(need) != sha256_file(now):
+                return f"made from another {OUT[need]} than there is now"
+        return None
+
+    def has_result(self) -> bool:
+        """Return whether this stage has a current and whole result, here or in DVC's cache."""
+        made = self.root / self.keys.made(self.stage)
+        if self.is_made(self.stage):
+            if (damage := _damage(made)) is None:
+                return True
+            print(f"{self.stage}: {damage}; it is made again")
+        return self._restore(made)
+
+    def _restore(self, made: Path) -> bool:
+        """Take a result out of DVC's cache, where an earlier run may have left it.
+
+        A stage that reads no other runs again: what it read lies outside, and may have changed.
+        """
+        if not needs(self.stage):
+            return False
+        for files in dvc_cache.folders(self.runs.parent.parent, made.name):
+            if self._problem(self.stage, files[made.name]) is None:
+                aside = self._aside()
+                dvc_cache.copy(files, aside)
+                if _damage(aside / made.name) is None:  # of the cache
+                    _replace(aside, self.out(self.stage))
+                    return True
+        return False
 
     def need(self, stage: str) -> Path:
         """Return the folder of an earlier stage, after checking each of its files against its hash.
@@ -189,7 +250,9 @@ class Paths:
           LockstepError: The stage has no current result, or a file differs from its hash.
         """
         assert stage in needs(self.stage), f"dvc.yaml: {self.stage} does not list {OUT[stage]}"
-        verify(self.made(stage))
+        made = self.made(stage)
+        self._read[stage] = sha256_file(made)  # it may be replaced while this stage runs
+        verify(made)
         return self.out(stage)
 
     def publish(self) -> None:
@@ -211,59 +274,92 @@ class Paths:
         """Yield an empty folder that replaces the stage's old folder at the end of the block.
 
         Results to publish go into its `metrics`. `made-<key>.json` is written last. It holds the
-        SHA-256 and size of each file, the keys of the stages that were read, and the versions of
-        `environment`; nothing that differs between two equal runs, so equal results are equal
-        folders.
+        SHA-256 and size of each file, the SHA-256 of the made files of the stages that were read,
+        the versions of `environment`, and a SHA-256 of all that; nothing that differs between two
+        equal runs, so equal results are equal folders.
         """
+        aside = self._aside()
+        yield aside
+        manifest = {
+            "stage": self.stage,
+            "key": self.key,
+            "needs": {
+                need: self._read.get(need) or sha256_file(self.made(need))
+                for need in needs(self.stage)
+            },
+            "environment": environment(),
+            "files": _listing(aside),
+        }
+        made = aside / f"made-{self.key}.json"
+        write_json(made, manifest | {"sha256": _digest(manifest)})
+        _replace(aside, self.out(self.stage))
+        self.publish()
+
+    def _aside(self) -> Path:
+        """Make an empty folder beside the stage's own."""
         out = self.out(self.stage)
         aside = out.with_name(f".{out.name}.building")
         with writes(aside):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-        yield aside
-        manifest = {
-            "stage": self.stage,
-            "key": self.key,
-            "needs": {need: self.keys.key(need) for need in needs(self.stage)},
-            "environment": environment(),
-            "files": _listing(aside),
-        }
-        write_json(aside / f"made-{self.key}.json", manifest)
-        _replace(aside, out)
-        self.publish()
+        return aside
 
 
-def verify(made: Path) -> dict:
-    """Check a folder against its made file, and return the made file's content.
+def read_made(path: Path) -> dict:
+    """Return the content of a made file.
+
+    Raises:
+      LockstepError: It is not as it was written.
+    """
+    manifest = read_json(path)
+    said = manifest.pop("sha256", None)
+    if said != _digest(manifest):
+        raise LockstepError(
+            f"{path}: found content of sha256 {_digest(manifest)[:12]}, expected {said} as it says "
+            f"itself; delete {path.parent} to remake it"
+        )
+    return manifest
+
+
+def _digest(manifest: dict) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def verify(made: Path, only: Collection[str] | None = None) -> dict:
+    """Check a folder, or `only` some of its files, against its made file, and return that.
 
     Raises:
       LockstepError: A file is missing, was added, or has changed since it was made.
     """
-    manifest = read_json(made)
-    found, listed = _listing(made.parent, skip=made.name), manifest["files"]
-    for name in sorted(found.keys() | listed.keys()):
+    if damage := _damage(made, only):
+        raise LockstepError(f"{damage}; delete {made.parent} to remake it")
+    return read_made(made)
+
+
+def _damage(made: Path, only: Collection[str] | None = None) -> str | None:
+    found, listed = _listing(made.parent, only, skip=made.name), read_made(made)["files"]
+    for name in sorted(only or found.keys() | listed.keys()):
         if found.get(name) != listed.get(name):
-            raise LockstepError(
+            return (
                 f"{made.parent / name}: found {_described(found.get(name))}, expected "
-                f"{_described(listed.get(name))} as {made.name} says; delete {made.parent} to "
-                "remake it"
+                f"{_described(listed.get(name))} as {made.name} says"
             )
-    return manifest
+    return None
 
 
 def _described(entry: dict | None) -> str:
     return f"{entry['bytes']} bytes of sha256 {entry['sha256'][:12]}" if entry else "no such file"
 
 
-def _listing(folder: Path, skip: str = "") -> dict[str, dict]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def _listing(
+    folder: Path, only: Collection[str] | None = None, skip: str | None = None
+) -> dict[str, dict]:
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
+    files = {name: folder / name for name in sorted(only or names) if name != skip}
     return {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256_file(path),
-        }
-        for path in files
-        if path.name != skip
+        name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for name, path in files.items()
+        if path.is_file()
     }
 
 

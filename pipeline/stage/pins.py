@@ -10,7 +10,7 @@ from pathlib import Path
 import tomlkit
 
 from pipeline.errors import LockstepError
-from pipeline.stage.artifacts import Paths, read_json, write_text
+from pipeline.stage.artifacts import Paths, read_json, verify, write_text
 
 # For each key of [pins], the stage that reads the input, and where its result records the SHA-256.
 READ = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert", "source.json")}
@@ -36,12 +36,12 @@ def write(run: Path, root: Path) -> dict[str, str]:
     """Set every pin of a run file to what its stages read, and keep its comments.
 
     Raises:
-      LockstepError: One of the stages has no result of the current run file.
+      LockstepError: One of the stages has no result of the current run file, or a damaged one.
     """
     pins = {}
     for key, (stage, file, *within) in READ.items():
         paths = Paths(stage, run, root)
-        paths.made(stage)
+        verify(paths.made(stage), [file])
         found = read_json(paths.out(stage) / file)
         for name in within:
             found = found[name]

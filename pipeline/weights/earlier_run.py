@@ -1,12 +1,10 @@
 """Finds the final state of an earlier run by its key, so that a finished run can be extended."""
 
-import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.stage import artifacts
+from pipeline.stage import artifacts, dvc_cache
 from pipeline.stage.artifacts import Paths
 
 # data/init/earlier/ holds the final state of the run that is extended; this file, its position
@@ -55,27 +53,12 @@ def _stored(key: str, paths: Paths) -> Path:
     if (paths.out("train") / made).is_file():
         shutil.copytree(paths.out("train"), aside)
     else:
-        listing = next(_cached_folders(paths.runs.parent.parent, made), None)
-        if listing is None:
+        files = next(dvc_cache.folders(paths.runs.parent.parent, made), None)
+        if files is None:
             raise LockstepError(
                 f"model.LLM.checkpoint.Run: {key}, expected the key of a finished run: no {made} "
                 f"in {paths.out('train')}, {copied.parent} or DVC's cache"
             )
-        for name, source in listing.items():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, aside / name)
+        dvc_cache.copy(files, aside)
     aside.rename(copied)
     return copied
-
-
-def _cached_folders(project: Path, made: str) -> Iterator[dict[str, Path]]:
-    """Yield the folders in DVC's cache that hold `made`: relative name -> cached file.
-
-    DVC stores a folder as a JSON list of {md5, relpath} named <md5>.dir, and each file by its MD5.
-    """
-    cache = project / ".dvc" / "cache" / "files" / "md5"
-    for path in cache.glob("*/*.dir"):
-        files = {file["relpath"]: file["md5"] for file in json.loads(path.read_text())}
-        cached = {name: cache / md5[:2] / md5[2:] for name, md5 in files.items()}
-        if made in cached and all(file.is_file() for file in cached.values()):
-            yield cached

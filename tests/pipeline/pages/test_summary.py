@@ -100,6 +100,18 @@ def test_a_missing_result_is_one_line_that_names_the_stage(tmp_path, stage):
 
 
 @pytest.mark.parametrize(
+    "file", ["evaluate/evaluate.json", "trained/metrics/train.json", "export/model.safetensors"]
+)
+def test_a_changed_file_is_one_line_and_no_result(tmp_path, file):
+    paths = finished(tmp_path)
+    content = bytearray((tmp_path / "data" / file).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "data" / file).write_bytes(content)
+    with pytest.raises(LockstepError, match=f"{file}: found .* expected .*made-"):
+        summary.show(paths)
+
+
+@pytest.mark.parametrize(
     ("count", "said"),
     [
         (0, "0 bytes"),

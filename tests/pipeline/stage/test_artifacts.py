@@ -1,7 +1,12 @@
 """A stage's folder is whole or not there, and read only as it was made."""
 
 import errno
+import hashlib
+import json
 import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,14 +14,22 @@ import pytest
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
-from pipeline.stage.keys import PROJECT, RUN_FILE
+from pipeline.stage.keys import PROJECT, RUN_FILE, needs
+from tests import tiny
 
 
 def paths_of(stage: str, root: Path) -> Paths:
     return Paths(stage, PROJECT / RUN_FILE, root)
 
 
+def made_of(paths: Paths) -> Path:
+    return paths.root / paths.keys.made(paths.stage)
+
+
 def make(stage: str, root: Path, text: str = "content") -> Paths:
+    for need in needs(stage):
+        if not paths_of(need, root).is_made(need):
+            make(need, root)
     paths = paths_of(stage, root)
     with paths.building() as folder:
         (folder / "part").mkdir()
@@ -26,7 +39,7 @@ def make(stage: str, root: Path, text: str = "content") -> Paths:
 
 def test_a_built_folder_lists_its_files_and_can_be_needed(tmp_path):
     paths = make("download", tmp_path)
-    manifest = artifacts.read_json(tmp_path / paths.keys.made("download"))
+    manifest = artifacts.read_json(made_of(paths))
     assert list(manifest["files"]) == ["part/file.txt"]
     assert manifest["key"] == paths.key
     assert paths_of("train", tmp_path).need("download") == paths.out("download")
@@ -43,7 +56,7 @@ def test_building_again_leaves_nothing_of_the_old_folder(tmp_path):
 
 def test_equal_results_are_equal_folders(tmp_path):
     first, second = make("download", tmp_path / "a"), make("download", tmp_path / "b")
-    made = [p.root / p.keys.made("download") for p in (first, second)]
+    made = [made_of(p) for p in (first, second)]
     assert made[0].read_bytes() == made[1].read_bytes()
 
 
@@ -55,6 +68,7 @@ def test_a_number_that_json_does_not_have_is_refused(tmp_path, number):
 
 
 def test_what_a_checkout_changed_in_metrics_is_put_right(tmp_path):
+    make("train", tmp_path)
     paths = paths_of("witness", tmp_path)
     with paths.building() as folder:
         artifacts.write_json(folder / "metrics" / "witness.json", {"accepted": True})
@@ -99,6 +113,81 @@ def test_a_stage_that_has_not_run_is_named(tmp_path):
         paths_of("train", tmp_path).need("download")
 
 
+def test_a_result_of_what_was_read_again_and_is_other_now_is_not_current(tmp_path):
+    train = make("train", tmp_path)
+    make("download", tmp_path)  # again, and the same
+    assert paths_of("witness", tmp_path).need("train")
+    make("download", tmp_path, "changed")  # under the same key, as a folder without a pin can be
+    with pytest.raises(LockstepError, match="made from another data/shards than there is now"):
+        paths_of("witness", tmp_path).need("train")
+    assert not train.has_result()
+
+
+def test_a_result_is_of_what_was_read_not_of_what_replaced_it_meanwhile(tmp_path):
+    make("convert", tmp_path)
+    make("download", tmp_path)
+    train = paths_of("train", tmp_path)
+    train.need("download")
+    make("download", tmp_path, "changed")
+    with train.building() as folder:
+        (folder / "file.txt").write_text("trained on the first")
+    assert not train.is_made("train")
+
+
+def test_no_flipped_bit_of_a_made_file_goes_unnoticed(tmp_path):
+    made = made_of(make("train", tmp_path))
+    whole, content = made.read_bytes(), artifacts.read_made(made)
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        made.write_bytes(flipped)
+        with suppress(LockstepError):
+            assert artifacts.read_made(made) == content
+
+
+def test_a_damaged_result_is_named_and_made_again(tmp_path, capsys):
+    train = make("train", tmp_path)
+    (train.out("train") / "part" / "file.txt").write_text("Content")
+    assert not train.has_result()
+    assert "part/file.txt: found 7 bytes" in capsys.readouterr().out
+
+
+def cached(paths: Paths) -> None:
+    """Moves a stage's folder to where DVC keeps it."""
+    cache, listing = paths.root / ".dvc/cache/files/md5", []
+    for name, content in tiny.contents(paths.out(paths.stage)).items():
+        md5 = hashlib.md5(content).hexdigest()
+        artifacts.write_bytes(cache / md5[:2] / md5[2:], content)
+        listing.append({"md5": md5, "relpath": name})
+    artifacts.write_text(cache / "00" / "00.dir", json.dumps(listing))
+    shutil.rmtree(paths.out(paths.stage))
+
+
+def test_a_result_comes_back_from_the_cache_of_dvc(tmp_path):
+    train = make("train", tmp_path)
+    before = tiny.contents(train.out("train"))
+    cached(train)
+    assert train.has_result()
+    assert tiny.contents(train.out("train")) == before
+
+
+def test_a_damaged_or_outdated_cache_of_dvc_is_passed_over(tmp_path):
+    train = make("train", tmp_path)
+    cached(train)
+    make("download", tmp_path, "changed")
+    assert not train.has_result()
+    make("download", tmp_path)
+    (file,) = (f for f in (tmp_path / ".dvc").rglob("*") if f.is_file() and f.stat().st_size == 7)
+    file.write_text("Content")
+    assert not train.has_result()
+
+
+def test_what_a_stage_read_outside_is_read_again(tmp_path):
+    download = make("download", tmp_path)
+    cached(download)
+    assert not download.has_result()
+
+
 def test_work_in_progress_lies_where_dvc_started(tmp_path, monkeypatch):
     monkeypatch.setenv("DVC_ROOT", str(tmp_path / "project"))
     assert paths_of("train", tmp_path / "copy").scratch.parent == tmp_path / "project/data/runs"
@@ -116,6 +205,20 @@ def test_a_failed_write_leaves_the_earlier_file_and_no_other(tmp_path, monkeypat
         artifacts.write_json(file, {"loss": 2.0})
     assert artifacts.read_json(file) == {"loss": 1.0}
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_what_a_kill_left_of_a_write_is_taken_over_by_the_next(tmp_path):
+    (tmp_path / ".a.json.part").write_text("much longer than what is written now")
+    artifacts.write_text(tmp_path / "a.json", "{}")
+    assert tiny.contents(tmp_path) == {"a.json": b"{}"}
+
+
+def test_two_writers_of_one_file_take_turns(tmp_path):
+    file, texts = tmp_path / "a.txt", [f"{letter}" * 10**5 for letter in "abcdefgh"]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(lambda text: artifacts.write_text(file, text), texts))
+    assert file.read_text() in texts
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_json_with_a_number_that_is_none_is_refused(tmp_path):

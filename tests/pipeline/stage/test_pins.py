@@ -71,6 +71,16 @@ def test_there_is_nothing_to_pin_before_the_stages_have_run(place):
     assert "expected from stage download" in done.stderr and "lockstep download" in done.stderr
 
 
+def test_what_was_changed_since_is_not_pinned(place):
+    run_file, root, _ = place
+    tiny.make(run_file, root, "download", "convert")
+    before, source = run_file.read_text(), root / "data" / "init" / "source.json"
+    source.write_text(source.read_text().replace("sha256", "sha265"))
+    with pytest.raises(LockstepError, match="source.json: found .* expected .*made-"):
+        pins.write(run_file, root)
+    assert run_file.read_text() == before
+
+
 def test_the_refusal_names_the_pin_and_what_was_found():
     assert pins.check("data", "", "b" * 64, "a folder") == "not pinned"
     assert pins.check("data", "b" * 64, "b" * 64, "a folder") == "pinned"
