@@ -122,9 +122,10 @@ def replay(
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
     from pipeline import runfile
-    from pipeline.stage import allocator, artifacts, devices
+    from pipeline.stage import allocator, artifacts, devices, given_files
 
     allocator.tune()
+    given_files.check_regular(folder)  # or reading run.json might never end
     run = folder / "run.json"
     devices.prepare(runfile.parse(artifacts.read_json(run), str(run)))
     from pipeline.audit import rerun_bundle

@@ -22,6 +22,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts, devices, pins
 from pipeline.stage.artifacts import Paths
+from pipeline.stage.given_files import check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
 from pipeline.weights import bucket, earlier_run, hf, hub
 
@@ -119,7 +120,7 @@ def _hub(
     checkpoint: runfile.CheckpointHub, architecture: str, paths: Paths, folder: Path
 ) -> dict[str, Any]:
     """Read a local folder where `repo_id` is one and no revision is given, else the hub."""
-    source = Path(checkpoint.repo_id).expanduser()
+    source = expand(checkpoint.repo_id, "model.LLM.checkpoint.Hub.repo_id")
     commit = None
     if checkpoint.revision is not None or not source.is_dir():
         source = hub.download(checkpoint.repo_id, checkpoint.revision, paths.store / "hub")
@@ -129,13 +130,20 @@ def _hub(
 
 def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
     """Read a model's folder, copy its other files, and return what source.json says of it."""
+    small = [source / name for name in hf.SMALL if (source / name).is_file()]
+    for file in small:
+        check_inside(file, source)
     _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
-    companions = [source / name for name in hf.COMPANIONS if (source / name).is_file()]
-    described = write_params(source, folder, companions)
-    (folder / "hf").mkdir()
-    for file in companions:
-        shutil.copyfile(file, folder / "hf" / file.name)
-    hf.write_config(folder / "hf", hf.read_config(source), described["dtype"])
+    weights = hf.weight_files(source)
+    for file in weights:
+        check_inside(file, source)
+    with unchanged([*small, *weights]):
+        companions = [file for file in small if file.name in hf.COMPANIONS]
+        described = write_params(source, folder, companions)
+        (folder / "hf").mkdir()
+        for file in companions:
+            shutil.copyfile(file, folder / "hf" / file.name)
+        hf.write_config(folder / "hf", hf.read_config(source), described["dtype"])
     return described
 
 

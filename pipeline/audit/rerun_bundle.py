@@ -31,6 +31,7 @@ from pipeline.audit.verdict import Finding, contradictions
 from pipeline.errors import LockstepError
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import read_json
+from pipeline.stage.given_files import check_regular
 from pipeline.swarm import begin
 from pipeline.tokens.columns import UNCOUNTED, Columns
 from pipeline.transcript.transcript import Transcript
@@ -178,6 +179,7 @@ class _Rows:
 
 def _read_manifest(folder: Path) -> BundleManifest:
     path = folder / MANIFEST
+    check_regular(folder)
     try:
         manifest = validate_json(BundleManifest, path.read_bytes(), str(path))
     except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.net import checksum, redact
+from pipeline.stage.given_files import check_inside
 
 
 def download(
@@ -53,6 +54,7 @@ def download(
         raise LockstepError(f"{name}: {message}, expected {expected}") from None
     for file in sorted(folder.glob("*")):
         if any(fnmatch(file.name, pattern) for pattern in patterns):
+            check_inside(file, folder)
             _verify(name, file)
     return folder
 

@@ -19,6 +19,7 @@ from pipeline.net.redact import hide
 from pipeline.net.retry import Attempts, TransientError
 from pipeline.runfile import Network
 from pipeline.runfile.table import Table
+from pipeline.stage.given_files import stamp_of
 
 PIECE_BYTES = 2**20
 VERSIONED = ("gs", "hf")  # schemes whose addresses name the version of a file
@@ -119,23 +120,18 @@ def read_once(
     return web.read(request, start, stop, version, network, is_rest=is_rest)
 
 
-def file_version(status: os.stat_result) -> tuple[int, str]:
-    """Return size and tag of a file of this machine: the tag is the time of its last change."""
-    return status.st_size, str(status.st_mtime_ns)
-
-
 def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
     path = Path(origin.url)
     try:
         with open(path, "rb") as file:
             file.seek(start)
             while start < stop and (piece := file.read(min(PIECE_BYTES, stop - start))):
-                found = file_version(os.fstat(file.fileno()))  # after reading: so it was then
-                if found != (origin.size, origin.tag):
+                found = stamp_of(os.fstat(file.fileno()))  # after reading: so it was then
+                if (found.size, str(found.nanoseconds)) != (origin.size, origin.tag):
                     raise LockstepError(
-                        f"{path}: changed since it was listed: {found[0]} bytes of time "
-                        f"{found[1]}, expected {origin.size} of {origin.tag}; run again to read "
-                        "it anew"
+                        f"{path}: changed since it was listed: {found.size} bytes of time "
+                        f"{found.nanoseconds}, expected {origin.size} of {origin.tag}; run again "
+                        "to read it anew"
                     )
                 start += len(piece)
                 yield piece

@@ -44,11 +44,12 @@ class Transfer(NamedTuple):
 class Stored(NamedTuple):
     """A file in the store: its path, and the SHA-256 of the bytes asked for.
 
-    The file may be longer, where only its first bytes were asked for.
+    The file may be longer, where only its first bytes were asked for. A file of this machine stays
+    where it is, and has no hash yet: it may change until it is read.
     """
 
     path: Path
-    sha256: str
+    sha256: str | None
 
 
 def fetch(
@@ -94,7 +95,7 @@ def _fetch(transfer: Transfer, store: Path, network: Network, bar: Progress, sto
         if not os.access(path, os.R_OK):
             raise LockstepError(f"{path}: no permission, expected a readable file")
         count(transfer.size)
-        return Stored(path, checksum.of_file(path, "sha256", transfer.size))
+        return Stored(path, None)
     url = addresses.without_user(origin.url)
     identity = json.dumps([url, origin.size, origin.tag, origin.checksum])
     name = hashlib.sha256(identity.encode()).hexdigest()[:40]
@@ -121,7 +122,7 @@ def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:
         if start != name or expected == "part":
             continue
         path = folder / entry
-        if sha256_file(path) == expected:
+        if not path.is_symlink() and sha256_file(path) == expected:
             if transfer.size < transfer.origin.size:
                 expected = checksum.of_file(path, "sha256", transfer.size)
             return Stored(path, expected)
@@ -133,7 +134,7 @@ def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:
 @contextmanager
 def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
     """Open a partial file, locked against other processes; None if its last holder finished it."""
-    with open(path, "a+b", buffering=0) as part:
+    with open(path, "a+b", buffering=0, opener=_open_no_link) as part:
         while True:
             try:
                 fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,6 +144,10 @@ def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
                     raise CancelledError from None
         same = path.exists() and os.path.samestat(os.fstat(part.fileno()), path.stat())
         yield part if same else None
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _fill(

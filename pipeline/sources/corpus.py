@@ -39,9 +39,10 @@ from pipeline.sources.text import (
     text_folder,
     tokenizing,
 )
-from pipeline.sources.text.documents import Piece, Source, check_unchanged
+from pipeline.sources.text.documents import Piece, Source
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
 from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.given_files import check_unchanged, expand
 from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import ShardFile, Split
 
@@ -96,7 +97,7 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
 
 def _find(location: DataCorpus) -> Text:
     if location.path is not None:
-        root = Path(location.path).expanduser()
+        root = expand(location.path, text_folder.PATH)
         files, warnings = text_folder.find(root, location.text_key)
         return Text(location.path, root, files, warnings=warnings)
     python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -138,9 +139,9 @@ def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
                 raise LockstepError(f"{text.root}: found no text in what is the {split} split")
             shards += written
 
-    for source in read.values():
-        check_unchanged(source)
     contents = [(source.name, sha256_file(source.path)) for source in read.values()]
+    for source in read.values():  # also since it was hashed
+        check_unchanged(source.path, source.version)
     if encoder.source:
         contents.append((TOKENIZER, encoder.source["tokenizer"]["sha256"]))
     return Fetched(

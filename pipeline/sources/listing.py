@@ -15,12 +15,13 @@ from pydantic import Field
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, web
 from pipeline.net.redact import hide
-from pipeline.net.remote import Origin, file_version
+from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.table import Table
 from pipeline.sources import TOKENIZER, FetchOptions
 from pipeline.stage import artifacts
+from pipeline.stage.given_files import check_inside, stamp
 from pipeline.tokens.shards import Part
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
 
@@ -132,13 +133,25 @@ def tokenizer_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
 
 def local_file(path: Path, root: Path) -> LocationFile:
     """Describe a file of this machine."""
-    size, tag = file_version(path.stat())
-    origin = Origin(url=str(path.absolute()), size=size, tag=tag)
+    size, nanoseconds = stamp(path)
+    origin = Origin(url=str(path.absolute()), size=size, tag=str(nanoseconds))
     return LocationFile(name=path.relative_to(root).as_posix(), origin=origin)
 
 
+def check_local(listing: Listing, root: Path) -> Listing:
+    """Return the listing of a folder of this machine if its files are in it.
+
+    Raises:
+      LockstepError: one is a link out of the folder, or has a name that cannot be printed.
+    """
+    for file in (*listing.files, *listing.tokenizer):
+        check_name(file.name, str(root))
+        check_inside(Path(file.origin.url), root)
+    return listing
+
+
 def check_name(name: str, where: str) -> str:
-    """Return a name from a server if it can be a path in a folder.
+    """Return a name if it can be a path in a folder.
 
     Nothing is ever written under such a name, but a server that gives another is not to be trusted.
 

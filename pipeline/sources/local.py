@@ -4,8 +4,6 @@ They are read in the order of their names (Psyche takes the order in which the s
 Only files of the folder itself are read, and of its sub-folder `held_out/`.
 """
 
-from pathlib import Path
-
 from pipeline.errors import LockstepError
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
@@ -13,22 +11,27 @@ from pipeline.sources import HELD_OUT, TOKENIZER
 from pipeline.sources.listing import (
     EXTENSIONS,
     Listing,
+    check_local,
     local_file,
     token_files,
     tokenizer_files,
 )
+from pipeline.stage.given_files import expand
+
+PATH = "model.LLM.data_location.Local"
 
 
 def listing(location: DataLocal, network: Network) -> Listing:
     """Return the folder's token files, and its tokenizer.
 
     Raises:
-      LockstepError: there is no such folder, or a `tokenizer/` in it without a tokenizer.json.
+      LockstepError: there is no such folder, or a `tokenizer/` in it without a tokenizer.json; or a
+        file is a link out of the folder.
     """
-    root = Path(location.path).expanduser()
+    root = expand(location.path, PATH)
     if not root.is_dir():
         raise LockstepError(
-            f"model.LLM.data_location.Local: found no folder {root.absolute()}, expected one of "
+            f"{PATH}: found no folder {root.absolute()}, expected one of "
             f"{', '.join(EXTENSIONS)} files"
         )
     if (root / TOKENIZER).is_dir() and not (root / TOKENIZER / "tokenizer.json").is_file():
@@ -40,7 +43,7 @@ def listing(location: DataLocal, network: Network) -> Listing:
         for path in sorted(folder.iterdir())
         if path.is_file()
     ]
-    return Listing(
+    found = Listing(
         read=location.path,
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
@@ -48,3 +51,4 @@ def listing(location: DataLocal, network: Network) -> Listing:
         tokenizer=tokenizer_files(files),
         says_held_out=(root / HELD_OUT).is_dir(),
     )
+    return check_local(found, root)

@@ -16,10 +16,18 @@ from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.choice import hold_out_last, max_tokens
 from pipeline.sources.hub import list_dataset
-from pipeline.sources.listing import Listing, LocationFile, local_file, remembered, tokenizer_files
+from pipeline.sources.listing import (
+    Listing,
+    LocationFile,
+    check_local,
+    local_file,
+    remembered,
+    tokenizer_files,
+)
 from pipeline.sources.parquet import COLUMNS, Parquet
 from pipeline.sources.token_files import fetch_files, fetch_tokenizer
-from pipeline.stage.artifacts import listing_sha256
+from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.given_files import expand, unchanged
 from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 MAKES_TOKENS = True
@@ -65,12 +73,13 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
         # where only rows tell how many files are needed, no more are fetched than at once
         batch = max(1, len(of_split)) if left is None else options.network.connections
         for file, stored in _fetch(of_split, batch, options):
-            rows = Parquet(stored.path, file.label)
-            read[split][file.name] = stored.sha256
+            with unchanged([stored.path]):
+                rows = Parquet(stored.path, file.label)
+                read[split][file.name] = stored.sha256 or sha256_file(stored.path)
+                written = shards.add(rows, file.name, split, left) if rows.rows else 0
             if not rows.rows:
                 warnings.append(f"{file.label}: has no rows")
                 continue
-            written = shards.add(rows, file.name, split, left)
             if left is not None:
                 left -= written
                 if left < shards.length:
@@ -173,11 +182,11 @@ def _choose(
 
 def _list(location: DataPreprocessed, options: FetchOptions) -> Listing:
     """Return the parquet files of the folder or the dataset, and the tokenizer beside them."""
-    root = Path(location.source).expanduser()
+    root = expand(location.source, variant_name(location))
     if root.is_dir():
         paths = {*root.rglob("*.parquet"), *root.glob("*"), *(root / TOKENIZER).glob("*")}
         files = [local_file(path, root) for path in paths if path.is_file()]
-        return _listing(location.source, files, {})
+        return check_local(_listing(location.source, files, {}), root)
     repo_id, where = location.source.strip(), variant_name(location)
     if not REPO_ID.fullmatch(repo_id):
         raise LockstepError(

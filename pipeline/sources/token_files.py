@@ -98,9 +98,10 @@ def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> in
     (folder / TOKENIZER).mkdir()
     fetched = fetch_files(listing.tokenizer, options)
     for file, stored in zip(listing.tokenizer, fetched, strict=True):
-        _place(stored.path, folder / TOKENIZER / file.name, file.origin, file.origin.size)
+        path = folder / TOKENIZER / file.name
+        _place(stored, path, file.origin, file.origin.size)
         if file.name == "tokenizer.json":
-            vocab = vocab_size(load_tokenizer(stored.path, file.label))
+            vocab = vocab_size(load_tokenizer(path, file.label))
     return vocab
 
 
@@ -164,22 +165,32 @@ def _fetch_files(
     files = []
     with options.progress(total=len(chosen), unit="file") as bar:
         for (one, path), size, stored in zip(_shard_paths(chosen), sizes, fetched, strict=True):
-            _place(stored.path, folder / path, one.file.origin, size)
+            sha256 = _place(stored, folder / path, one.file.origin, size)
             _check_tokens(folder / path, listing.size, vocab, one.file.label)
-            files.append(_shard(one, path, stored.sha256))
+            files.append(_shard(one, path, sha256))
             bar.advance()
     return files
 
 
-def _place(source: Path, target: Path, origin: Origin, size: int) -> None:
-    """Link to the store; copy a file that may change, or that is longer than needed."""
-    if not origin.is_local and source.stat().st_size == size:
-        artifacts.link(source, target)
-        return
-    with open(source, "rb") as file, artifacts.written(target) as copy:
-        while size and (piece := file.read(min(PIECE_BYTES, size))):
+def _place(stored: Stored, target: Path, origin: Origin, size: int) -> str:
+    """Link to the store; copy a file that may change, or that is longer than needed.
+
+    Return the SHA-256 of what is in place now.
+    """
+    if stored.sha256 is not None and stored.path.stat().st_size == size:
+        artifacts.link(stored.path, target)
+        return stored.sha256
+    digest, left = hashlib.sha256(), size
+    with open(stored.path, "rb") as file, artifacts.written(target) as copy:
+        while left and (piece := file.read(min(PIECE_BYTES, left))):
             copy.write(piece)
-            size -= len(piece)
+            digest.update(piece)
+            left -= len(piece)
+    if left:
+        raise LockstepError(
+            f"{stored.path}: cut short while it was read, expected {size} bytes as before"
+        )
+    return digest.hexdigest()
 
 
 def _check_tokens(path: Path, size: int, vocab: int | None, name: str) -> None:

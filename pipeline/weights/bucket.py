@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SMALL = (hf.CONFIG, hf.INDEX, *hf.COMPANIONS)  # read beside the weights: no code, no pickle
 RETRY_SECONDS = 60.0  # during which a request is retried
 CHUNK_BYTES = 2**25  # of an upload, a multiple of 256 KiB: what a broken connection can cost
 MANIFEST_BYTES = 2**24  # upper bound: a manifest is read into memory
@@ -140,12 +139,12 @@ def _by_manifest(remote: BucketFolder, blob: "Blob") -> tuple[dict[str, "Blob"],
     if blob.size > MANIFEST_BYTES:
         raise LockstepError(f"{where}: {blob.size} bytes, expected at most {MANIFEST_BYTES}")
     content = manifest.parse(blob.download_as_bytes(retry=remote.retry), where)
-    small = [file for file in content.companions or () if file.filename in SMALL]
+    small = [file for file in content.companions or () if file.filename in hf.SMALL]
     files = {file.filename: _version(remote, file) for file in (*content.files, *small)}
     if content.companions is None:
         # Psyche's manifests leave the index out, so an existing one may be of other weights
         newest = remote.newest()
-        files |= {name: newest[name] for name in SMALL if name in newest and name != hf.INDEX}
+        files |= {name: newest[name] for name in hf.SMALL if name in newest and name != hf.INDEX}
     return _checked(remote, files), content.metadata.step
 
 
@@ -174,7 +173,9 @@ def _by_listing(remote: BucketFolder) -> dict[str, "Blob"]:
     weights = [name for name in newest if re.fullmatch(r"model[\w.-]*\.safetensors", name)]
     if hf.WEIGHTS in weights:
         weights = [hf.WEIGHTS]
-    return _checked(remote, {name: newest[name] for name in (*SMALL, *weights) if name in newest})
+    return _checked(
+        remote, {name: newest[name] for name in (*hf.SMALL, *weights) if name in newest}
+    )
 
 
 def _checked(remote: BucketFolder, files: dict[str, "Blob"]) -> dict[str, "Blob"]:

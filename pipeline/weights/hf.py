@@ -33,6 +33,7 @@ SHARD = r"[\w-][\w.-]*\.safetensors"  # a file of weights in the same folder
 REFUSED = "refused.json"  # written in place of weights where the audit failed
 # What may stand beside the weights; nothing else is fetched or copied: no code, no pickle.
 COMPANIONS = ("generation_config.json", *TOKENIZER_FILES)
+SMALL = (CONFIG, INDEX, *COMPANIONS)  # read beside the weights: no code, no pickle
 EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}  # all set in the bits of infinity and NaN
 
 

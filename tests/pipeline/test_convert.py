@@ -93,6 +93,29 @@ def test_a_model_of_another_type_than_the_architecture_is_refused(tmp_path):
         assert said.startswith(f"{file}: model_type is 'gpt2', expected {expected}")
 
 
+@pytest.mark.parametrize("name", ["vocab.txt", "config.json", "model.safetensors"])
+def test_a_link_out_of_the_folder_is_refused_before_it_is_read(tmp_path, name):
+    model = write_model(tmp_path / "model")
+    (model / name).unlink(missing_ok=True)
+    (tmp_path / "secret").write_text("ours")
+    (model / name).symlink_to("../secret")
+    said = refused(tmp_path, {"Hub": {"repo_id": str(model)}})
+    assert said.startswith(f"{model / name}: a link to {tmp_path}/secret")
+
+
+def test_a_folder_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    model = write_model(tmp_path / "model")
+    save = hf.HfFolder.save
+
+    def save_then_change(*arguments):
+        save(*arguments)
+        (model / "tokenizer.json").write_text("{}")
+
+    monkeypatch.setattr(hf.HfFolder, "save", save_then_change)
+    said = refused(tmp_path, {"Hub": {"repo_id": str(model)}})
+    assert said.startswith(f"{model / 'tokenizer.json'}: changed while it was read")
+
+
 # ---- What there is no reader for ----
 
 

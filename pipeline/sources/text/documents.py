@@ -1,6 +1,5 @@
 """Text files of a corpus: documents, split and read in pieces, in constant memory."""
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError
+from pipeline.stage.given_files import FileStamp
 from pipeline.stage.progress import Progress
 
 PIECE = 2**17  # characters
@@ -18,13 +18,6 @@ class Piece(NamedTuple):
 
     text: str
     ends: bool
-
-
-class FileStamp(NamedTuple):
-    """Size of a file in bytes, and time of its last change in nanoseconds."""
-
-    size: int
-    nanoseconds: int
 
 
 @dataclass(frozen=True)
@@ -84,23 +77,6 @@ def _border(text: str) -> int:
             front = front or line
         line = text.rfind("\n", 1, line)
     return front or max(0, text.rfind(" ", 1, PIECE)) or PIECE
-
-
-def version(path: Path) -> FileStamp:
-    """Return the version of a file."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return FileStamp(status.st_size, status.st_mtime_ns)
-
-
-def check_unchanged(source: Source) -> None:
-    """Check that a file has not changed since it was found."""
-    if version(source.path) != source.version:
-        raise LockstepError(
-            f"{source.path}: changed while it was read, expected it to stay as it is"
-        )
 
 
 def unreadable(path: Path, error: OSError) -> LockstepError:

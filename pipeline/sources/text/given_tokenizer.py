@@ -10,6 +10,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import hub_files
 from pipeline.runfile.data import DataCorpus
 from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
+from pipeline.stage.given_files import check_inside, expand, unchanged
 from pipeline.tokens.tokenizer_files import TOKENIZER, TOKENIZER_FILES, load_tokenizer, vocab_size
 
 KEY = "model.LLM.data_location.Corpus.tokenizer"
@@ -43,7 +44,7 @@ def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTok
     Raises:
       LockstepError: it does not exist, cannot be read, has no tokenizer.json, or no end token.
     """
-    folder, commit, warnings = Path(location.tokenizer).expanduser(), None, ()
+    folder, commit, warnings = expand(location.tokenizer, KEY), None, ()
     name, revision = f"{KEY}: {location.tokenizer}", location.tokenizer_revision
     if revision is not None or not folder.is_dir():
         if revision is not None:
@@ -55,20 +56,24 @@ def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTok
         commit = folder.name
         if revision != commit:
             warnings = (hub_files.pin_advice(name, commit, "tokenizer_revision"),)
-    files = [file for file in TOKENIZER_FILES if (folder / file).is_file()]
-    if TOKENIZER not in files:
+    files = [folder / file for file in TOKENIZER_FILES if (folder / file).is_file()]
+    if folder / TOKENIZER not in files:
         raise LockstepError(f"{name}: found no tokenizer.json, expected one")
-    tokenizer = load_tokenizer(folder / TOKENIZER)
+    for file in files:
+        check_inside(file, folder)
+    with unchanged(files):
+        tokenizer = load_tokenizer(folder / TOKENIZER)
+        end = _end_token(folder, tokenizer)
+        sha256 = listing_sha256((file.name, sha256_file(file)) for file in files)
+        target.mkdir(parents=True)
+        for file in files:
+            shutil.copyfile(file, target / file.name)
     source = {
         "read": location.tokenizer,
         "revision": revision,
         "commit": commit,
-        "sha256": listing_sha256((file, sha256_file(folder / file)) for file in files),
+        "sha256": sha256,
     }
-    end = _end_token(folder, tokenizer)
-    target.mkdir(parents=True)
-    for file in files:
-        shutil.copyfile(folder / file, target / file)
     return CorpusTokenizer(tokenizer, end, vocab_size(tokenizer), {"tokenizer": source}, warnings)
 
 

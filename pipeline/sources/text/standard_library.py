@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import version
 from pipeline.sources.text.text_file import TextFile
+from pipeline.stage.given_files import stamp
 
 SKIP_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 # Written when a Python is built or packaged: they differ between machines with the same Python.
@@ -22,7 +22,7 @@ def find(root: Path) -> list[TextFile]:
     if not sizes:
         raise LockstepError(f"{root}: found no Python sources, expected the standard library")
     return [
-        TextFile(name, root / name, version(root / name), 0, size, errors="replace")
+        TextFile(name, root / name, stamp(root / name), 0, size, errors="replace")
         for name, size in sizes.items()
     ]
 

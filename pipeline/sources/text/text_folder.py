@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import Source, unreadable, version
+from pipeline.sources.text.documents import Source, unreadable
 from pipeline.sources.text.json_lines import ENDINGS, JsonLines
 from pipeline.sources.text.text_file import TextFile
+from pipeline.stage.given_files import is_inside, stamp
 
 HEAD_BYTES = 8000  # a NUL in the first bytes marks a binary file, as in git
 PATH = "model.LLM.data_location.Corpus.path"
@@ -76,13 +77,11 @@ def _walk(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _left_out(root: Path, file: Path) -> str | None:
     """Return why a file is not read, or None."""
-    if file.is_symlink() and root.is_dir():
-        inside = file.is_file() and file.resolve().is_relative_to(root.resolve())
-        if not inside:
-            return LINKS
+    if file.is_symlink() and root.is_dir() and not (file.is_file() and is_inside(file, root)):
+        return LINKS
     if not file.is_file():  # a socket or a pipe
         return BINARY
-    if not version(file).size:
+    if not stamp(file).size:
         return EMPTY
     if root.is_dir() and not _is_json_lines(file) and b"\0" in _head(file):
         return BINARY
@@ -90,7 +89,7 @@ def _left_out(root: Path, file: Path) -> str | None:
 
 
 def _source(name: str, file: Path, key: str) -> Source:
-    current = version(file)
+    current = stamp(file)
     if _is_json_lines(file):
         return JsonLines(name, file, current, key)
     mark = len(codecs.BOM_UTF8) if _head(file).startswith(codecs.BOM_UTF8) else 0

@@ -580,15 +580,18 @@ def test_text_that_is_no_utf8_is_refused_with_the_byte(tmp_path, monkeypatch, at
         assert message == f"{tmp_path / name}: found byte 0xc3 at byte {byte}, expected UTF-8"
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, lines):
-    write_split = tokenizing.write_split
+@pytest.mark.parametrize("when", [(tokenizing, "write_split"), (corpus, "sha256_file")])
+def test_a_file_that_changes_while_it_is_read_or_hashed_is_refused(
+    tmp_path, monkeypatch, lines, when
+):
+    found = getattr(*when)
 
-    def and_append(*arguments):
+    def append_and(*arguments):
         with open(lines, "a") as file:
             file.write('{"text": "more"}\n')
-        return write_split(*arguments)
+        return found(*arguments)
 
-    monkeypatch.setattr(tokenizing, "write_split", and_append)
+    monkeypatch.setattr(*when, append_and)
     assert refusal(fetch, lines, tmp_path / "out").startswith(f"{lines}: changed while it was read")
 
 
@@ -766,6 +769,14 @@ def test_an_end_token_that_is_none_is_refused(tmp_path, lines, said, expected):
     message = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
     assert message.startswith("given/tokenizer_config.json: ")
     assert expected in message
+
+
+def test_a_link_out_of_a_tokenizers_folder_is_refused(tmp_path, lines):
+    given = Path(write_tokenizer(tmp_path / "given"))
+    (tmp_path / "secret").write_text("ours")
+    (given / "vocab.txt").symlink_to("../secret")
+    said = refusal(fetch, lines, tmp_path / "out", tokenizer=str(given))
+    assert said.startswith(f"{given / 'vocab.txt'}: a link to {tmp_path}/secret")
 
 
 def test_what_is_no_tokenizer_for_the_text_is_refused(tmp_path, lines):

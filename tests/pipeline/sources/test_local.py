@@ -1,3 +1,4 @@
+import hashlib
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from pipeline import sources
 from pipeline.errors import LockstepError
-from pipeline.net import remote
+from pipeline.net import remote, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
 from tests.pipeline.sources.options import options, refusal
@@ -162,6 +163,41 @@ def test_a_file_that_changes_while_it_is_read_in_place_is_refused(root, tmp_path
     put(root / "a.ds", *range(8, -1, -1))
     with pytest.raises(LockstepError, match="changed since it was listed"):
         list(remote.read(origin, 2, 6, network))
+
+
+def test_the_hash_is_that_of_what_was_copied(root, tmp_path, monkeypatch):
+    put(root / "a.ds", 1)
+    found = store.fetch
+
+    def fetch_then_change(*arguments):
+        done = found(*arguments)
+        put(root / "a.ds", 2)
+        return done
+
+    monkeypatch.setattr(store, "fetch", fetch_then_change)
+    (file,) = fetch(root, tmp_path / "out").files
+    copied = (tmp_path / "out" / file.path).read_bytes()
+    assert copied == b"\2\0"
+    assert file.sha256 == hashlib.sha256(copied).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["b.ds", "held_out/b.ds", "tokenizer/vocab.txt"])
+def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_read(root, tmp_path, name):
+    put(root / "a.ds", 1)
+    (root / "c.ds").symlink_to("a.ds")
+    put_tokenizer(root / "tokenizer" / "tokenizer.json", 50)
+    (root / "notes.txt").symlink_to(tmp_path)  # not read
+    fetch(root, tmp_path / "out")
+    put(tmp_path / "secret", 7)
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).symlink_to(tmp_path / "secret")
+    assert f"{root / name}: a link to {tmp_path}/secret" in refusal(fetch, root, tmp_path / "other")
+
+
+def test_a_name_that_cannot_be_printed_is_one_line(root, tmp_path):
+    put(root / "a.ds", 1)
+    put(root / os.fsdecode(b"\xff.ds"), 1)
+    assert "lists a file named '\\udcff.ds'" in refusal(fetch, root, tmp_path / "out")
 
 
 def test_missing_folder_is_refused_with_its_name(tmp_path):

@@ -1,6 +1,7 @@
 """Preprocessed data: what becomes of the rows of parquet files, and what is refused of them."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -279,6 +280,20 @@ def test_files_of_other_columns_or_other_rows_are_refused(root, tmp_path):
     put(root / "train-1.parquet", {"inputs": [[1, 2, 3]]} | dict.fromkeys(ALL, [[0, 0, 0]]))
     said = refusal(fetch, root, tmp_path / "again")
     assert "train-1.parquet: column inputs, row 0: found 3 numbers, expected 4" in said
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(root, tmp_path, monkeypatch):
+    put(root / "train-0.parquet", rows_of(1, 2))
+    put(root / "other", rows_of(1, 2, 3))
+    hashed = preprocessed.sha256_file
+
+    def hash_then_change(path):
+        os.replace(root / "other", path)
+        return hashed(path)
+
+    monkeypatch.setattr(preprocessed, "sha256_file", hash_then_change)
+    said = refusal(fetch, root, tmp_path)
+    assert said.startswith(f"{root / 'train-0.parquet'}: changed while it was read")
 
 
 def test_no_parquet_file_is_one_line(root, tmp_path):

@@ -1,0 +1,112 @@
+"""Files that are not ours: a user's folder, or a stranger's model or bundle.
+
+A link in a stranger's folder may lead to a private file of this machine, which would be trained on,
+exported and pushed. So a link may lead into the folder itself or, from a snapshot in the cache of
+the hub's client, to that repository's blobs, and nowhere else. And somebody may write to a file
+while it is read; then its hash would be that of other bytes.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+
+
+class FileStamp(NamedTuple):
+    """Size of a file in bytes, and time of its last change in nanoseconds."""
+
+    size: int
+    nanoseconds: int
+
+
+def stamp(path: Path) -> FileStamp:
+    """Return size and time of a file.
+
+    Raises:
+      LockstepError: it is not there, or may not be looked at.
+    """
+    try:
+        return stamp_of(os.stat(path))
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
+
+
+def stamp_of(status: os.stat_result) -> FileStamp:
+    """Return size and time from what the system says of a file."""
+    return FileStamp(status.st_size, status.st_mtime_ns)
+
+
+@contextmanager
+def unchanged(paths: Iterable[Path]) -> Iterator[None]:
+    """Check at the end of the block that nobody has changed the files since its beginning.
+
+    Raises:
+      LockstepError: somebody has; names the file.
+    """
+    before = {path: stamp(path) for path in paths}
+    yield
+    for path, expected in before.items():
+        check_unchanged(path, expected)
+
+
+def check_unchanged(path: Path, expected: FileStamp) -> None:
+    """Check that nobody has changed a file.
+
+    Raises:
+      LockstepError: somebody has.
+    """
+    if stamp(path) != expected:
+        raise LockstepError(f"{path}: changed while it was read, expected it to stay as it is")
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Return whether a path in a folder leads to a file in it, whatever links are on the way."""
+    real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    places = [root]
+    for snapshot in (root, *root.parents):  # models--owner--name/snapshots/COMMIT
+        repository = snapshot.parent.parent
+        if snapshot.parent.name == "snapshots" and "--" in repository.name:
+            places.append(repository / "blobs")
+    return any(real.is_relative_to(place) for place in places)
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Check that no link makes a path in a folder lead to a file elsewhere.
+
+    Raises:
+      LockstepError: one does.
+    """
+    if not is_inside(path, folder):
+        raise LockstepError(
+            f"{path}: a link to {os.path.realpath(path)}, expected none that leads out of {folder}"
+        )
+
+
+def check_regular(folder: Path) -> None:
+    """Check that a folder holds regular files and folders alone, and no link out of it.
+
+    Raises:
+      LockstepError: it holds something else, such as a pipe, from which reading would never end.
+    """
+    for path in folder.rglob("*"):
+        check_inside(path, folder)
+        if not (path.is_file() or path.is_dir()):
+            raise LockstepError(f"{path}: neither file nor folder, expected one of them")
+
+
+def expand(path: str, key: str) -> Path:
+    """Return a path of the run file with the home folder in the place of ~.
+
+    Raises:
+      LockstepError: it names the home of a user who does not exist; `key` is the path's.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = path.partition("/")[0]
+        raise LockstepError(
+            f"{key}: found {path}, expected a path; {user} is no user's home here"
+        ) from None

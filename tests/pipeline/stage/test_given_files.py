@@ -1,0 +1,77 @@
+"""Folders of others: no link leads out, nothing but files is in them, and none changes unseen."""
+
+import os
+
+import pytest
+
+from pipeline.stage import given_files
+from tests.pipeline.sources.options import refusal
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "secret").write_text("ours")
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "a").write_text("theirs")
+    return tmp_path / "given"
+
+
+@pytest.mark.parametrize("target", ["../secret", "../../../../etc/passwd", "below/secret"])
+def test_a_link_that_leads_out_is_refused_however_it_leads_there(folder, target):
+    (folder / "below").symlink_to("..")
+    (folder / "link").symlink_to(target)
+    said = refusal(given_files.check_inside, folder / "link", folder)
+    real = os.path.realpath(folder / "link")
+    assert said == f"{folder / 'link'}: a link to {real}, expected none that leads out of {folder}"
+
+
+def test_a_link_within_the_folder_is_followed_also_where_the_folder_is_a_link(folder, tmp_path):
+    (folder / "link").symlink_to("a")
+    (tmp_path / "other").symlink_to(folder)
+    for root in (folder, tmp_path / "other"):
+        given_files.check_inside(root / "link", root)
+
+
+@pytest.mark.parametrize(("repository", "fits"), [("models--a--b", True), ("elsewhere", False)])
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_snapshot_of_the_hubs_cache_may_lead_to_its_blobs(tmp_path, repository, fits, below):
+    blobs, snapshot = (
+        tmp_path / repository / "blobs",
+        tmp_path / repository / "snapshots" / "c0ffee",
+    )
+    (snapshot / "data").mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "1234").write_text("weights")
+    (tmp_path / "secret").write_text("ours")
+    (blobs / "5678").symlink_to(tmp_path / "secret")
+    (snapshot / below / "good").symlink_to(blobs / "1234")
+    (snapshot / below / "bad").symlink_to(blobs / "5678")
+    assert given_files.is_inside(snapshot / below / "good", snapshot / below) is fits
+    assert not given_files.is_inside(snapshot / below / "bad", snapshot / below)
+
+
+def test_a_folder_of_a_stranger_holds_files_and_folders_alone(folder):
+    given_files.check_regular(folder)
+    os.mkfifo(folder / "pipe")
+    assert "pipe: neither file nor folder" in refusal(given_files.check_regular, folder)
+    (folder / "pipe").unlink()
+    (folder / "link").symlink_to("../secret")
+    assert "link: a link to " in refusal(given_files.check_regular, folder)
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(folder):
+    with given_files.unchanged([folder / "a"]):
+        (folder / "a").read_text()
+
+    def read() -> None:
+        with given_files.unchanged([folder / "a"]):
+            (folder / "a").write_text("THEIRS")
+
+    assert refusal(read).startswith(f"{folder / 'a'}: changed while it was read")
+
+
+def test_the_home_of_nobody_is_one_line(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/us")
+    assert str(given_files.expand("~/x", "a.key")) == "/home/us/x"
+    said = refusal(given_files.expand, "~nosuchuser/x", "a.key")
+    assert said.startswith("a.key: found ~nosuchuser/x, expected a path; ~nosuchuser is no user's")
