@@ -152,8 +152,9 @@ def test_the_load_is_of_the_sequences_that_the_peer_was_assigned():
 def loads(speed: float, steps: int = 16) -> np.ndarray:
     """Each round's share of the busiest expert; one expert begins with a large correction."""
     run = a_run(peers__balance_speed=speed)
-    programs = Programs(run, tiny.DEEPSEEK)
-    params = programs.model.init(programs.model.Config.from_hf(tiny.DEEPSEEK), seed=0)
+    model = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+    programs = Programs(run, model)
+    params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
     params = jax.tree.map(np.array, params)
     params["layers"]["mlp"]["router"]["correction"][:] = [0.3, 0.3, 0.0, 0.0]
     own, shared = jax.device_get(programs.init(params))
