@@ -119,18 +119,19 @@ def replay(
     folder: Annotated[
         Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")
     ],
+    max_gb: Annotated[
+        int, typer.Option(min=1, help="The most that the bundle's files may have together.")
+    ] = 4,
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
-    from pipeline import runfile
-    from pipeline.stage import allocator, artifacts, devices, given_files
+    from pipeline.audit import bundle_files
+    from pipeline.stage import allocator, devices
 
     allocator.tune()
-    given_files.check_regular(folder)  # or reading run.json might never end
-    run = folder / "run.json"
-    devices.prepare(runfile.parse(artifacts.read_json(run), str(run)))
+    devices.prepare(bundle_files.read_run(folder, max_gb))
     from pipeline.audit import rerun_bundle
 
-    raise typer.Exit(rerun_bundle.show(folder))
+    raise typer.Exit(rerun_bundle.show(folder, max_gb))
 
 
 @app.command()

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from pipeline import runfile
+from pipeline.audit.bundle_files import RUN
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
 from pipeline.protocol.dispute import Hash
@@ -31,7 +32,7 @@ from pipeline.weights.trees import save_tree
 KINDS = ("message", "state", "check", "payload", "commitment")
 """Findings that can be repeated: by recomputing a peer's steps, or by decoding what it sent."""
 DECODED = ("payload", "commitment")  # the latter
-MANIFEST, RUN, TOKENS, TRANSCRIPT = "bundle.json", "run.json", "tokens.safetensors", "transcript"
+MANIFEST, TOKENS, TRANSCRIPT = "bundle.json", "tokens.safetensors", "transcript"
 
 
 class BundleManifest(Table):

@@ -13,13 +13,12 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from pipeline import runfile
-from pipeline.audit import verdict_text
+from pipeline.audit import bundle_files, verdict_text
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
 from pipeline.audit.bundle import (
     DECODED,
     KINDS,
     MANIFEST,
-    RUN,
     TOKENS,
     TRANSCRIPT,
     BundleManifest,
@@ -30,13 +29,11 @@ from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding, contradictions
 from pipeline.errors import LockstepError
 from pipeline.runfile.explain import validate_json
-from pipeline.stage.artifacts import read_json
-from pipeline.stage.given_files import check_regular
 from pipeline.swarm import begin
 from pipeline.tokens.columns import UNCOUNTED, Columns
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf
-from pipeline.weights.trees import load_nested
+from pipeline.weights.trees import load_arrays
 
 
 class Bundle(NamedTuple):
@@ -59,13 +56,17 @@ class Bundle(NamedTuple):
     why: str | None
 
 
-def show(folder: Path) -> int:
+def show(folder: Path, max_gb: int) -> int:
     """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1.
+
+    Args:
+      folder: The bundle.
+      max_gb: As for `read`.
 
     Raises:
       LockstepError: It is not a bundle, or not as it was written.
     """
-    bundle = read(folder)
+    bundle = read(folder, max_gb)
     found = rerun(bundle)
     tolerance = TOLERANCE[bundle.replay.setup.run.peers.precision]
     how = f"compared {verdict_text.compared(bundle.why, tolerance)}"
@@ -85,14 +86,18 @@ def show(folder: Path) -> int:
     return 0 if confirmed == len(claims) else 1
 
 
-def read(folder: Path) -> Bundle:
+def read(folder: Path, max_gb: int) -> Bundle:
     """Read a bundle, and check all that can be checked without training.
+
+    Args:
+      folder: The bundle.
+      max_gb: The most that its files may have together, 10^9 bytes.
 
     Raises:
       LockstepError: A file is missing, was added or changed, or contradicts the others.
     """
+    run = bundle_files.read_run(folder, max_gb)
     manifest = _read_manifest(folder)
-    run = runfile.parse(read_json(folder / RUN), str(folder / RUN))
     transcript = Transcript(folder / TRANSCRIPT)
     header, entries = transcript.header, transcript.rounds
     window = runfile.Window(*manifest.window)
@@ -179,7 +184,6 @@ class _Rows:
 
 def _read_manifest(folder: Path) -> BundleManifest:
     path = folder / MANIFEST
-    check_regular(folder)
     try:
         manifest = validate_json(BundleManifest, path.read_bytes(), str(path))
     except OSError as error:
@@ -215,7 +219,7 @@ def _refuse_contradictions(transcript: Transcript, findings: Iterable[Finding]) 
 
 
 def _read_rows(path: Path, manifest: BundleManifest, run: runfile.Run, vocab_size: int) -> _Rows:
-    arrays, length = load_nested(path), run.llm.max_seq_len
+    arrays, length = load_arrays(path), run.llm.max_seq_len
     width = length * len(manifest.columns)
     indices_N, rows_NW = (arrays.get(name, np.zeros(0)) for name in ("indices", "rows"))
     if (

@@ -3,13 +3,12 @@
 Equal trees are equal files, which a content hash needs.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
@@ -30,7 +29,7 @@ def load_tree(path: Path, like: Tree) -> Tree:
     Raises:
       LockstepError: A tensor is missing, unexpected, or of another shape or dtype than in `like`.
     """
-    arrays, expected = _load(path), flatten(like)
+    arrays, expected = load_arrays(path), flatten(like)
     for name in sorted(arrays.keys() | expected.keys()):
         if name not in arrays or name not in expected:
             problem = "missing" if name in expected else "not expected"
@@ -45,13 +44,21 @@ def load_nested(path: Path) -> dict:
     """Read nested dicts, such as params, that `save_tree` wrote.
 
     Raises:
-      LockstepError: The file is not a safetensors file.
+      LockstepError: The file is not a safetensors file, or has a tensor within another.
     """
-    return unflatten_dict(_load(path), sep="/")
+    arrays = load_arrays(path)
+    names = sorted(tuple(name.split("/")) for name in arrays)
+    for name, following in pairwise(names):
+        if following[: len(name)] == name:
+            within, outer = ("/".join(parts) for parts in (following, name))
+            raise LockstepError(f"{path}: tensor {within!r}, expected nothing within {outer!r}")
+    return unflatten_dict(arrays, sep="/")
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise LockstepError(f"{path}: expected a safetensors file: {error}") from error
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read the tensors of a safetensors file into memory, by their names.
+
+    Raises:
+      LockstepError: The file is not a safetensors file, or has a dtype that NumPy has not.
+    """
+    return {name: np.array(tensor) for name, tensor in tensorfile.TensorFile(path).items()}

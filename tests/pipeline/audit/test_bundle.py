@@ -1,6 +1,8 @@
 """A bundle: enough for a third party to repeat a replay, and of no use to blame anybody else."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,13 +11,15 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from ml_dtypes import float8_e4m3fn
 
 from pipeline import runfile
-from pipeline.audit import bundle, rerun_bundle
+from pipeline.audit import bundle, bundle_files, rerun_bundle
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
-from pipeline.stage.keys import PROJECT
+from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.weights.trees import load_nested, save_tree
 from tests import tiny
 
@@ -148,7 +152,7 @@ def test_where_messages_are_not_kept_it_holds_all_peers(dense, capsys):
     names = set(tiny.contents(path))
     assert {f"{OPENING}/own-{peer:03}.safetensors" for peer in (0, 1)} <= names
     assert not any("payloads" in name for name in names)
-    assert rerun_bundle.show(path) == 0
+    assert rerun_bundle.show(path, 1) == 0
     assert "1 of 1 findings confirmed, compared bit for bit" in capsys.readouterr().out
 
 
@@ -160,7 +164,7 @@ def test_a_false_check_is_repeated_by_taking_the_step_of_the_accused(verified, c
     assert f"recomputed the step of peer {accused} as" in finding["detail"] and finding["peer"] == 0
     owned = [name for name in tiny.contents(path) if "own-" in name]
     assert owned == [f"{OPENING}/own-{int(accused):03}.safetensors"]
-    assert rerun_bundle.show(path) == 0
+    assert rerun_bundle.show(path, 1) == 0
     assert capsys.readouterr().out.count(finding["detail"]) == 2
 
 
@@ -171,7 +175,7 @@ def test_another_payload_than_was_committed_to_is_repeated_without_training(veri
     assert verdict["accepted"] and finding["peer"] == 4
     names = set(tiny.contents(path))
     assert not any("snapshots" in name for name in names) and "tokens.safetensors" not in names
-    assert rerun_bundle.show(path) == 0
+    assert rerun_bundle.show(path, 1) == 0
     assert "1 of 1 findings confirmed, by decoding what was sent" in capsys.readouterr().out
 
 
@@ -252,7 +256,7 @@ def blame_the_other(folder: Path) -> None:
 def test_what_a_replay_does_not_find_is_not_confirmed(folder, change, said, capsys):
     change(folder)
     seal(folder)
-    assert rerun_bundle.show(folder) == 1
+    assert rerun_bundle.show(folder, 1) == 1
     out = capsys.readouterr().out
     assert said in out and "\n  not confirmed\n" in out and "0 of 1 findings" in out
 
@@ -262,7 +266,7 @@ def test_an_honest_peer_is_not_blamed(flipped, folder, capsys):
     blame_the_other(folder)
     seal(folder)
     with pytest.raises(LockstepError, match="tokens.safetensors: without some of sequences"):
-        rerun_bundle.show(folder)
+        rerun_bundle.show(folder, 1)
 
 
 REFUSED = {
@@ -276,6 +280,17 @@ REFUSED = {
     "fewer tokens": (drop_tokens, "tokens.safetensors: without some of sequences"),
     "no token ids": (break_tokens, "tokens.safetensors: expected inputs from 0"),
     "another peer": (found(peer=0), "a finding of peer 0, round 2, expected of peer 1"),
+    "eight bits": (
+        lambda f: save_tree(
+            f / "tokens.safetensors",
+            {"indices": np.zeros(2, np.int64), "rows": np.zeros((2, 16), float8_e4m3fn)},
+        ),
+        "tokens.safetensors: expected ascending indices",
+    ),
+    "tensors in tensors": (
+        lambda f: save_tree(f / "tokens.safetensors", {"indices": {"x": np.zeros(2)}, "rows": {}}),
+        "tokens.safetensors: expected ascending indices",
+    ),
     "no such peer": (about(peer=7), "peer 7, expected a peer below 2"),
     "another round": (found(round=4), "a finding of peer 1, round 4, expected"),
     "another window": (about(window=[1, 2]), "bundle.json: window [1, 2] is not one of this run's"),
@@ -337,8 +352,54 @@ def test_what_contradicts_itself_is_refused_in_one_line(folder, case):
     change(folder)
     seal(folder)
     with pytest.raises(LockstepError) as caught:
-        rerun_bundle.show(folder)
+        rerun_bundle.show(folder, 1)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---- From a stranger ----
+
+
+def put(make: Callable[[Path], object], name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return change
+
+
+def make_large(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(10**11)  # a hole, which takes no space
+
+
+STRANGE = {
+    "a pipe for the run": (put(os.mkfifo, "run.json"), "neither file nor folder"),
+    "a pipe for the manifest": (put(os.mkfifo, "bundle.json"), "neither file nor folder"),
+    "a pipe nobody lists": (put(os.mkfifo, "transcript/x"), "neither file nor folder"),
+    "a link": (put(lambda path: path.symlink_to("/etc/hosts"), "run.json"), "a link to /etc"),
+    "a link to a folder": (put(lambda path: path.symlink_to("/etc"), "etc"), "a link to /etc"),
+    "100 GB": (put(make_large, "tokens.safetensors"), "100.0 GB, expected at most 4 GB; "),
+    "too many threads": (
+        lambda f: change_json(f / "run.json", lambda r: r["peers"].update(threads=3000)),
+        "peers.threads is 3000, expected a number less than or equal to 1024",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_what_could_harm_the_machine_is_refused_before_it_is_opened(tmp_path, case):
+    change, said = STRANGE[case]
+    write_json(tmp_path / "run.json", runfile.load(PROJECT / RUN_FILE).model_dump(mode="json"))
+    (tmp_path / "transcript").mkdir()
+    assert bundle_files.read_run(tmp_path, 4).peers.threads == 4
+    change(tmp_path)
+    with pytest.raises(LockstepError, match=re.escape(said)):
+        bundle_files.read_run(tmp_path, 4)
+
+
+def test_the_files_of_a_bundle_are_checked_before_jax_is_imported():
+    code = "import sys, pipeline.audit.bundle_files; print('jax' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
 # ---- Changed on the way ----
@@ -350,17 +411,17 @@ def test_what_contradicts_itself_is_refused_in_one_line(folder, case):
 def test_every_file_is_checked_against_its_hash(folder, name):
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     with pytest.raises(LockstepError, match=f"{name}.: found .*, expected .* as bundle.json says"):
-        rerun_bundle.read(folder)
+        rerun_bundle.read(folder, 1)
 
 
 def test_files_that_are_missing_or_too_many_are_named(folder):
     (folder / "x\x1b").touch()
     with pytest.raises(LockstepError, match=r"'x\\x1b': found e3b0c44298fc, expected no file"):
-        rerun_bundle.read(folder)
+        rerun_bundle.read(folder, 1)
     (folder / "x\x1b").unlink()
     (folder / "tokens.safetensors").unlink()
     with pytest.raises(LockstepError, match=r"tokens.safetensors': found no file, expected"):
-        rerun_bundle.read(folder)
+        rerun_bundle.read(folder, 1)
 
 
 @pytest.mark.parametrize("change", [change_own, found(round=1)])

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from ml_dtypes import float8_e4m3fn
 from safetensors.numpy import save_file
 
 from pipeline.errors import LockstepError
@@ -52,4 +53,20 @@ def test_a_truncated_file_is_refused_by_name(tmp_path):
     save_tree(tmp_path / "tree", TREE)
     (tmp_path / "tree").write_bytes((tmp_path / "tree").read_bytes()[:-1])
     with pytest.raises(LockstepError, match="tree: expected a safetensors file"):
+        load_nested(tmp_path / "tree")
+
+
+def test_a_tensor_within_another_is_refused_by_name(tmp_path):
+    for names in (["a", "a/b"], ["a/b", "a/b/c", "a/bb"]):
+        save_file(dict.fromkeys(names, np.zeros(1)), tmp_path / "tree")
+        with pytest.raises(LockstepError, match="tree: tensor 'a/b.*', expected nothing within"):
+            load_nested(tmp_path / "tree")
+
+
+def test_a_dtype_that_numpy_lacks_is_refused_and_eight_bits_are_not(tmp_path):
+    save_tree(tmp_path / "tree", {"x": np.ones(4, float8_e4m3fn)})
+    assert load_nested(tmp_path / "tree")["x"].dtype == float8_e4m3fn
+    whole = (tmp_path / "tree").read_bytes()
+    (tmp_path / "tree").write_bytes(whole.replace(b"F8_E4M3", b"F8_E8M0"))
+    with pytest.raises(LockstepError, match="tree: x is F8_E8M0, expected BOOL, U8"):
         load_nested(tmp_path / "tree")

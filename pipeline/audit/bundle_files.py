@@ -1,0 +1,31 @@
+"""A bundle before any of its files is hashed or computed with; imports no JAX."""
+
+from pathlib import Path
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.stage.artifacts import read_json
+from pipeline.stage.given_files import check_regular
+
+RUN = "run.json"
+
+
+def read_run(folder: Path, max_gb: int) -> runfile.Run:
+    """Return the run that a bundle is of.
+
+    Args:
+      folder: The bundle.
+      max_gb: The most that its files may have together, 10^9 bytes: each will be hashed, and most
+        will be in memory.
+
+    Raises:
+      LockstepError: The bundle is too large, has something else than files, or no valid run.
+    """
+    check_regular(folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if size > max_gb * 1e9:
+        raise LockstepError(
+            f"{folder}: {size / 1e9:,.1f} GB, expected at most {max_gb} GB; where a bundle may be "
+            "that large, say so with --max-gb"
+        )
+    return runfile.parse(read_json(folder / RUN), str(folder / RUN))
