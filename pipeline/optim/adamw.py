@@ -3,7 +3,7 @@
 import optax
 
 from pipeline.optim.dense import dense
-from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.optimizer import Optimizer, expect_decay, expect_rates
 
 
 def adamw(
@@ -31,5 +31,13 @@ def adamw(
     References:
       Loshchilov, Hutter, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101
     """
-    moments = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
+    moments = adam(betas, eps)
     return dense(learning_rate, moments, weight_decay=weight_decay, clip_grad_norm=clip_grad_norm)
+
+
+def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation:
+    """Return `optax.scale_by_adam`, its settings checked."""
+    for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+        expect_decay(name, beta)
+    expect_rates(eps=eps)
+    return optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.optim import dct
-from pipeline.optim.optimizer import KeyPath, Tree, group_of
+from pipeline.optim.optimizer import KeyPath, Tree, expect, group_of
 
 
 class Coefficients(NamedTuple):
@@ -51,8 +51,20 @@ class Compressor:
     topk_of: Mapping[str, int] = field(default_factory=dict)
     untransformed: Collection[str] = ()
 
+    def __post_init__(self) -> None:
+        counts = {f"topk_of[{group!r}]": topk for group, topk in self.topk_of.items()}
+        for name, count in ({"topk": self.topk, "chunk": self.chunk} | counts).items():
+            expect(name, count, lambda x: x >= 1, "an integer from 1")
+
     def layout(self, path: KeyPath, leaf: jax.Array) -> dct.Layout:
-        """Return how a parameter is cut into blocks."""
+        """Return how a parameter is cut into blocks.
+
+        Raises:
+          ValueError: It has no elements.
+        """
+        if not leaf.size:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(f"params{name} has the shape {leaf.shape}, expected elements in it")
         return dct.layout(leaf.shape, self.chunk, stacked=group_of(path) in self.stacked)
 
     def encode(self, path: KeyPath, x: jax.Array) -> jax.Array:

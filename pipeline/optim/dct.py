@@ -144,7 +144,8 @@ def remove(
 ) -> jax.Array:
     """What is left after sending the named places: zeros there, or less by `share`."""
     at = coefficients.reshape(-1).at[_address(cut, index_NK)]
-    change = partial(at.set, 0.0) if share == 1.0 else partial(at.multiply, 1.0 - share)
+    whole = not isinstance(share, jax.core.Tracer) and share == 1.0
+    change = partial(at.set, 0.0) if whole else partial(at.multiply, 1.0 - share)
     left = change(unique_indices=True, mode="promise_in_bounds")
     return left.reshape(cut.shape)
 
@@ -168,7 +169,8 @@ def mean_of_senders(
         return at.add(value_NK, unique_indices=True, mode="promise_in_bounds"), None
 
     size = math.prod(cut.shape)
-    total, _ = jax.lax.scan(add, jnp.zeros(size, jnp.float32), (address_PNK, value_PNK))
+    zeros = jnp.zeros_like(value_PNK, shape=size)  # which vary among shard_map's devices as it does
+    total, _ = jax.lax.scan(add, zeros, (address_PNK, value_PNK))
     at = jnp.zeros(size, jnp.uint16).at[address_PNK]
     senders = at.add(present_P[:, None, None].astype(jnp.uint16), mode="promise_in_bounds")
     # divided only where something was sent; senders of one coefficient write the same mean

@@ -5,7 +5,7 @@ import optax
 
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
-from pipeline.optim.optimizer import Exchange, as_transform
+from pipeline.optim.optimizer import Exchange, as_transform, expect
 
 
 def demo(
@@ -38,11 +38,16 @@ def demo(
       compression_chunk: The longest side of a block; the paper's 64.
       weight_decay: Decoupled, per unit of learning rate.
       exchange: exchange(message, step) -> sent, received, such as `optimizer.all_gather("peer")`
-        under `vmap(axis_name="peer")` or `shard_map`.
+        under `vmap(axis_name="peer")` or `shard_map`, or `optimizer.alone`; see `as_transform`.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
     """
+    for name, count in (
+        ("compression_topk", compression_topk),
+        ("compression_chunk", compression_chunk),
+    ):
+        expect(name, count, lambda x: x >= 1, "an integer from 1")
     compressor = Compressor(compression_topk, compression_chunk, False, jnp.float32)
     momentum = CompressedMomentum(learning_rate, compressor, compression_decay, weight_decay)
     return as_transform(distro(momentum), exchange)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, no_lookahead, rate
+from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, expect_rates, no_lookahead, rate
 
 TINY = np.finfo(np.float32).tiny  # keeps the distance from a zero gradient finite
 
@@ -33,6 +33,7 @@ def dense(
       weight_decay: Decoupled, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
     """
+    expect_rates(weight_decay=weight_decay, clip_grad_norm=clip_grad_norm)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optax.EmptyState(), direction.init(params)

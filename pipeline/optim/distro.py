@@ -1,7 +1,7 @@
 """DisTrO: peers exchange a few DCT coefficients of their momentum, and step by the sign."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import optax
 
 from pipeline.optim.compressor import Coefficients, Compressor
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, clip_scale, no_lookahead, rate
+from pipeline.optim.optimizer import (
+    KeyPath,
+    Optimizer,
+    Tree,
+    clip_scale,
+    expect,
+    expect_rates,
+    no_lookahead,
+    rate,
+)
 from pipeline.optim.step_direction import StepDirection
 
 
@@ -36,9 +45,18 @@ class CompressedMomentum:
     removed: float = 1.0
     direction: StepDirection = StepDirection()
 
+    def __post_init__(self) -> None:
+        for name in ("compression_decay", "removed"):
+            expect(name, getattr(self, name), lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        expect_rates(weight_decay=self.weight_decay, clip_grad_norm=self.clip_grad_norm)
+
     def zeros(self, params: Tree) -> Tree:
         """Return the first delta."""
-        return jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)
+
+        def of_leaf(path: KeyPath, theta: jax.Array) -> jax.Array:
+            return jnp.zeros(self.compressor.layout(path, theta).shape, jnp.float32)
+
+        return jax.tree.map_with_path(of_leaf, params)
 
     def rate(self, step: jax.Array) -> Any:
         """Return the learning rate of a step."""
@@ -96,7 +114,7 @@ class CompressedMomentum:
     def distance(self, delta: Tree, message: Tree) -> jax.Array:
         """Return how far a message is from what this delta would send."""
         far = jax.tree.map_with_path(self.compressor.distance, delta, message)
-        return jnp.max(jnp.stack(jax.tree.leaves(far)))
+        return reduce(jnp.maximum, jax.tree.leaves(far), jnp.zeros(()))
 
 
 class DistroState(NamedTuple):
@@ -134,6 +152,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
       Psyche, https://github.com/PsycheFoundation/psyche, shared/modeling/src/distro.rs
     """
+    expect("overlap", overlap, lambda x: x in (0, 1, 2), "0, 1 or 2")
     if overlap:
         return distro_overlapped(momentum, overlap)
 

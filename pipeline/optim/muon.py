@@ -7,8 +7,16 @@ import jax
 import optax
 
 from pipeline.optim import step_direction
+from pipeline.optim.adamw import adam
 from pipeline.optim.dense import dense
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, group_of
+from pipeline.optim.optimizer import (
+    KeyPath,
+    Optimizer,
+    Tree,
+    expect_decay,
+    expect_rates,
+    group_of,
+)
 
 
 class MuonState(NamedTuple):
@@ -59,7 +67,9 @@ def muon(
     References:
       Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
     """
-    moments = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
+    expect_decay("momentum", momentum)
+    expect_rates(**{f"step_scale[{group!r}]": scale for group, scale in step_scale.items()})
+    moments = adam(betas, eps)
 
     def split(tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Return the matrices of layers, and the rest, by path."""

@@ -1,11 +1,14 @@
 """What an optimizer is: seven pure functions, and how they compose into an optax transform."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
@@ -154,30 +157,38 @@ Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
 leading axis [peer]."""
 
 
-def all_gather(axis_name: str = "peer") -> Exchange:
+def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
     """Return the exchange of peers that are rows of a mesh or vmap axis.
 
     Args:
       axis_name: Name of the axis.
+      to: As of `jax.lax.all_gather`. With "invarying", `shard_map` as it is by default, which
+        checks it, knows that updates are the same for all: params can leave it as one copy.
     """
 
     def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         del step
-        return message, jax.lax.all_gather(message, axis_name)
+        return message, jax.lax.all_gather(message, axis_name, to=to)
 
     return exchange
+
+
+def alone(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+    """Exchange nothing: the only peer there is receives what it sends."""
+    del step
+    return message, jax.tree.map(lambda x: x[None], message)
 
 
 class OptimizerState(NamedTuple):
     """State of `as_transform`.
 
     Attributes:
-      step: int32 [], the step about to be taken, counted from 1.
+      count: int32 [], the steps taken; in the next one, functions of `Optimizer` see count + 1.
       own: The peer's state.
       shared: The state that is one copy.
     """
 
-    step: jax.Array
+    count: jax.Array
     own: Tree
     shared: Tree
 
@@ -185,32 +196,57 @@ class OptimizerState(NamedTuple):
 def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTransformation:
     """Compose an optimizer and an exchange into a transform for any jitted step.
 
-    Gradients are to be taken at `optimizer.lookahead(params, state.own, state.shared, state.step)`,
-    which is the params themselves except for DisTrO with overlap.
+    Gradients are to be taken at `optimizer.lookahead(params, state.own, state.shared, state.count +
+    1)`, which is the params themselves except for DisTrO with overlap.
+
+    A peer whose gradient has an infinity or a NaN counts as absent in that step, and its own state
+    stays as it was. `optax.apply_if_finite` around this would decide for each peer alone: their
+    params would come apart.
+
+    With `optax.inject_hyperparams`, wrap what is to be changed:
+
+        def tx(learning_rate, weight_decay):
+            return as_transform(distro(CompressedMomentum(learning_rate, ...)), exchange)
+
+        tx = optax.inject_hyperparams(tx)(learning_rate=0.01, weight_decay=0.1)
 
     Args:
       optimizer: The functions.
-      exchange: exchange(message, step) -> sent, received, such as `all_gather("peer")`.
+      exchange: exchange(message, step) -> sent, received, such as `all_gather("peer")`, or `alone`.
+        Beside the optimizer's message it gets whether that counts.
     """
 
     def init(params: Tree) -> OptimizerState:
-        own, shared = optimizer.init(params)
-        return OptimizerState(jnp.ones((), jnp.int32), own, shared)
+        own, shared = optimizer.init(_nested(nnx.as_pure(params)))
+        return OptimizerState(jnp.zeros((), jnp.int32), own, shared)
 
     def update(
         updates: Tree, state: optax.OptState, params: Tree | None = None
     ) -> tuple[Tree, OptimizerState]:
         if params is None:
             raise ValueError("update(updates, state, params): params are needed, for their decay")
-        step, own, shared = state
-        own = optimizer.accumulate(updates, own, params, step)
-        message, own = optimizer.send(own, params, shared, step)
-        _, received = exchange(message, step)
-        present = jnp.ones(jax.tree.leaves(received)[0].shape[0], bool)
-        updates, shared = optimizer.receive(received, present, params, shared, step)
-        return updates, OptimizerState(step + 1, own, shared)
+        count, own, shared = state
+        step, grads, params = count + 1, _nested(updates), _nested(params)
+        finite = jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
+        after = optimizer.accumulate(grads, own, params, step)
+        message, after = optimizer.send(after, params, shared, step)
+        own = jax.tree.map(partial(jnp.where, finite), after, own)
+        _, (received, present) = exchange((message, finite), step)
+        steps, shared = optimizer.receive(received, present, params, shared, step)
+        steps = flatten_dict(steps)
+        updates = jax.tree.map_with_path(lambda path, _: steps[_names(path)], updates)
+        return updates, OptimizerState(step, own, shared)
 
     return optax.GradientTransformation(init, update)
+
+
+def _nested(tree: Tree) -> Tree:
+    """Return the leaves of any tree, such as a module's state, in nested dicts."""
+    return unflatten_dict({_names(path): x for path, x in jax.tree.leaves_with_path(tree)})
+
+
+def _names(path: KeyPath) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("",)
 
 
 def rate(learning_rate: optax.ScalarOrSchedule, step: jax.Array) -> Any:
@@ -238,6 +274,29 @@ def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
       grads: A tree of arrays.
       max_norm: The bound; None or 0 gives 1.
     """
-    if not max_norm:
+    traced = isinstance(max_norm, jax.core.Tracer)
+    if max_norm is None or not (traced or max_norm):
         return 1.0
-    return jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
+    scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
+    return jnp.where(max_norm == 0, 1.0, scale) if traced else scale
+
+
+def expect(name: str, value: Any, within: Callable[[Any], bool], wanted: str) -> None:
+    """Check a setting, unless it is traced, as `optax.inject_hyperparams` does.
+
+    Raises:
+      ValueError: It is not within what is wanted.
+    """
+    if not isinstance(value, jax.core.Tracer) and not within(value):
+        raise ValueError(f"{name} is {value!r}, expected {wanted}")
+
+
+def expect_decay(name: str, value: Any) -> None:
+    """Check a setting that lies in [0, 1): with 1, a mean of all that ever was would be of none."""
+    expect(name, value, lambda x: 0 <= x < 1, "a number from 0, below 1")
+
+
+def expect_rates(**settings: Any) -> None:
+    """Check settings, by name, that are from 0; None is absent."""
+    for name, value in settings.items():
+        expect(name, value, lambda x: x is None or x >= 0, "a number from 0")

@@ -5,7 +5,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, clip_scale, group_of
+from pipeline.optim.optimizer import (
+    KeyPath,
+    Optimizer,
+    Tree,
+    clip_scale,
+    expect_decay,
+    expect_rates,
+    group_of,
+)
 
 EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
 TINY = 1e-30  # keeps the first gradient that is all zeros from 0 / 0
@@ -77,6 +85,8 @@ def normalized(
       Shazeer, Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
       https://arxiv.org/abs/1804.04235
     """
+    expect_decay("second_moment_decay", decay)
+    expect_rates(clip_grad_norm=clip_grad_norm)
 
     def squares(path: KeyPath, g: jax.Array) -> MatrixMoment | VectorMoment:
         square = jnp.square(g)
@@ -99,7 +109,7 @@ def normalized(
         return optimizer.lookahead(params, own.optimizer, shared, step)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        if clip_grad_norm:
+        if clip_grad_norm is not None:
             scale = clip_scale(grads, clip_grad_norm)
             grads = jax.tree.map(lambda g: g * scale, grads)
         weight = decay * own.weight + (1 - decay)

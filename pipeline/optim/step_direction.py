@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim.optimizer import KeyPath, group_of
+from pipeline.optim.optimizer import KeyPath, expect, expect_rates, group_of
 
 TINY = 1e-30  # what is all zeros stays so
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5
@@ -61,6 +61,10 @@ class StepDirection:
     update: str = "sign"
     scale: Mapping[str, float] = field(default_factory=dict)
     stacked: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        expect("update", self.update, lambda x: x in BY_NAME, f"one of {', '.join(BY_NAME)}")
+        expect_rates(**{f"scale[{group!r}]": scale for group, scale in self.scale.items()})
 
     def __call__(self, path: KeyPath, x: jax.Array) -> jax.Array:
         """Return the direction of the parameter at `path`, of the decoded mean x."""

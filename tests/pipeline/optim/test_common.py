@@ -1,17 +1,22 @@
 """Behaviour that every optimizer shares: add a line to OPTIMIZERS and a new one is tested."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.compressor import Compressor
+from pipeline.optim.demo import demo
 from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import all_gather, as_transform, clip_scale
+from pipeline.optim.optimizer import all_gather, alone, as_transform, clip_scale
+from pipeline.optim.second_moment import normalized
 from pipeline.optim.step_direction import StepDirection
 from tests.pipeline.optim.compiled import compiled
 
@@ -114,11 +119,16 @@ def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
     jax.tree.map(np.testing.assert_array_equal, receive(spoilt), expected)
 
 
-@each_optimizer
-def test_inside_shard_map_gives_the_same_params_as_vmap(name):
-    tx = as_transform(OPTIMIZERS[name](), all_gather("peer"))
+PEER, COPY = jax.sharding.PartitionSpec("peer"), jax.sharding.PartitionSpec()
+
+
+@pytest.mark.parametrize(
+    "name, to, out",
+    [*((name, "varying", PEER) for name in OPTIMIZERS), ("ada_distro", "invarying", COPY)],
+)
+def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
+    tx = as_transform(OPTIMIZERS[name](), all_gather("peer", to=to))
     params = jax.tree.map(jnp.zeros_like, target(0))
-    spec = jax.sharding.PartitionSpec
     mesh = jax.make_mesh((PEERS,), ("peer",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def one(peer):
@@ -126,18 +136,118 @@ def test_inside_shard_map_gives_the_same_params_as_vmap(name):
         updates, _ = tx.update(grads, tx.init(params), params)
         return jax.tree.map(lambda x: x[None], optax.apply_updates(params, updates))
 
-    shard = jax.shard_map(
-        one, mesh=mesh, in_specs=spec("peer"), out_specs=spec("peer"), check_vma=False
-    )
+    shard = jax.shard_map(one, mesh=mesh, in_specs=PEER, out_specs=out)
     found = jax.jit(shard)(jnp.arange(PEERS))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), found, train(name, 1))
+
+
+# ---- As an optax user has them ----
+
+TABLES = {  # by name: of the settings that change, a transform
+    "adamw": lambda rate, clip: adamw(
+        rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=rate, clip_grad_norm=clip
+    ),
+    "muon": lambda rate, clip: muon(
+        rate, momentum=0.9, betas=(0.9, 0.95), eps=1e-8, weight_decay=rate, clip_grad_norm=clip,
+        step_scale={},
+    ),
+    "distro": lambda rate, clip: distro(
+        CompressedMomentum(rate, Compressor(4, 8, True), 0.9, rate, clip, removed=clip)
+    ),
+    "ada_distro": lambda rate, clip: ada_distro(
+        CompressedMomentum(rate, Compressor(4, 8, True), 0.9, rate, clip), 0.95
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_it_trains_a_flax_module_with_hyperparams_that_change(name):
+    """Variables, not arrays, are what a Flax optimizer begins with."""
+
+    def make(rate, clip):
+        return as_transform(TABLES[name](rate, clip), alone)
+
+    def train(tx):
+        module = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(module, tx, wrt=nnx.Param)
+
+        @nnx.jit
+        def step(module, optimizer):
+            grads = nnx.grad(lambda module: (module(jnp.ones(8)) ** 2).mean())(module)
+            optimizer.update(module, grads)
+
+        for _ in range(3):
+            step(module, optimizer)
+        return nnx.to_pure_dict(nnx.state(module)), optimizer.opt_state
+
+    params, state = train(optax.inject_hyperparams(make)(rate=0.02, clip=0.5))
+    expected, plain = train(make(0.02, 0.5))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
+    assert state.hyperparams["rate"][...] == np.float32(0.02)
+    assert plain.count[...] == 3
+    if name in ("distro", "ada_distro"):  # the others have one of Adam's as well
+        assert optax.tree.get(plain, "count")[...] == 3
+
+
+@each_optimizer
+def test_a_tree_without_leaves_is_left_alone(name):
+    tx = as_transform(OPTIMIZERS[name](), alone)
+    for params, wrapped in (({}, tx), ({"w": jnp.ones(3)}, optax.masked(tx, {"w": False}))):
+        updates, _ = wrapped.update(params, wrapped.init(params), params)
+        jax.tree.map(np.testing.assert_array_equal, updates, params)
+
+
+def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
+    tx = as_transform(OPTIMIZERS["ada_distro"](), all_gather("peer"))
+    params = jax.tree.map(jnp.zeros_like, target(0))
+
+    @jax.jit
+    @partial(jax.vmap, axis_name="peer", in_axes=(0, 0, None))
+    def step(state, peer, spoilt):
+        grads = jax.tree.map(jnp.subtract, params, target(peer))
+        grads["b"] = jnp.where((peer == 1) & spoilt, jnp.nan, grads["b"])
+        return tx.update(grads, state, params)
+
+    start = jax.vmap(lambda _: tx.init(params))(jnp.arange(PEERS))
+    _, state = step(start, jnp.arange(PEERS), False)
+    updates, after = step(state, jnp.arange(PEERS), True)
+    for before, now in zip(*map(jax.tree.leaves, (state.own, after.own)), strict=True):
+        np.testing.assert_array_equal(before[1], now[1])
+        assert (before[0] != now[0]).any()
+    for leaf in jax.tree.leaves(updates):
+        assert np.isfinite(leaf).all() and leaf.any()
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: demo(1, 0.9, 0, 8, 0, alone), "compression_topk is 0, expected an integer"),
+        (lambda: demo(1, 0.9, 4, 0, 0, alone), "compression_chunk is 0, expected an integer"),
+        (lambda: demo(1, 1.5, 4, 8, 0, alone), "compression_decay is 1.5, expected a number"),
+        (lambda: demo(1, 0.9, 4, 8, -1, alone), "weight_decay is -1, expected a number from 0"),
+        (
+            lambda: demo(1, 0.9, 4, 8, 0, alone).init({"w": jnp.ones((0, 4))}),
+            r"params\['w'\] has the shape \(0, 4\), expected elements",
+        ),
+        (lambda: Compressor(4, 8, True, topk_of={"w": 0}), r"topk_of\['w'\] is 0, expected an"),
+        (lambda: distro(CompressedMomentum(1, Compressor(4, 8, True), 0.9), 3), "overlap is 3"),
+        (lambda: normalized(None, 1.0), "second_moment_decay is 1.0, expected a number from 0,"),
+        (lambda: StepDirection("signs"), "update is 'signs', expected one of sign, rms, orth"),
+        (lambda: TABLES["adamw"](1, -1.0), "clip_grad_norm is -1.0, expected a number from 0"),
+        (lambda: adamw(1, betas=(0.9, 1.0), eps=0, weight_decay=0), r"betas\[1\] is 1.0, exp"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_adamw_alone_is_optax_adamw():
     rate, wd = 0.01, 0.1
     mine = as_transform(
         adamw(lambda _: rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=wd),
-        lambda message, step: (message, jax.tree.map(lambda x: x[None], message)),
+        alone,
     )
     theirs = optax.adamw(rate, b1=0.9, b2=0.95, eps=1e-8, weight_decay=wd)
     params = [target(0), target(0)]
