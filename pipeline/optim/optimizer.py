@@ -188,7 +188,7 @@ class OptimizerState(NamedTuple):
       shared: The state that is one copy.
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # a tuple has a method of that name
     own: Tree
     shared: Tree
 
