@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from pipeline import __version__
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, shown
 from pipeline.stage.keys import RUN_FILE, STAGES
 
 app = typer.Typer(
@@ -47,6 +47,18 @@ def options(
     """Options of `lockstep` itself."""
 
 
+def _log_to_stdout(level: str) -> None:
+    """Print what is logged, each message as one line that reveals nothing."""
+
+    def one_line(record: logging.LogRecord) -> bool:
+        record.msg, record.args = shown(record.getMessage()), ()
+        return True
+
+    handler = logging.StreamHandler(sys.stdout)
+    handler.addFilter(one_line)
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+
+
 def _stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
@@ -63,9 +75,7 @@ def _stage(name: str, run: Path, root: Path) -> None:
             shutil.rmtree(paths.scratch, ignore_errors=True)  # left by a kill at the very end
             print(f"{name}: {root / paths.keys.made(name)} exists already")
             return
-        logging.basicConfig(
-            level=settings.runtime.log_level.upper(), format="%(message)s", stream=sys.stdout
-        )
+        _log_to_stdout(settings.runtime.log_level.upper())
         for library in ("jax", "matplotlib", "httpx", "httpx2", "filelock", "urllib3", "fsspec"):
             logging.getLogger(library).setLevel(logging.WARNING)
         logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns without need
@@ -100,9 +110,9 @@ def download(
     from pipeline.sources import dry_run as dry
     from pipeline.stage.artifacts import Paths
 
-    logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
+    _log_to_stdout("WARNING")
     for line in dry.lines(runfile.load(run), Paths("download", run, root)):
-        print(line)
+        print(shown(line))
 
 
 @app.command()
@@ -206,7 +216,8 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except OSError as error:  # the disk is full, a folder not writable, a file gone
         path = error.filename2 or error.filename or "input or output"
-        sys.exit(f"error: {path}: {error.strerror or error}, expected to read or write there")
+        line = f"{path}: {error.strerror or error}, expected to read or write there"
+        sys.exit(f"error: {shown(line)}")
 
 
 if __name__ == "__main__":

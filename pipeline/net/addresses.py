@@ -8,8 +8,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from urllib3.util import make_headers
 
+from pipeline.errors import hide, keep_secret
 from pipeline.net import google_auth
-from pipeline.net.redact import hide
 from pipeline.net.web import Request
 
 
@@ -48,6 +48,7 @@ def hub_headers() -> dict[str, str]:
 def _resolve_web(url: str) -> Request:
     user, at, _ = urlsplit(url).netloc.rpartition("@")
     headers = dict(make_headers(basic_auth=unquote(user))) if at else {}
+    keep_secret(user, *unquote(user).split(":", 1)[1:])
     return Request(without_user(url), headers, hide(url))
 
 

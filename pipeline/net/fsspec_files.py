@@ -1,18 +1,19 @@
 """Files at any address of fsspec, whose file systems find credentials and retry on their own."""
 
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, hide, keep_secret
 from pipeline.net import redact
-from pipeline.net.redact import hide
 from pipeline.net.retry import TransientError, UnnamedVersionError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme -> the extra that installs its library
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the libraries send them
 REQUEST_BYTES = 2**24  # at most: what a broken connection can cost
 # Where file systems put a file's version, in the order in which it is looked for.
 TAGS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
@@ -33,6 +34,7 @@ def file_system(url: str) -> "AbstractFileSystem":
     """Return the file system of a bucket or a host: making one takes longer than a request."""
     import fsspec
 
+    keep_secret(*map(os.environ.get, SECRETS))
     try:
         # not the instance that fsspec shares with every user of this process
         return fsspec.core.url_to_fs(url, skip_instance_cache=True)[0]

@@ -7,7 +7,7 @@ import os
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, keep_secret
 from pipeline.net import redact
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def headers(name: str) -> dict[str, str]:
         if not current.valid:
             current.refresh(Request())
     except google.auth.exceptions.GoogleAuthError as error:
-        message = redact.message(error, current.token)
+        keep_secret(current.token)
+        message = redact.message(error)
         raise LockstepError(f"{name}: {message}, expected usable credentials") from None
     return {"Authorization": f"Bearer {current.token}"} if current.token else {}
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, keep_secret
 from pipeline.net import checksum, redact
 from pipeline.stage.given_files import check_inside
 
@@ -42,6 +42,7 @@ def download(
     from huggingface_hub import get_token, snapshot_download
 
     quiet()
+    keep_secret(get_token())
     try:
         folder = Path(
             snapshot_download(
@@ -49,9 +50,8 @@ def download(
             )
         )
     except Exception as error:  # the client's, the network's and the file system's: dozens of kinds
-        message = redact.message(error, get_token())
         # without the library's error as its cause: that may hold what is hidden here
-        raise LockstepError(f"{name}: {message}, expected {expected}") from None
+        raise LockstepError(f"{name}: {redact.message(error)}, expected {expected}") from None
     for file in sorted(folder.glob("*")):
         if any(fnmatch(file.name, pattern) for pattern in patterns):
             check_inside(file, folder)

@@ -13,9 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, hide
 from pipeline.net import addresses, fsspec_files, web
-from pipeline.net.redact import hide
 from pipeline.net.retry import Attempts, TransientError
 from pipeline.runfile import Network
 from pipeline.runfile.table import Table

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Event, Thread
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, hide
 from pipeline.net import remote
-from pipeline.net.redact import hide
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 

@@ -20,7 +20,7 @@ import urllib3
 from urllib3 import exceptions
 
 from pipeline import __version__
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief, keep_secret, reveals
 from pipeline.net import retry
 from pipeline.net.redact import message
 from pipeline.net.retry import TransientError, UnnamedVersionError
@@ -188,7 +188,10 @@ def _head(request: Request, network: Network) -> Version:
 
 def _describe(name: str, headers: Mapping[str, str], size: int) -> Version:
     _check_content(name, headers)
-    return Version(size, _tag(headers), _checksum(headers))
+    tag = _tag(headers)
+    if tag is not None and reveals(tag):  # it would be written down
+        raise LockstepError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
+    return Version(size, tag, _checksum(headers))
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:
@@ -247,8 +250,8 @@ def _answer(
     if offline():
         raise LockstepError(f"{request.name}: {OFFLINE} is set, expected it in the store already")
     name, answer = request.name, None
-    secret = request.headers.get("Authorization", request.headers.get("authorization", ""))
-    secret = secret.partition(" ")[2]
+    said = request.headers.get("Authorization", request.headers.get("authorization", ""))
+    keep_secret(said.partition(" ")[2])
     try:
         try:
             answer = _pool(network.connections, _proxy(request.url)).request(
@@ -261,11 +264,9 @@ def _answer(
                 decode_content=False,
             )
         except ValueError as error:  # of this address, or of one that it redirects to
-            raise LockstepError(
-                f"{name}: {message(error, secret)}, expected a valid address"
-            ) from None
+            raise LockstepError(f"{name}: {message(error)}, expected a valid address") from None
         if answer.status not in accepted:
-            _check_status(name, answer, secret)
+            _check_status(name, answer)
         yield answer
         if answer.length_remaining == 0:
             answer.drain_conn()  # nothing is left, but until it is read the connection is in use
@@ -275,16 +276,16 @@ def _answer(
         if isinstance(reason, exceptions.ResponseError | exceptions.SSLError):
             is_tls = isinstance(reason, exceptions.SSLError)
             expected = "a valid certificate" if is_tls else "a file"
-            raise LockstepError(f"{name}: {message(reason, secret)}, expected {expected}") from None
-        raise TransientError(f"{name}: {_explain(reason, secret)}") from None
+            raise LockstepError(f"{name}: {message(reason)}, expected {expected}") from None
+        raise TransientError(f"{name}: {_explain(reason)}") from None
     except (exceptions.HTTPError, OSError) as error:
-        raise TransientError(f"{name}: {_explain(error, secret)}") from None
+        raise TransientError(f"{name}: {_explain(error)}") from None
     finally:
         if answer is not None and answer.length_remaining != 0:
             answer.close()  # or what is on its way would become the next answer
 
 
-def _explain(error: Exception | None, secret: str) -> str:
+def _explain(error: Exception | None) -> str:
     """Return why a connection failed, without the library's own objects."""
     timed_out = isinstance(error, exceptions.TimeoutError)
     if timed_out and not isinstance(error, exceptions.NewConnectionError):
@@ -296,18 +297,18 @@ def _explain(error: Exception | None, secret: str) -> str:
         return "the connection was cut"
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
-    return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", message(inner, secret))
+    return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", message(inner))
 
 
-def _check_status(name: str, answer: urllib3.BaseHTTPResponse, secret: str) -> None:
-    status = f"answered {answer.status} {answer.reason or ''}".rstrip()
+def _check_status(name: str, answer: urllib3.BaseHTTPResponse) -> None:
+    status = f"answered {answer.status} {brief(answer.reason or '')}".rstrip()
     if answer.status in BUSY:
         raise TransientError(f"{name}: {status}", answer.headers.get("Retry-After"))
     if answer.status == 416:
         status = "changed while it was read"
     if answer.status not in (200, 206):
         reason = answer.headers.get("X-Error-Message")  # the hub's
-        reason = f" ({message(Exception(reason), secret)})" if reason else ""
+        reason = f" ({message(Exception(reason))})" if reason else ""
         hint = ", or credentials for it" if answer.status in (401, 403) else ""
         raise LockstepError(f"{name}: {status}{reason}, expected a readable file{hint}")
 
@@ -321,14 +322,16 @@ def _check_version(name: str, headers: Mapping[str, str], version: Version) -> b
     tag = headers.get("Last-Modified" if is_date else "ETag")
     if tag is not None and _bare(tag) != _bare(version.tag):
         raise LockstepError(
-            f"{name}: changed while it was read: version {tag!r:.60}, expected "
-            f"{version.tag!r:.60}; run again to read it anew"
+            f"{name}: changed while it was read: version {brief(repr(tag))}, expected "
+            f"{brief(repr(version.tag))}; run again to read it anew"
         )
     return tag is not None
 
 
 def _unnamed(name: str, version: Version) -> UnnamedVersionError:
-    expected = "an ETag or a date" if version.tag is None else f"{version.tag!r:.60} as before"
+    expected = (
+        "an ETag or a date" if version.tag is None else f"{brief(repr(version.tag))} as before"
+    )
     return UnnamedVersionError(
         f"{name}: the server does not say of which version a part of the file is, expected "
         f"{expected}"
@@ -348,7 +351,9 @@ def _check_range(
     text = headers.get("Content-Range", "")
     sent = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", text)
     if sent is None or (int(sent[1]), int(sent[2])) != (start, stop - 1):
-        raise LockstepError(f"{name}: sends range {text!r:.60}, expected bytes {start}-{stop - 1}")
+        raise LockstepError(
+            f"{name}: sends range {brief(repr(text))}, expected bytes {start}-{stop - 1}"
+        )
     if sent[3] not in ("*", str(size)):
         raise LockstepError(f"{name}: has {sent[3]} bytes, expected {size} as before")
     return 0
@@ -360,7 +365,7 @@ def _check_content(name: str, headers: Mapping[str, str]) -> None:
         raise LockstepError(f"{name}: sends a web page, expected the file itself")
     encoding = headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        raise LockstepError(f"{name}: sent as {encoding}, expected plain bytes")
+        raise LockstepError(f"{name}: sent as {brief(encoding)}, expected plain bytes")
 
 
 def _bare(tag: str) -> str:

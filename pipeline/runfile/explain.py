@@ -8,10 +8,9 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import from_json
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.runfile.serde_enum import Variant
 
-WIDTH = 60  # characters of a value that are shown
 EXPECTED = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -59,17 +58,10 @@ def dotted(path: tuple[str | int, ...]) -> str:
 def show(value: Any) -> str:
     """Return a TOML or JSON value as text, shortened."""
     if isinstance(value, dict):
-        return (
-            f"a table with {shortened(', '.join(map(_key, value)))}" if value else "an empty table"
-        )
+        return f"a table with {brief(', '.join(map(_key, value)))}" if value else "an empty table"
     if isinstance(value, datetime | date | time):
         return f"the date {value}"
-    return shortened(json.dumps(value, default=str, ensure_ascii=False))
-
-
-def shortened(text: str) -> str:
-    """Return the beginning of a text that may be of any length."""
-    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+    return brief(json.dumps(value, default=str, ensure_ascii=False))
 
 
 def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -> str:
@@ -98,7 +90,7 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
 
 
 def _key(key: str) -> str:
-    return shortened(key if key.isprintable() else json.dumps(key))
+    return brief(key if key.isprintable() else json.dumps(key))
 
 
 def _expected(error: dict) -> str:

@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.runfile.data import Download
-from pipeline.runfile.explain import shortened, validate
+from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
 from pipeline.runfile.optimizer import Compressing
 from pipeline.runfile.psyche import LLM, STATE_KEYS, CurrentConfig, Model, OlderConfig, read_config
@@ -239,7 +239,7 @@ def read_toml(path: Path) -> dict:
     except tomllib.TOMLDecodeError as error:
         position = re.search(r" \(at line (\d+), column \d+\)$", str(error))
         line = int(position[1]) if position else content.count(b"\n") + 1
-        reason = shortened(str(error).split(" (at ")[0])
+        reason = brief(str(error).split(" (at ")[0])
         raise LockstepError(f"{path}:{line}: {reason}, expected TOML") from error
     except (ValueError, RecursionError) as error:  # numbers of 4300 digits, lists 300 deep
         raise LockstepError(f"{path}: {error}, expected TOML") from error

@@ -6,8 +6,8 @@ A server that does not give a file's length is rejected, as Psyche does.
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote, urlsplit
 
+from pipeline.errors import hide
 from pipeline.net import addresses, web
-from pipeline.net.redact import hide
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHttp, LocationGcp, LocationNumberedFiles, LocationSingleUrl

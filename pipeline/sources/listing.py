@@ -12,9 +12,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief, hide, reveals
 from pipeline.net import addresses, web
-from pipeline.net.redact import hide
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
 from pipeline.runfile.serde_enum import variant_name
@@ -156,9 +155,12 @@ def check_name(name: str, where: str) -> str:
     Nothing is ever written under such a name, but a server that gives another is not to be trusted.
 
     Raises:
-      LockstepError: it is absolute, leads out of the folder, or is not printable.
+      LockstepError: it is absolute, leads out of the folder, is not printable, or has a secret.
     """
     parts = name.split("/")
-    if "\\" in name or {"", ".", ".."} & set(parts) or not name.isprintable():
-        raise LockstepError(f"{where}: lists a file named {name!r:.80}, expected a path inside it")
+    is_path = "\\" not in name and not {"", ".", ".."} & set(parts)
+    if not (is_path and name.isprintable()) or reveals(name):
+        raise LockstepError(
+            f"{where}: lists a file named {brief(repr(name), 80)}, expected a path inside it"
+        )
     return name

@@ -7,9 +7,8 @@ and its SHA-256 is recorded.
 
 from collections.abc import Iterator
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, hide
 from pipeline.net import fsspec_files
-from pipeline.net.redact import hide
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataUrl

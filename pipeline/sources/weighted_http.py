@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, hide
 from pipeline.net import addresses, web
-from pipeline.net.redact import hide
 from pipeline.runfile import Network
 from pipeline.runfile.data import AnyShuffle, DataHttp, DataWeightedHttp
 from pipeline.runfile.explain import validate

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline import runfile
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, keep_secret
 from pipeline.net import checksum, redact
 from pipeline.net.google_auth import KEY, credentials
 from pipeline.stage import lock
@@ -75,9 +75,11 @@ class BucketFolder:
                 "only one; look at what is there, and push again"
             ) from None
         except Exception as error:  # the client's, the network's and the file system's
-            message = redact.message(error, self.credentials.token)
+            keep_secret(self.credentials.token)  # a new one, at times
             # not chained: the library's error may hold what is hidden here
-            raise LockstepError(f"{self.name}: {message}, expected {expected}") from None
+            raise LockstepError(
+                f"{self.name}: {redact.message(error)}, expected {expected}"
+            ) from None
 
     def version(self, name: str, generation: int | None) -> "Blob | None":
         """Return a file at one generation, or the newest; None where it does not exist."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, keep_secret
 from pipeline.net import hub_files, redact
 from pipeline.weights import hf
 
@@ -45,6 +45,7 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
     hub_files.quiet()
+    keep_secret(get_token())
     api = HfApi()
     names = {file.name for file in files}
     try:
@@ -58,7 +59,7 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
             repo_id, [*adds, *deletes], commit_message=message, parent_commit=before.sha
         )
     except Exception as error:  # dozens of kinds; not chained, since it may hold the token
-        reason = redact.message(error, get_token())
+        reason = redact.message(error)
         raise LockstepError(
             f"{repo_id}: {reason}, expected a repository on the hub that HF_TOKEN may write to"
         ) from None

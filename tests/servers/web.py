@@ -24,6 +24,7 @@ class Answer:
 
     Attributes:
       status: with 0 the body alone is sent, which is no HTTP.
+      reason: what follows the status; None: the usual words.
       headers: by name.
       body: what follows them, whatever Content-Length says.
       path: what was asked for.
@@ -40,6 +41,7 @@ class Answer:
     path: str
     whole: bytes | memoryview = b""
     name: str | None = None
+    reason: str | None = None
     then: Literal["keep", "close", "reset", "stall", "flood"] = "keep"
     pause: float = 0.0
 
@@ -120,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         for fault in list(self.served.faults):
             answer = fault(f"{self.command} {unquote(self.path)}", answer)
         if answer.status:
-            self.send_response(answer.status)
+            self.send_response(answer.status, answer.reason)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             self.end_headers()

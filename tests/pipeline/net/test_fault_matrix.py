@@ -4,7 +4,9 @@ The rows of MATRIX are the table of docs/reference/data-locations.md.
 """
 
 import dataclasses
+import json
 import logging
+import re
 import shutil
 import signal
 from dataclasses import dataclass
@@ -18,7 +20,15 @@ from pipeline.net import retry
 from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.pipeline.net import token_servers as sources
-from tests.pipeline.net.token_servers import KINDS, OTHER, SECRETS, TRUTH, Source
+from tests.pipeline.net.token_servers import (
+    HUB_TOKEN,
+    KINDS,
+    OTHER,
+    PASSWORD,
+    SECRETS,
+    TRUTH,
+    Source,
+)
 from tests.servers import misbehaviour as m
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour, Spoil
@@ -370,6 +380,56 @@ def test_what_came_before_a_failure_is_not_fetched_again(source, root):
     source.server.faults.clear()
     assert outcome(source, root) == RIGHT
     assert sorted(source.server.sent.values()) == sorted(map(len, TRUTH.values()))
+
+
+ECHO = "\x1b[2J \u202e %s"
+
+
+def echoed(source: Source, where: str) -> Spoil:
+    """Repeats what it was sent, with codes that steer a terminal, in a place of the answer."""
+    word = ECHO % (HUB_TOKEN if isinstance(source.server, sources.hub_server.Hub) else PASSWORD)
+
+    def spoil(answer):
+        said = {where: word.encode().decode("latin-1")}
+        match where:
+            case "reason":
+                return dataclasses.replace(answer, status=403, reason=said[where])
+            case "path" | "oid" | "sha":
+                text = bytes(answer.body).decode()
+                body = re.sub(
+                    f'"{where}": "[^"]*"', lambda _: f'"{where}": {json.dumps(word)}', text
+                )
+                size = {"Content-Length": str(len(body))}
+                return dataclasses.replace(
+                    answer, body=body.encode(), headers=answer.headers | size
+                )
+            case "Content-Range":
+                return dataclasses.replace(answer, status=206, headers=answer.headers | said)
+        return dataclasses.replace(answer, headers=answer.headers | said)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("source", "where", "of"),
+    [
+        ("hub", "reason", "bytes"),
+        ("hub", "path", "listing"),
+        ("hub", "oid", "listing"),
+        ("hub", "sha", "listing"),
+        ("plain", "reason", "bytes"),
+        ("plain", "ETag", "bytes"),
+        ("plain", "ETag", "listing"),
+        ("plain", "Content-Range", "bytes"),
+        ("plain", "Content-Encoding", "bytes"),
+    ],
+    indirect=["source"],
+)
+def test_what_a_server_repeats_of_a_request_is_not_shown(source, root, where, of):
+    fault = Misbehaviour(echoed(source, where), where=source.places[of])
+    source.server.faults.append(fault)
+    said = outcome(source, root)  # one printable line, without any of SECRETS
+    assert said and fault.hits
 
 
 @each_kind

@@ -1,0 +1,52 @@
+"""What others said, fit for a terminal and a log: one line, and no credentials."""
+
+import pytest
+
+from pipeline import errors
+from pipeline.errors import LockstepError
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    monkeypatch.setattr(errors, "_secrets", set())
+    errors.keep_secret("hf_secret", 'pass"wörd/1', "of", "", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("401: hf_secret is no token", "401: ... is no token"),
+        ("sent Authorization: Bearer another.one to us", "sent Authorization: Bearer ... to us"),
+        ("sent authorization: basic dXM6cGFzcw==", "sent authorization: basic ..."),
+        (
+            "GET https://us:pass@host/a?X-Amz-Signature=1&b=2 failed",
+            "GET https://host/a?... failed",
+        ),
+        ("GET https://host/a#access_token=1", "GET https://host/a#..."),
+        ("no such model as owner/name.", "no such model as owner/name."),
+        ('pass"wörd/1, pass%22w%C3%B6rd%2F1 or "pass\\"w\\u00f6rd/1"', '..., ... or "..."'),
+    ],
+)
+def test_credentials_are_hidden_and_all_else_stays(text, shown):
+    assert errors.hide(text) == shown
+    assert str(LockstepError(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nerror: forged", "a\\nerror: forged"),
+        ("\x1b[2Jred\x07\x9b31m\x00", "\\x1b[2Jred\\x07\\x9b31m\\x00"),
+        ("\u202egnp.ds \ufeff\u2028", "\\u202egnp.ds \\ufeff\\u2028"),
+        ("\udcff é 字", "\\udcff é 字"),
+    ],
+)
+def test_an_error_is_one_line_that_steers_no_terminal_however_often_it_is_quoted(text, shown):
+    once = LockstepError(text)
+    assert str(once) == shown
+    assert str(LockstepError(f"{once}")) == shown
+
+
+def test_a_text_is_cut_only_after_its_secrets_are_hidden():
+    assert errors.brief("x" * 55 + "hf_secret") == "x" * 55 + "..."
+    assert errors.brief("x" * 70) == "x" * 57 + "..."
