@@ -53,6 +53,10 @@ class Architecture:
         """
         return nnx.to_pure_dict(nnx.state(self.Model(config, rngs=nnx.Rngs(seed)), nnx.Param))
 
+    def shapes(self, config: Any) -> Params:
+        """Return the shapes and dtypes of the params; nothing is computed or allocated."""
+        return _abstract(self.Model, config)[1]
+
     def features(  # noqa: PLR0913 - each is an option of the computation
         self,
         config: Any,
@@ -84,7 +88,7 @@ class Architecture:
           sequences_BT: Number of each token's sequence, int32, where several are packed into a row:
             a token attends to its own sequence only. None: each row is one sequence.
         """
-        merged = nnx.merge(_graph(self.Model, config), params)
+        merged = nnx.merge(_abstract(self.Model, config)[0], params)
         return merged.features(
             tokens_BT,
             scan=scan,
@@ -110,5 +114,6 @@ class Architecture:
 
 
 @cache
-def _graph(model: type[nnx.Module], config: Any) -> nnx.GraphDef:
-    return nnx.graphdef(nnx.eval_shape(lambda: model(config, rngs=nnx.Rngs(0))))
+def _abstract(model: type[nnx.Module], config: Any) -> tuple[nnx.GraphDef, Params]:
+    module = nnx.eval_shape(lambda: model(config, rngs=nnx.Rngs(0)))
+    return nnx.graphdef(module), nnx.to_pure_dict(nnx.state(module, nnx.Param))

@@ -20,7 +20,7 @@ import jax
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.stage import artifacts, devices, pins
+from pipeline.stage import artifacts, devices, memory, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.given_files import check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
@@ -95,6 +95,7 @@ def _init(checkpoint: runfile.CheckpointInit, architecture: str, folder: Path) -
             raise LockstepError(f"{where}.{key}: unknown key, expected one of {known}")
         if value != written[key]:
             raise LockstepError(f"{where}.{key} is {value!r}, expected {written[key]!r}")
+    memory.check(model.shapes(model_config), where)
     with jax.default_device(_cpu()):
         params = model.init(model_config, checkpoint.seed)
     (folder / "hf").mkdir()

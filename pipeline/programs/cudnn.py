@@ -35,7 +35,7 @@ def _compiled(run: runfile.Run, hf_config: dict) -> str:
     """One layer's forward and backward pass as XLA compiles it: quick, with the run's shapes."""
     model = models.get(hf_config["model_type"])
     shape = model.Config.from_hf(hf_config).shortened(1)
-    params = jax.eval_shape(lambda: model.init(shape, 0))
+    params = model.shapes(shape)
     tokens_BT = jax.ShapeDtypeStruct((run.peers.micro_batch, run.llm.max_seq_len), jnp.int32)
 
     def total(params: dict, tokens_BT: jax.Array) -> jax.Array:

@@ -25,6 +25,7 @@ from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.loss import measured, targets, weighted_cross_entropy
 from pipeline.programs.optimizers import Setting, build, learning_rate_of
 from pipeline.programs.placement import keep_cut
+from pipeline.stage import memory
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
 from pipeline.tokens.shards import PLAIN, Column
 
@@ -65,6 +66,7 @@ class Programs:
         self.columns = columns
         self.model = models.get(hf_config["model_type"])
         self.model_config = self.model.Config.from_hf(hf_config)
+        self._check_memory(run)
         learning_rate = learning_rate_of(run.llm.lr_schedule)
         if first_step:  # what Psyche calls a cold start: the first epoch after a pause
             warmup_steps = run.llm.cold_start_warmup_steps
@@ -85,11 +87,18 @@ class Programs:
             remat=run.peers.remat,
         )
 
+    def _check_memory(self, run: runfile.Run) -> None:
+        """The least that a step needs: the params, and a micro-batch behind the embedding."""
+        memory.check(self.model.shapes(self.model_config), "the model")
+        rows, length = run.peers.micro_batch, run.llm.max_seq_len
+        features = jax.ShapeDtypeStruct((rows, length, self.model_config.hidden_size), np.float32)
+        memory.check(features, f"[peers] micro_batch = {rows} sequences of {length} tokens")
+
     def _balance(self, optimizer: Optimizer, speed: float) -> Optimizer:
         """Keeps the optimizer from params whose gradient is the load of experts."""
         paths: list[str] = []
         if named := self.model.balance:  # a model may have no layer with experts
-            shapes = jax.eval_shape(partial(self.model.init, self.model_config, 0))
+            shapes = self.model.shapes(self.model_config)
             paths = [path for path in flatten_dict(shapes, sep="/") if path in named]
         if not paths and speed:
             raise LockstepError(

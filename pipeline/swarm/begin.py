@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -114,7 +114,7 @@ def blank(
       data_index: Sequences that are behind it.
     """
     programs = Programs(run, hf_config, step, columns)
-    params = jax.eval_shape(partial(programs.model.init, programs.model_config, 0))
+    params = programs.model.shapes(programs.model_config)
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     shapes = State(params, shared, (own,) * run.peers.count)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)

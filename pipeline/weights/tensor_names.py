@@ -1,11 +1,10 @@
 """Which tensor of a Hugging Face file is which param of a model, and whether all are there."""
 
+import math
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
@@ -13,6 +12,7 @@ from models.architecture import Architecture
 from pipeline.errors import LockstepError
 from pipeline.weights.tensorfile import TensorFile
 
+MOST_TENSORS = 10**6  # of a kind; DeepSeek V3 has 15,000
 FLOATS = ("F32", "BF16", "F16")  # dtypes that a tensor may be stored in, as safetensors names them
 
 
@@ -32,18 +32,25 @@ class Slot(NamedTuple):
 
 
 def param_shapes(model: Architecture, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every param by its path joined with "/"; nothing is computed."""
-    shapes = jax.eval_shape(partial(model.init, config, 0))
-    return {path: leaf.shape for path, leaf in flatten_dict(shapes, sep="/").items()}
+    """Return the shape of every param by its path joined with "/"."""
+    return {path: x.shape for path, x in flatten_dict(model.shapes(config), sep="/").items()}
 
 
 def slots_of(model: Architecture, config: Any) -> dict[str, Slot]:
-    """Return the slot of every tensor that a file of this model holds, by the tensor's name."""
+    """Return the slot of every tensor that a file of this model holds, by the tensor's name.
+
+    Raises:
+      LockstepError: There are too many to be listed.
+    """
     slots = {}
     for path, shape in param_shapes(model, config).items():
         template, transposed = model.names[path]
         first = config.first_layers.get(path.split("/")[0], 0)
         axes = sum(number in template for number in ("{layer}", "{expert}"))
+        if (count := math.prod(shape[:axes])) > MOST_TENSORS:
+            raise LockstepError(
+                f"config.json: {path} would be {count:,} tensors, expected at most {MOST_TENSORS:,}"
+            )
         own = shape[axes:][::-1] if transposed else shape[axes:]
         for index in np.ndindex(shape[:axes]):
             layer, expert = (*index, 0, 0)[:2]  # a template names those that it has

@@ -56,6 +56,11 @@ def test_a_key_of_the_fresh_config_that_would_do_nothing_is_refused(tmp_path, ch
     assert f"model.LLM.checkpoint.Init.{said}" in refused(tmp_path, init(**changes))
 
 
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_drawn(tmp_path):
+    said = refused(tmp_path, init(vocab_size=2**31 - 1, hidden_size=2**30))
+    assert "model.LLM.checkpoint.Init.config: 11,529," in said and " GB of memory here" in said
+
+
 # ---- A folder ----
 
 

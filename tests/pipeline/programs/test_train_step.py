@@ -46,6 +46,24 @@ def losses(
 
 
 @pytest.mark.release
+@pytest.mark.parametrize(
+    "model, rows, message",
+    [
+        ({"vocab_size": 2**31 - 1, "hidden_size": 2**20}, 2, "the model: "),
+        (
+            {},
+            10**18,
+            r"\[peers\] micro_batch = 10{18} sequences of 16 tokens: 256,000,",
+        ),
+    ],
+)
+def test_what_the_memory_cannot_hold_is_refused_before_it_is_allocated(model, rows, message):
+    """Also for whoever replays the bundle of a stranger, who chose both."""
+    run = a_run(peers__micro_batch=rows)
+    with pytest.raises(LockstepError, match=f"^{message}.* GB, expected at most .* GB of"):
+        Programs(run, tiny.MODEL | model)
+
+
 @pytest.mark.parametrize("optimizer", PINNED)
 def test_losses_of_the_first_steps_are_as_they_were(optimizer):
     found = losses(1, 4, optimizer)

@@ -20,6 +20,7 @@ from transformers import (
 from models.llama import llama
 from pipeline.errors import LockstepError
 from pipeline.weights import hf
+from tests import tiny
 from tests.models.reference import BASE, GROUPS, LATENT
 
 MODEL = {
@@ -334,4 +335,11 @@ def test_a_folder_without_weights_or_config_is_refused(tmp_path, folder):
 def test_a_config_that_is_none_is_refused_with_its_name(folder, content, said):
     (folder / hf.CONFIG).write_text(content)
     assert refused(folder).startswith(f"{folder / hf.CONFIG}: ")
+    assert said in refused(folder)
+
+
+def test_tensors_without_end_are_refused_before_they_are_listed(folder):
+    """So is anything in a config that would be looped over."""
+    (folder / hf.CONFIG).write_text(json.dumps(tiny.DEEPSEEK | {"n_routed_experts": 2**30}))
+    said = "layers/mlp/experts/down would be 1,073,741,824 tensors, expected at most 1,000,000"
     assert said in refused(folder)
