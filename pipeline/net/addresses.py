@@ -8,9 +8,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from urllib3.util import make_headers
 
-from pipeline.errors import hide, keep_secret
+from pipeline.errors import LockstepError, hide, keep_secret
 from pipeline.net import google_auth
-from pipeline.net.web import Request
+from pipeline.net.connection import Request
 
 
 def resolve(url: str) -> Request:
@@ -29,7 +29,7 @@ def resolve(url: str) -> Request:
         case "hf":
             return _resolve_hub(url)
         case _:
-            return _resolve_web(url)
+            return resolve_web(url)
 
 
 def without_user(url: str) -> str:
@@ -45,7 +45,21 @@ def hub_headers() -> dict[str, str]:
     return build_hf_headers(library_name="lockstep")
 
 
-def _resolve_web(url: str) -> Request:
+def resolve_web(url: str) -> Request:
+    """Return the request for a file on a web server.
+
+    Raises:
+      LockstepError: it is no address of one.
+    """
+    try:
+        parts = urlsplit(url)
+        found = parts.scheme if parts.hostname else "no server"
+    except ValueError as error:
+        found = str(error)
+    if found not in ("http", "https"):
+        raise LockstepError(
+            f"{hide(url)}: found {found or 'no scheme'}, expected http:// or https:// and a server"
+        )
     user, at, _ = urlsplit(url).netloc.rpartition("@")
     headers = dict(make_headers(basic_auth=unquote(user))) if at else {}
     keep_secret(user, *unquote(user).split(":", 1)[1:])

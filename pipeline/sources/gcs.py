@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth, web
+from pipeline.net.connection import Request
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate
@@ -59,13 +60,14 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
     # with its slash, or folders whose names begin alike would match
     prefix = f"{folder.rstrip('/')}/" if folder else ""
     url = f"{google_auth.endpoint()}/storage/v1/b/{quote(bucket, safe='')}/o"
+    pages = web.Pages(network)
     items: list[BucketItem] = []
     token: str | None = ""
     seen: set[str] = set()
     while token is not None:
         query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": token} if token else {})
-        request = web.Request(f"{url}?{urlencode(query)}", google_auth.headers(where), where)
-        page = validate(BucketPage, web.get_page(request, network)[0], f"{where}: invalid listing")
+        request = Request(f"{url}?{urlencode(query)}", google_auth.headers(where), where)
+        page = validate(BucketPage, pages.get(request)[0], f"{where}: invalid listing")
         items += page.items
         token = page.next_token or None
         if token in seen:

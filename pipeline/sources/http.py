@@ -6,13 +6,15 @@ A server that does not give a file's length is rejected, as Psyche does.
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote, urlsplit
 
-from pipeline.errors import hide
+from pipeline.errors import LockstepError, hide
 from pipeline.net import addresses, web
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHttp, LocationGcp, LocationNumberedFiles, LocationSingleUrl
 from pipeline.sources.gcs import list_bucket
 from pipeline.sources.listing import Listing, LocationFile, token_files, tokenizer_files
+
+FILES = 100_000  # numbered ones at most
 
 
 def listing(location: DataHttp, network: Network) -> Listing:
@@ -26,6 +28,11 @@ def listing(location: DataHttp, network: Network) -> Listing:
         case LocationSingleUrl(url=url):
             read, files = hide(url), _files_at([url], network)
         case LocationNumberedFiles() as numbered:
+            if numbered.num_files > FILES:
+                raise LockstepError(
+                    f"{hide(numbered.url_template)}: num_files is {numbered.num_files}, expected "
+                    f"at most {FILES}: each is asked for its size"
+                )
             urls = [
                 numbered.url_template.replace("{}", str(number).zfill(numbered.n_left_pad_zeros))
                 for number in range(numbered.start_index, numbered.start_index + numbered.num_files)
@@ -46,8 +53,9 @@ def listing(location: DataHttp, network: Network) -> Listing:
 
 def _files_at(urls: list[str], network: Network) -> tuple[LocationFile, ...]:
     """Return the files at web addresses, with the size and version that the servers give."""
+    requests = [addresses.resolve_web(url) for url in urls]
     with ThreadPoolExecutor(network.connections) as pool:
-        heads = list(pool.map(lambda url: web.head(addresses.resolve(url), network), urls))
+        heads = list(pool.map(lambda request: web.head(request, network), requests))
     return tuple(
         LocationFile(
             name=unquote(urlsplit(url).path).rpartition("/")[2] or hide(url),

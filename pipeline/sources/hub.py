@@ -11,6 +11,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field, RootModel
 
 from pipeline.net import addresses, hub_files, web
+from pipeline.net.connection import Request
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub
@@ -80,16 +81,17 @@ def list_dataset(
     base = f"{constants.ENDPOINT}/api/datasets/{repo_id}"
     headers = addresses.hub_headers()
 
-    def request(path: str) -> web.Request:
-        return web.Request(f"{base}/{path}", headers, where)
+    def request(path: str) -> Request:
+        return Request(f"{base}/{path}", headers, where)
 
     named = request(f"revision/{quote(revision or 'main', safe='')}")
-    revised, _ = web.get_page(named, network)
+    revised, _ = web.Pages(network).get(named)
     commit = validate(HubRevision, revised, f"{where}: invalid listing").sha
     entries: list[TreeEntry] = []
-    page: web.Request | None = request(f"tree/{commit}?recursive=true&expand=false")
+    pages = web.Pages(network)
+    page: Request | None = request(f"tree/{commit}?recursive=true&expand=false")
     while page is not None:
-        document, page = web.get_page(page, network)
+        document, page = pages.get(page)
         entries += validate(TreePage, document, f"{where}: invalid listing").root
     files = [
         LocationFile(name=check_name(entry.path, where), origin=_origin(repo_id, commit, entry))

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.errors import LockstepError, brief, hide, reveals
-from pipeline.net import addresses, web
+from pipeline.net import addresses, connection
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
 from pipeline.runfile.serde_enum import variant_name
@@ -84,14 +84,14 @@ def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]
     """
     name = hashlib.sha256(repr(location).encode()).hexdigest()[:40]
     path = options.store / "listings" / f"{name}.json"
-    if not web.offline():
+    if not connection.offline():
         listing = ask()
         artifacts.write_text(path, _without_users(listing).model_dump_json(indent=1) + "\n")
         return listing
     if not path.is_file():
         raise LockstepError(
-            f"{variant_name(location)}: {web.OFFLINE} is set, expected a location that was listed "
-            f"before; {path.parent} has no listing of it"
+            f"{variant_name(location)}: {connection.OFFLINE} is set, expected a location that was "
+            f"listed before; {path.parent} has no listing of it"
         )
     return Listing.model_validate_json(path.read_bytes())
 

@@ -4,11 +4,12 @@ They hold tokens alone: no header is parsed, not even of a .npy (one that has a 
 Psyche would train on it).
 """
 
+import codecs
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.net import addresses, store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
@@ -21,6 +22,7 @@ from pipeline.tokens.ids import check_file_ids
 from pipeline.tokens.shards import ShardFile, shard_path
 from pipeline.tokens.tokenizer_files import load_tokenizer, vocab_size
 
+HEAD_BYTES, TEXT_BYTES = 512, 32  # in which tokens are looked for; so few may look like text
 NUMPY_MAGIC = b"\x93NUMPY"
 PIECE_BYTES = 2**20
 TOKENIZER_BYTES = 2**27  # at most, of one of its files
@@ -195,8 +197,23 @@ def _place(stored: Stored, target: Path, origin: Origin, size: int) -> str:
 
 def _check_tokens(path: Path, size: int, vocab: int | None, name: str) -> None:
     with open(path, "rb") as file:
-        if file.read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:
-            raise LockstepError(
-                f"{name}: found a NumPy header, expected tokens alone, as `tofile` writes them"
-            )
+        head = file.read(HEAD_BYTES)
+    if head.startswith(NUMPY_MAGIC):
+        raise LockstepError(
+            f"{name}: found a NumPy header, expected tokens alone, as `tofile` writes them"
+        )
+    if text := _text(head):
+        raise LockstepError(
+            f"{name}: found text, {brief(repr(text))}, expected tokens; is it a page to sign in?"
+        )
     check_file_ids(path, size, vocab, name)
+
+
+def _text(head: bytes) -> str | None:
+    """Return the beginning of a file as text if it is text: half of all tokens' bytes are not."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # its end may be cut
+    except UnicodeDecodeError:
+        return None
+    is_text = all(character.isprintable() or character.isspace() for character in text)
+    return text if is_text and len(head) >= TEXT_BYTES else None

@@ -52,7 +52,7 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
         `http.listing`.
     """
     name = hide(location.url)
-    document, _ = web.get_page(addresses.resolve(location.url), network)
+    document, _ = web.Pages(network).get(addresses.resolve_web(location.url))
     config = validate(WeightedConfig, document, f"{name}: invalid weighted configuration")
     weighted = [pair if isinstance(pair, tuple) else (pair, None) for pair in config.providers]
     sizes = {one.token_size_in_bytes for one, _ in weighted}

@@ -88,6 +88,30 @@ def trickling(answer: Answer) -> Answer:
     return replace(answer, body=answer.body[:200], pause=0.05, then="close")
 
 
+# ---- The headers ----
+
+
+def hinted(answer: Answer) -> Answer:
+    """Says 100 and 103 first, as a server may."""
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+    return replace(answer, before=interim)
+
+
+def always_100(answer: Answer) -> Answer:
+    """Says 100 Continue without end."""
+    return replace(answer, status=0, body=b"HTTP/1.1 100 Continue\r\n\r\n" * 99, then="flood")
+
+
+def long_headers(answer: Answer) -> Answer:
+    """Says headers without end."""
+    return replace(answer, status=0, body=b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10**5)
+
+
+def slow_headers(answer: Answer) -> Answer:
+    """Says its headers by a byte now and then, so that no wait between two is long."""
+    return replace(answer, status=0, body=b"HTTP/1.1 200 OK\r\nX: " + b"y" * 180, pause=0.05)
+
+
 # ---- The status ----
 
 
@@ -119,15 +143,31 @@ def redirected(address: str | None = None) -> Spoil:
     return spoil
 
 
+def endless_redirect(answer: Answer) -> Answer:
+    """Sends the client to where it came from, with a body that has no end."""
+    headers = {"Location": answer.path}
+    return replace(answer, status=302, headers=headers, body=b"x" * 2**12, name=None, then="flood")
+
+
+def page_after_page(answer: Answer) -> Answer:
+    """Answers with an empty page of a listing, which says that there is another."""
+    headers = {"Content-Length": "2", "Link": f'<{answer.path}?{next(COUNT)}>; rel="next"'}
+    return replace(answer, headers=answer.headers | headers, body=b"[]")
+
+
 def itself_again(answer: Answer) -> Answer:
     """Says of a page of a listing that it is followed by itself."""
     return replace(answer, headers=answer.headers | {"Link": f'<{answer.path}>; rel="next"'})
 
 
-def sign_in(answer: Answer) -> Answer:
-    """Answers with a page of HTML, as a network does that one has to sign in to."""
-    headers = {"Content-Length": str(len(PAGE)), "Content-Type": "text/html"}
-    return replace(answer, status=200, headers=headers, body=PAGE, name=None)
+def sign_in(kind: str | None = "text/html") -> Spoil:
+    """Answers with a page, as a network does that one has to sign in to; to HEAD as to GET."""
+
+    def spoil(answer: Answer) -> Answer:
+        headers = {"Content-Length": str(len(PAGE))} | ({"Content-Type": kind} if kind else {})
+        return replace(answer, status=200, headers=headers, body=PAGE, name=None)
+
+    return spoil
 
 
 # ---- The length ----
@@ -206,6 +246,11 @@ def flipped(answer: Answer) -> Answer:
     if body:
         body[len(body) // 2] ^= 1
     return replace(answer, body=bytes(body))
+
+
+def identity(answer: Answer) -> Answer:
+    """Says that the body is as it is."""
+    return replace(answer, headers=answer.headers | {"Content-Encoding": "Identity"})
 
 
 def compressed(answer: Answer) -> Answer:

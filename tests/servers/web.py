@@ -30,6 +30,7 @@ class Answer:
       path: what was asked for.
       whole: where the body is a file or a range of one, the file.
       name: under which the body's bytes are counted; None: they are not.
+      before: bytes that are sent before it.
       then: what becomes of the connection; "close" and "reset" end it, in order or with an error,
         "stall" leaves it open and sends nothing, "flood" sends the body over and over.
       pause: seconds between two bytes of the body.
@@ -42,6 +43,7 @@ class Answer:
     whole: bytes | memoryview = b""
     name: str | None = None
     reason: str | None = None
+    before: bytes = b""
     then: Literal["keep", "close", "reset", "stall", "flood"] = "keep"
     pause: float = 0.0
 
@@ -121,6 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         answer.headers = {"Content-Length": str(len(answer.body))} | answer.headers
         for fault in list(self.served.faults):
             answer = fault(f"{self.command} {unquote(self.path)}", answer)
+        self.wfile.write(answer.before)
         if answer.status:
             self.send_response(answer.status, answer.reason)
             for name, value in answer.headers.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import LockstepError
-from pipeline.net import retry
+from pipeline.net import retry, web
 from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.pipeline.net import token_servers as sources
@@ -95,6 +95,12 @@ MATRIX = [
     Row("sends a byte now and then, once", once(m.trickling), RIGHT),
     Row("speaks no HTTP, twice", twice(m.not_http), RIGHT),
     Row("speaks no HTTP, always", always(m.not_http), f"does not speak HTTP, {AGAIN}"),
+    # ---- The headers ----
+    Row("says 100 Continue and 103 Early Hints first, always", always(m.hinted), RIGHT),
+    Row("says 100 Continue without end, once", once(m.always_100), RIGHT),
+    Row("says 100 Continue without end, always", always(m.always_100), AGAIN),
+    Row("sends headers without end, always", always(m.long_headers), "more than 100 headers"),
+    Row("sends a byte of its headers now and then, twice", twice(m.slow_headers), RIGHT),
     # ---- The status ----
     Row("answers 429, twice", twice(m.status(429)), RIGHT),
     Row("answers 429 with Retry-After, twice", twice(m.status(429, "1")), RIGHT),
@@ -109,10 +115,13 @@ MATRIX = [
     Row("answers 204", once(m.status(204)), "answered 204 No Content"),
     Row("answers 416 to a resumption", cut_then(m.status(416)), CHANGED),
     Row("redirects in a loop", always(m.redirected()), "too many redirects"),
+    Row("redirects, with a body without end, once", once(m.endless_redirect), RIGHT),
     Row("redirects to a file", once(m.redirected("file:///etc/passwd")), INVALID),
     Row("redirects to ftp://", once(m.redirected("ftp://h/a")), "Not supported URL scheme ftp"),
     Row("redirects to nonsense", once(m.redirected("http://[::")), INVALID),
-    Row("sends a page to sign in", once(m.sign_in), "sends a web page"),
+    Row("sends a page to sign in", once(m.sign_in()), "sends a page (text/html)"),
+    Row("sends a page, spelled otherwise", once(m.sign_in("TEXT/HTML; x")), "sends a page"),
+    Row("sends a page of XHTML", once(m.sign_in("application/xhtml+xml")), "sends a page"),
     # ---- The length ----
     Row("says and sends half of the file", once(m.shorter), "sends 20002 bytes, expected 40004"),
     Row("says and sends more than the file", once(m.longer), "sends 40008 bytes, expected 40004"),
@@ -127,6 +136,7 @@ MATRIX = [
     Row("sends wrong bytes, once", once(m.flipped), dict.fromkeys(WRONG, RIGHT)),
     Row("sends wrong bytes, always", always(m.flipped), WRONG),
     Row("sends wrong bytes, pinned data", once(m.flipped), PINNED, pinned=True),
+    Row("says that nothing is compressed", always(m.identity), RIGHT),
     Row("compresses what it sends", always(m.compressed), "sent as gzip, expected plain bytes"),
     Row("says another ETag", once(m.other_tag), {"hub": RIGHT, "bucket": RIGHT, "plain": CHANGED}),
     Row("names no version of the rest, once", cut_then(m.untagged), RIGHT),
@@ -147,8 +157,8 @@ MATRIX = [
     ),
     Row(
         "of what there is: a page to sign in",
-        once(m.sign_in),
-        {"plain": "sends a web page", "hub": "expected JSON", "bucket": "expected JSON"},
+        once(m.sign_in()),
+        {"plain": "sends a page", "hub": "expected JSON", "bucket": "expected JSON"},
         "listing",
     ),
     Row(
@@ -156,6 +166,18 @@ MATRIX = [
         always(m.itself_again),
         {"hub": "a page that links to itself"},
         "listing",
+    ),
+    Row(
+        "of what there is: empty pages without end",
+        always(m.page_after_page),
+        {"hub": "a listing of over 9 pages"},
+        "pages",
+    ),
+    Row(
+        "of what there is: a byte now and then, always",
+        always(m.trickling),
+        {"hub": NO_ANSWER, "bucket": NO_ANSWER},
+        "pages",
     ),
     Row("HEAD says half of the size", once(m.other_size(0.5)), {"plain": "as before"}, "listing"),
     Row("HEAD says twice the size", once(m.other_size(2)), {"plain": "as before"}, "listing"),
@@ -169,6 +191,7 @@ def in_haste(monkeypatch):
     """Waits of hundredths of a second between attempts, whatever they should be."""
     brief = lambda seconds, cancelled: cancelled.wait(min(seconds, 0.02))  # noqa: E731
     monkeypatch.setattr(retry, "pause", brief)
+    monkeypatch.setattr(web, "LISTING_PAGES", 9)
 
 
 class Late(BaseException):

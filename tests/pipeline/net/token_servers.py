@@ -47,7 +47,8 @@ class Source:
     Attributes:
       server: what it serves.
       location: the data location, as a run file has it.
-      places: patterns of what is asked: of the bytes of 1.ds, and of what there is.
+      places: patterns of what is asked: of the bytes of 1.ds, of what there is, and of the pages of
+        a listing.
       put: puts files in the place of those that are there.
     """
 
@@ -89,7 +90,11 @@ def _hub(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
         yield Source(
             hub,
             {"Hub": {"repo_id": DATASET, **HOW}},
-            {"bytes": r"^GET /large/.*1\.ds", "listing": "^GET /api/datasets/"},
+            {
+                "bytes": r"^GET /large/.*1\.ds",
+                "listing": "^GET /api/datasets/",
+                "pages": "^GET /api/datasets/.*/tree/",
+            },
             lambda shards: repo.commit({f"d/{name}": shards[name] for name in shards}),
         )
 
@@ -104,7 +109,11 @@ def _bucket(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
         yield Source(
             bucket,
             {"Http": {**HOW, "location": where}},
-            {"bytes": r"^GET /download/.*1\.ds", "listing": r"^GET /storage/v1/b/ours/o\?"},
+            {
+                "bytes": r"^GET /download/.*1\.ds",
+                "listing": r"^GET /storage/v1/b/ours/o\?",
+                "pages": r"^GET /storage/v1/b/ours/o\?",
+            },
             lambda shards: [bucket.put(f"d/{name}", content) for name, content in shards.items()],
         )
 

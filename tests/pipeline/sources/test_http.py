@@ -85,6 +85,34 @@ def test_a_file_without_a_version_is_not_read_while_training(files, tmp_path):
     assert said.startswith(f"{files.url('0.ds')}: the server names no version of it")
 
 
+@pytest.mark.parametrize("kind", [None, "text/plain"])
+def test_a_page_to_sign_in_that_answers_for_a_file_is_not_taken_for_tokens(files, tmp_path, kind):
+    files.put("0.ds", bytes(70))
+    files.faults.append(Misbehaviour(misbehaviour.sign_in(kind), where=""))
+    said = refusal(fetch, at({"SingleUrl": files.url("0.ds")}), tmp_path / "out")
+    assert said.startswith(f"{files.url('0.ds')}: found text, '<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["hf://x", "gs://b/x", "http://[::1", "http:///x", "x", "http://h:port/x", "HTTPS:/x"],
+)
+def test_what_is_no_address_of_a_web_server_is_one_line(files, tmp_path, address):
+    said = refusal(fetch, at({"SingleUrl": address}), tmp_path / "out")
+    assert said.startswith(f"{address}: ") and "expected " in said
+    mixed_there = mixed(files, {"shuffle": "DontShuffle", "providers": [named(address)]})
+    assert refusal(fetch, mixed_there, tmp_path / "other") == said
+    where = runfile.DataWeightedHttp(url=address)
+    assert refusal(fetch, where, tmp_path / "third").startswith(f"{address}: ")
+
+
+def test_more_numbered_files_than_can_be_asked_for_are_refused(files, tmp_path):
+    said = refusal(fetch, numbered(files, 0, 0, 2**32 - 1), tmp_path / "out")
+    assert said.endswith(
+        "num_files is 4294967295, expected at most 100000: each is asked for its size"
+    )
+
+
 def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):
     files.put("0.ds", b"12")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
@@ -103,6 +131,10 @@ def mixed(files: Files, document: object) -> runfile.DataWeightedHttp:
     content = document if isinstance(document, bytes) else json.dumps(document).encode()
     files.put("mix.json", content)
     return runfile.DataWeightedHttp(url=files.url("mix.json"))
+
+
+def named(address: str) -> dict:
+    return HOW | {"location": {"SingleUrl": address}}
 
 
 def single(files: Files, name: str, **how: str) -> dict:

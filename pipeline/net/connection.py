@@ -1,0 +1,260 @@
+"""One request to a web server, with a limit on everything that a server could do without end.
+
+Headers, interim answers before them included, have as long as a stall and HEADER_BYTES. Redirects
+are followed here, since urllib3 would read the body of each to its end, and credentials are shown
+to no other server. The body's pace and size are the caller's to limit.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from http.client import (
+    BadStatusLine,
+    HTTPException,
+    HTTPResponse,
+    IncompleteRead,
+    RemoteDisconnected,
+)
+from io import BufferedReader
+from typing import Any, NamedTuple
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3 import connection, exceptions
+
+from pipeline import __version__
+from pipeline.errors import LockstepError, brief, keep_secret
+from pipeline.net.redact import message
+from pipeline.net.retry import TransientError
+from pipeline.runfile import Network
+
+BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
+CREDENTIALS = {"authorization", "cookie", "proxy-authorization"}  # headers for one server
+REDIRECTS = 10  # followed at most
+CONNECT_SECONDS = 10.0
+HEADER_BYTES = 2**18  # at most, of the headers of an answer and of interim ones
+BODY_BYTES = 2**16  # at most, read of a body that nobody needs so that its connection can go on
+OFFLINE = "HF_HUB_OFFLINE"
+PROXY_VARIABLES = [
+    spelling
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for spelling in (name, name.upper())
+]
+
+
+class Request(NamedTuple):
+    """A request to a server.
+
+    Attributes:
+      url: address, without a user and password.
+      headers: with credentials, which no other server is shown.
+      name: the address in errors, without credentials.
+    """
+
+    url: str
+    headers: dict[str, str]
+    name: str
+
+
+def offline() -> bool:
+    """Return whether $HF_HUB_OFFLINE forbids requests."""
+    return os.environ.get(OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
+@contextmanager
+def opened(
+    method: str,
+    request: Request,
+    network: Network,
+    headers: dict[str, str],
+    accepted: set[int] = frozenset(),
+) -> Iterator[urllib3.BaseHTTPResponse]:
+    """Open an answer whose body is still to come; failures inside are TransientError or an error.
+
+    `headers` are sent beside the request's own; the caller handles the `accepted` statuses.
+    """
+    if offline():
+        raise LockstepError(f"{request.name}: {OFFLINE} is set, expected it in the store already")
+    name, answer = request.name, None
+    said = request.headers.get("Authorization", request.headers.get("authorization", ""))
+    keep_secret(said.partition(" ")[2])
+    try:
+        try:
+            answer = _follow(method, request, network, headers)
+        except ValueError as error:  # of this address, or of one that it redirects to
+            raise LockstepError(f"{name}: {message(error)}, expected a valid address") from None
+        if answer.status not in accepted:
+            _check_status(name, answer)
+        yield answer
+        if answer.length_remaining == 0:
+            answer.drain_conn()  # nothing is left, but until it is read the connection is in use
+            answer.release_conn()
+    except exceptions.SSLError as error:
+        raise LockstepError(f"{name}: {message(error)}, expected a valid certificate") from None
+    except (exceptions.HTTPError, OSError) as error:
+        raise TransientError(f"{name}: {_explain(error)}") from None
+    finally:
+        if answer is not None and answer.length_remaining != 0:
+            answer.close()  # or what is on its way would become the next answer
+
+
+# ---- Redirects ----
+
+
+def _follow(
+    method: str, request: Request, network: Network, headers: dict[str, str]
+) -> urllib3.BaseHTTPResponse:
+    """Return the answer behind all redirects."""
+    url, said = request.url, {"Accept-Encoding": "identity"} | request.headers | headers
+    for _ in range(REDIRECTS + 1):
+        answer = _pool(network.connections, _proxy(url)).request(
+            method,
+            url,
+            headers=said,
+            timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=network.stall_seconds),
+            retries=False,  # they are ours
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
+        location = answer.get_redirect_location()
+        if not location:
+            return answer
+        _finish(answer, network.stall_seconds)
+        target = urljoin(url, location)
+        if _server(target) != _server(url):
+            said = {key: value for key, value in said.items() if key.lower() not in CREDENTIALS}
+        url = target
+    raise LockstepError(f"{request.name}: too many redirects, expected a file")
+
+
+def _server(url: str) -> tuple[str, str]:
+    return urlsplit(url)[:2]
+
+
+def _finish(answer: urllib3.BaseHTTPResponse, seconds: float) -> None:
+    """Read a body that nobody needs, so that its connection can be used again; or close that."""
+    left, until = BODY_BYTES, time.monotonic() + seconds
+    try:
+        while left > 0 and time.monotonic() < until:
+            piece = answer.read1(left)
+            if not piece:
+                answer.release_conn()
+                return
+            left -= len(piece)
+    except (exceptions.HTTPError, OSError):
+        pass
+    answer.close()
+
+
+# ---- Headers ----
+
+
+class _Headers:
+    """The lines of headers, as http.client reads them: in so many seconds and bytes."""
+
+    def __init__(self, file: BufferedReader, seconds: float):
+        self._file, self._until, self._left = file, time.monotonic() + seconds, HEADER_BYTES
+        self.close, self.flush = file.close, file.flush
+
+    def readline(self, limit: int) -> bytes:
+        line = b""
+        while len(line) < limit and not line.endswith(b"\n"):
+            if time.monotonic() > self._until:
+                raise TimeoutError
+            waiting = self._file.peek(1)  # at most one look at the connection
+            if not waiting:
+                break
+            end = waiting.find(b"\n") + 1 or len(waiting)
+            line += self._file.read(min(end, limit - len(line)))
+            if self._left < len(line):
+                raise HTTPException(f"headers of over {HEADER_BYTES} bytes")
+        self._left -= len(line)
+        return line
+
+
+class _Response(HTTPResponse):
+    """An answer whose headers are limited, without the interim ones before it."""
+
+    def __init__(self, sock: Any, *arguments: Any, **fields: Any):
+        super().__init__(sock, *arguments, **fields)
+        self._seconds = sock.gettimeout()
+
+    def begin(self) -> None:
+        body = self.fp
+        self.fp = _Headers(body, self._seconds)
+        super().begin()  # which skips 100 Continue
+        while 100 < self.status < 200:  # 103 Early Hints, for one
+            self.headers = self.msg = None
+            super().begin()
+        self.fp = body
+
+
+class _Plain(connection.HTTPConnection):
+    response_class = _Response
+
+
+class _Tls(connection.HTTPSConnection):
+    response_class = _Response
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Plain
+
+
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _Tls
+
+
+@lru_cache(maxsize=4)
+def _pool(connections: int, proxy: str | None) -> urllib3.PoolManager:
+    settings = {"maxsize": connections, "headers": {"User-Agent": f"lockstep/{__version__}"}}
+    pool = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
+    pool.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
+    return pool
+
+
+def _proxy(url: str) -> str | None:
+    parts = urlsplit(url)
+    variables = tuple(map(os.environ.get, PROXY_VARIABLES))
+    return _find_proxy(parts.scheme, parts.netloc, variables)
+
+
+@lru_cache(maxsize=64)  # searching the environment takes 0.4 ms, a small file 1.1 ms
+def _find_proxy(scheme: str, host: str, variables: tuple[str | None, ...]) -> str | None:
+    return None if proxy_bypass(host) else getproxies().get(scheme)
+
+
+# ---- What went wrong ----
+
+
+def _explain(error: Exception) -> str:
+    """Return why a connection failed, without the library's own objects."""
+    timed_out = isinstance(error, exceptions.TimeoutError)
+    if timed_out and not isinstance(error, exceptions.NewConnectionError):
+        return "timed out"
+    inner = next((arg for arg in error.args if isinstance(arg, Exception)), error)
+    if isinstance(inner, BadStatusLine) and not isinstance(inner, RemoteDisconnected):
+        return "the server does not speak HTTP"
+    if isinstance(inner, IncompleteRead):
+        return "the connection was cut"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", message(inner))
+
+
+def _check_status(name: str, answer: urllib3.BaseHTTPResponse) -> None:
+    status = f"answered {answer.status} {brief(answer.reason or '')}".rstrip()
+    if answer.status in BUSY:
+        raise TransientError(f"{name}: {status}", answer.headers.get("Retry-After"))
+    if answer.status == 416:
+        status = "changed while it was read"
+    if answer.status not in (200, 206):
+        reason = answer.headers.get("X-Error-Message")  # the hub's
+        reason = f" ({message(Exception(reason))})" if reason else ""
+        hint = ", or credentials for it" if answer.status in (401, 403) else ""
+        raise LockstepError(f"{name}: {status}{reason}, expected a readable file{hint}")
