@@ -64,6 +64,7 @@ VARIANTS = {
         "DisTrO, AdaDistro's steps by group", {"step_scale": STEP_SCALE}, 3.2e-2
     ),
     "topk-128": _variant("DisTrO, topk 128", {"compression_topk": 128}),
+    "skip-zero-blocks": _variant("DisTrO, blocks of zeros not sent", {"skip_zero_blocks": True}),
     "values": _variant("DisTrO, values in bfloat16", {"quantize_1bit": False}),
     "ada-signs": _variant("AdaDistro with signs", FULL | {"update": "sign"}, 3.2e-2),
     "ada-no-moment": _variant(

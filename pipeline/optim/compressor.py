@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,23 @@ class Coefficients(NamedTuple):
     value_NK: jax.Array
 
 
+class SomeBlocks(NamedTuple):
+    """What a peer sends of one parameter where blocks of zeros count as not sent; or its areas.
+
+    Attributes:
+      zero: A bit for each block, set where it is all zero and what is sent of it does not count;
+        float32, each of which holds `BITS` of them exactly.
+      sent: `Coefficients`, as if all blocks counted.
+    """
+
+    zero: Tree
+    sent: Tree
+
+
+Message: TypeAlias = Coefficients | SomeBlocks
+BITS = 24  # of an integer that float32 holds
+
+
 @dataclass(frozen=True)
 class Compressor:
     """Pure functions of one parameter, named by its path: `layout`, `encode`, `select`, `decode`.
@@ -41,6 +58,8 @@ class Compressor:
       stacked: Groups whose leaves carry a leading layer axis.
       topk_of: A group's own topk.
       untransformed: Groups whose elements are sent themselves, not the coefficients of their DCT.
+      skip_zero_blocks: Whether blocks of zeros count as not sent. Else the sign of such a block's
+        first zeros is +, and it steps, as in Psyche.
     """
 
     topk: int
@@ -50,6 +69,7 @@ class Compressor:
     stacked: tuple[str, ...] = ()
     topk_of: Mapping[str, int] = field(default_factory=dict)
     untransformed: Collection[str] = ()
+    skip_zero_blocks: bool = False
 
     def __post_init__(self) -> None:
         counts = {f"topk_of[{group!r}]": topk for group, topk in self.topk_of.items()}
@@ -79,20 +99,28 @@ class Compressor:
             return coefficients
         return dct.decode(coefficients, self.layout(path, coefficients))
 
-    def select(self, path: KeyPath, coefficients: jax.Array) -> Coefficients:
+    def select(self, path: KeyPath, coefficients: jax.Array) -> Message:
         """Return what is sent: the largest coefficients of each block."""
         blocks = self.layout(path, coefficients)
         index_NK, value_NK = dct.top_k(coefficients, blocks, self._topk(path))
         index_NK = index_NK.astype(dct.index_dtype(blocks.area))
         if self.quantize_1bit:  # Psyche's sign bit: -0.0 is negative, 0.0 is not
-            return Coefficients(index_NK, jnp.signbit(value_NK))
-        return Coefficients(index_NK, value_NK.astype(self.value_dtype))
+            sent = Coefficients(index_NK, jnp.signbit(value_NK))
+        else:
+            sent = Coefficients(index_NK, value_NK.astype(self.value_dtype))
+        if not self.skip_zero_blocks:
+            return sent
+        return SomeBlocks(_packed(jnp.all(value_NK == 0, axis=-1)), sent)
 
     def mean(
-        self, path: KeyPath, like: jax.Array, messages: Coefficients, present: jax.Array
+        self, path: KeyPath, like: jax.Array, messages: Message, present: jax.Array
     ) -> jax.Array:
         """Return each coefficient's mean over the present peers that sent it, in `like`'s shape."""
-        index_PNK, value_PNK = messages
+        index_PNK, value_PNK = coefficients_of(messages)
+        if isinstance(messages, SomeBlocks):
+            blocks = index_PNK.shape[1]
+            zero_PN = jax.vmap(lambda bits: _unpacked(bits, blocks))(messages.zero)
+            present = present[:, None] & ~zero_PN
         if self.quantize_1bit:
             value_PNK = jnp.where(value_PNK, -1.0, 1.0)
         return dct.mean_of_senders(index_PNK, value_PNK, present, self.layout(path, like))
@@ -110,15 +138,16 @@ class Compressor:
         positions_K = jnp.arange(kept, dtype=dct.index_dtype(blocks.area))
         return jnp.broadcast_to(positions_K, (blocks.blocks, kept))
 
-    def distance(self, path: KeyPath, coefficients: jax.Array, sent: Coefficients) -> jax.Array:
+    def distance(self, path: KeyPath, coefficients: jax.Array, message: Message) -> jax.Array:
         """Return how far a message is from what would be selected of these coefficients.
 
         The largest of: how far below the block's k-th magnitude a sent position lies, or a value of
-        the other sign is off, as a share of that magnitude; and how far off a value is, as a share
-        of itself: bfloat16 rounds it by up to 1/256, whatever the k-th is.
+        the other sign is off, as a share of that magnitude; how far off a value is, as a share of
+        itself: bfloat16 rounds it by up to 1/256, whatever the k-th is; and the largest magnitude
+        of a block that was left out as zero, as a share of the k-th.
         """
         cut = self.layout(path, coefficients)
-        index_NK, value_NK = sent
+        index_NK, value_NK = coefficients_of(message)
         best_NK = jnp.abs(dct.top_k(coefficients, cut, index_NK.shape[1])[1])
         kth_N1 = jnp.min(best_NK, axis=-1, keepdims=True)
         mine_NK = dct.take(coefficients, cut, index_NK)
@@ -131,11 +160,38 @@ class Compressor:
             off_NK = flipped_NK / size_N1
         else:
             off_NK = jnp.abs(value_NK - mine_NK) / jnp.maximum(size_N1, jnp.abs(mine_NK))
-        return jnp.max(jnp.maximum(below_NK / size_N1, off_NK))
+        far_NK = jnp.maximum(below_NK / size_N1, off_NK)
+        if isinstance(message, SomeBlocks):
+            zero_N1 = _unpacked(message.zero, cut.blocks)[:, None]
+            far_NK = jnp.where(zero_N1, best_NK / size_N1, far_NK)
+        return jnp.max(far_NK)
 
     def areas(self, params: Tree) -> Tree:
-        """Return how many positions a block of each parameter has."""
-        return jax.tree.map_with_path(lambda path, leaf: self.layout(path, leaf).area, params)
+        """Return how many positions a block of each parameter has, in a message's structure."""
+
+        def of_leaf(path: KeyPath, leaf: jax.Array) -> Tree:
+            area = self.layout(path, leaf).area
+            return SomeBlocks(0, area) if self.skip_zero_blocks else area
+
+        return jax.tree.map_with_path(of_leaf, params)
 
     def _topk(self, path: KeyPath) -> int:
         return self.topk_of.get(group_of(path) or "", self.topk)
+
+
+def coefficients_of(message: Message) -> Coefficients:
+    """Return the coefficients in what a peer sends of one parameter."""
+    sent: Coefficients = message.sent if isinstance(message, SomeBlocks) else message
+    return sent
+
+
+def _packed(flags_N: jax.Array) -> jax.Array:
+    """Return flags as integers of `BITS` bits each, the first flag the lowest bit, in float32."""
+    flags = jnp.pad(flags_N, (0, -len(flags_N) % BITS)).reshape(-1, BITS)
+    return jnp.sum(flags << jnp.arange(BITS), axis=1).astype(jnp.float32)
+
+
+def _unpacked(packed: jax.Array, count: int) -> jax.Array:
+    """Return `count` flags that `_packed` packed; of any other number, some flags."""
+    bits = jnp.clip(packed, 0, 2.0**BITS - 1).astype(jnp.int32)[:, None] >> jnp.arange(BITS)
+    return (bits & 1).astype(bool).reshape(-1)[:count]

@@ -151,17 +151,20 @@ def remove(
 
 
 def mean_of_senders(
-    index_PNK: jax.Array, value_PNK: jax.Array, present_P: jax.Array, cut: Layout
+    index_PNK: jax.Array, value_PNK: jax.Array, present: jax.Array, cut: Layout
 ) -> jax.Array:
     """Each coefficient's mean over the peers that sent it, zero where none did.
 
         mean[n, a] = sum_p value / |{p present : a in index[p, n]}|
 
+    Peers are present as a whole, [P], or block by block, [P, N].
+
     Peers are added one after another, and none names a place twice: the order of sums is fixed.
     """
     address_PNK = _address(cut, index_PNK)
     # `where`, not a product: an absent peer's row may hold anything, NaN included
-    value_PNK = jnp.where(present_P[:, None, None], value_PNK.astype(jnp.float32), 0.0)
+    present = present.reshape(*present.shape, *[1] * (3 - present.ndim))
+    value_PNK = jnp.where(present, value_PNK.astype(jnp.float32), 0.0)
 
     def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         address_NK, value_NK = peer
@@ -172,7 +175,7 @@ def mean_of_senders(
     zeros = jnp.zeros_like(value_PNK, shape=size)  # which vary among shard_map's devices as it does
     total, _ = jax.lax.scan(add, zeros, (address_PNK, value_PNK))
     at = jnp.zeros(size, jnp.uint16).at[address_PNK]
-    senders = at.add(present_P[:, None, None].astype(jnp.uint16), mode="promise_in_bounds")
+    senders = at.add(present.astype(jnp.uint16), mode="promise_in_bounds")
     # divided only where something was sent; senders of one coefficient write the same mean
     mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1)
     return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)

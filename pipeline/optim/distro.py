@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.compressor import Coefficients, Compressor
+from pipeline.optim.compressor import (
+    Coefficients,
+    Compressor,
+    Message,
+    SomeBlocks,
+    coefficients_of,
+)
 from pipeline.optim.optimizer import (
     KeyPath,
     Optimizer,
@@ -72,7 +78,7 @@ class CompressedMomentum:
         return jax.tree.map_with_path(of_leaf, grads, delta)
 
     def select(self, delta: Tree) -> Tree:
-        """Return the message: `Coefficients` of each parameter."""
+        """Return the message: what the compressor sends of each parameter."""
         return jax.tree.map_with_path(self.compressor.select, delta)
 
     def remove(self, delta: Tree, sent: Tree) -> Tree:
@@ -83,7 +89,7 @@ class CompressedMomentum:
     def directions(self, params: Tree, messages: Tree, present: jax.Array) -> Tree:
         """Return the direction of each parameter's step, decoded from all peers' messages."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array, message: Coefficients) -> jax.Array:
+        def of_leaf(path: KeyPath, theta: jax.Array, message: Message) -> jax.Array:
             mean = self.compressor.mean(path, theta, message, present)
             return self.direction(path, self.compressor.decode(path, mean))
 
@@ -268,5 +274,7 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
 def _positions(message: Tree) -> Tree:
     """Return index_NK of each parameter of a message."""
     return jax.tree.map(
-        lambda sent: sent.index_NK, message, is_leaf=lambda node: isinstance(node, Coefficients)
+        lambda sent: coefficients_of(sent).index_NK,
+        message,
+        is_leaf=lambda node: isinstance(node, Coefficients | SomeBlocks),
     )

@@ -194,3 +194,51 @@ def test_a_group_has_its_own_topk_and_its_own_step():
     stacked = jax.tree.map(lambda leaf: leaf[None], message)
     updates, _ = optimizer.receive(stacked, jnp.ones(1, bool), params, shared, 1)
     assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0025, 0.005])
+
+
+# ---- Blocks of zeros ----
+
+
+def some_steps(skip: bool, overlap: int) -> dict:
+    """Params after some rounds of two peers, of which `none` has no gradient and `half` at one."""
+    compressor = Compressor(3, 4, True, skip_zero_blocks=skip)
+    optimizer = compiled(distro(CompressedMomentum(LR, compressor, 0.9), overlap))
+    params = {name: jnp.ones((8, 100)) for name in ("all", "half", "none")}
+    (first, shared), second = optimizer.init(params), optimizer.init(params)[0]
+    own, present = [first, second], jnp.array([True, True])
+    for step in range(1, 4):
+        messages = []
+        for peer in range(2):
+            drawn = jax.random.normal(jax.random.key(10 * step + peer), (8, 100))
+            grads = {"all": drawn, "half": drawn * peer, "none": drawn * 0}
+            own[peer] = optimizer.accumulate(grads, own[peer], params, step)
+            distance, _ = optimizer.compare(own[peer], optimizer.send(own[peer], params, (), 1)[0])
+            assert distance == 0
+            message, own[peer] = optimizer.send(own[peer], params, shared, step)
+            messages.append(message)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        updates, shared = optimizer.receive(stacked, present, params, shared, step)
+        params = jax.tree.map(jnp.add, params, updates)
+    return params
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_block_without_any_gradient_stays_only_if_zeros_are_not_sent(overlap):
+    sent, skipped = (some_steps(skip, overlap) for skip in (False, True))
+    np.testing.assert_array_equal(skipped["none"], 1.0)
+    applied = 3 - overlap
+    np.testing.assert_allclose(jnp.abs(sent["none"] - 1.0).max(), applied * LR, rtol=1e-4)
+    np.testing.assert_array_equal(sent["all"], skipped["all"])
+    assert (sent["half"] != skipped["half"]).any()  # the peer that has one decides alone
+
+
+def test_a_block_that_is_left_out_and_has_a_gradient_is_far_from_its_replay():
+    compressor = Compressor(3, 4, True, skip_zero_blocks=True)
+    x = jax.random.normal(jax.random.key(0), (8, 100)).at[:4, :4].set(0.0)
+    message = compressor.select((), x)
+    assert message.zero.tolist() == [1, 0, 0]
+    assert compressor.distance((), x, message) == 0
+    for number in (3.0, -7.0, 1e30, 0.5):  # as anybody may send; the last ones are flags too
+        other = message._replace(zero=message.zero.at[0].set(number))
+        far = compressor.distance((), x, other)
+        assert far >= 1 if number in (3.0, 1e30) else far == 0

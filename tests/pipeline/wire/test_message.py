@@ -86,6 +86,21 @@ def test_sizes_are_what_the_format_says():
     assert len(encoded("dense")[0]) == 16 + sum(4 * x.size for x in jax.tree.leaves(PARAMS))
 
 
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+def test_it_comes_through_which_blocks_count_as_not_sent(layout):
+    compressor = Compressor(5, 32, True, stacked=("layers",), skip_zero_blocks=True)
+    skipping = distro(CompressedMomentum(0.1, compressor, 0.9))
+    grads = jax.tree.map(jnp.ones_like, PARAMS)
+    grads["embed"] = grads["embed"].at[25:50].set(0.0).at[75:, 32:].set(0.0)
+    own, shared = skipping.init(PARAMS)
+    message, _ = skipping.send(skipping.accumulate(grads, own, PARAMS, 1), PARAMS, shared, 1)
+    form = wire.form_of(skipping, PARAMS, layout)
+    decoded = wire.decode(wire.encode(jax.device_get(message), form), form)
+    expect_equal(decoded, jax.device_get(message))
+    assert decoded["embed"].zero.tolist() == [2**2 + 2**3 + 2**7]
+    assert decoded["layers"]["norm"].zero.tolist() == [0]
+
+
 def test_eight_of_4096_take_at_most_eleven_and_a_half_bits_each():
     params = {"a": jnp.zeros((1024, 1024)), "b": jnp.zeros((4, 2048, 512)), "c": jnp.zeros(256)}
     chosen = optimizer(True, topk=8, chunk=64)
