@@ -123,7 +123,7 @@ def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum
             chunk=table.compression_chunk,
             quantize_1bit=table.quantize_1bit,
             stacked=setting.stacked,
-            skip_zero_blocks=table.skip_zero_blocks,
+            skip_zero_blocks=bool(table.skip_zero_blocks),
         ),
         compression_decay=table.compression_decay,
         weight_decay=table.weight_decay or 0.0,

@@ -78,10 +78,10 @@ class Compressing(OptimizerVariant):
     """Maximum side of a block; each dimension is cut by its largest divisor up to this."""
     quantize_1bit: bool
     """Whether only the signs of the coefficients are sent."""
-    skip_zero_blocks: bool = False
+    skip_zero_blocks: bool | None = None
     """Whether a block that is all zero counts as not sent, so that a param without any gradient, as
-    of an expert or a token that never occurs, stays as it is. By default, as in Psyche, zeros have
-    the sign + with quantize_1bit, and such a block steps in every round."""
+    of an expert or a token that never occurs, stays as it is. By default not: as in Psyche,
+    with quantize_1bit zeros have the sign +, and such a block steps in every round."""
 
 
 class OptimizerDistro(Compressing):

@@ -2,10 +2,12 @@
 
 import inspect
 
+import jax
 import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.optim.compressor import SomeBlocks
 from pipeline.programs.optimizers import SCHEDULES, Setting, build, optimizer_of
 from pipeline.runfile import OptimizerVariant, ScheduleVariant
 from pipeline.runfile.serde_enum import variants_of
@@ -25,3 +27,17 @@ def test_dummy_is_refused_with_what_could_stand_in_its_place():
     expected = r"optimizer.Dummy: .* expected model.LLM.optimizer.Distro, AdaDistro, AdamW or Muon"
     with pytest.raises(LockstepError, match=expected):
         build(runfile.OptimizerDummy(), Setting(lambda step: 0.1, 0, ()), ())
+
+
+@pytest.mark.parametrize("skip", [None, False, True])
+def test_blocks_of_zeros_are_skipped_only_where_a_run_asks_for_it(skip):
+    table = runfile.OptimizerDistro(
+        compression_decay=0.9,
+        compression_topk=4,
+        compression_chunk=8,
+        quantize_1bit=True,
+        skip_zero_blocks=skip,
+    )
+    optimizer = build(table, Setting(lambda step: 0.1, 0, ()), ())
+    areas = optimizer.areas({"w": jax.ShapeDtypeStruct((8, 16), "float32")})
+    assert areas == {"w": SomeBlocks(0, 64) if skip else 64}
