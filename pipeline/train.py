@@ -225,14 +225,12 @@ class _Training:
 
     def _check_environment(self) -> None:
         """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
-        found, expected = devices.describe(), Transcript(self.writer.folder).header.environment
-        for name in sorted(found.keys() | expected.keys()):
-            if found.get(name) != expected.get(name):
-                raise LockstepError(
-                    f"{self.paths.scratch}: {name} is {found.get(name)!r} here, expected "
-                    f"{expected.get(name)!r} as where this run began; resume it there, or start "
-                    "over after `lockstep clean`"
-                )
+        if found := devices.difference(Transcript(self.writer.folder).header.environment):
+            name, here, expected = found
+            raise LockstepError(
+                f"{self.paths.scratch}: {name} is {here!r} here, expected {expected!r} as where "
+                "this run began; resume it there, or start over after `lockstep clean`"
+            )
 
     def _say_who(self, entry: Entry) -> None:
         """Log the peers that left the run or joined it."""
@@ -251,7 +249,9 @@ class _Training:
         device = self.header.environment["device_kind"]
         how = "bit for bit" if equal else "within a tolerance"
         log.info(f"train: attention by {self.run.peers.attention}, in {self.run.peers.precision}")
-        log.info(f"train: on {device}, layout {self.run.peers.layout}: an audit replays {how}")
+        log.info(
+            f"train: on {device}, layout {self.run.peers.named_layout}: an audit replays {how}"
+        )
 
 
 def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:

@@ -6,6 +6,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.given_files import check_regular
+from pipeline.stage.progress import size
 
 RUN = "run.json"
 
@@ -22,10 +23,10 @@ def read_run(folder: Path, max_gb: int) -> runfile.Run:
       LockstepError: The bundle is too large, has something else than files, or no valid run.
     """
     check_regular(folder)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if size > max_gb * 1e9:
+    whole = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if whole > max_gb * 1e9:
         raise LockstepError(
-            f"{folder}: {size / 1e9:,.1f} GB, expected at most {max_gb} GB; where a bundle may be "
+            f"{folder}: {size(whole)}, expected at most {max_gb} GB; where a bundle may be "
             "that large, say so with --max-gb"
         )
     return runfile.parse(read_json(folder / RUN), str(folder / RUN))

@@ -39,13 +39,12 @@ PARAMS_TOLERANCE = 0.02
 def why_not_bitwise(run: runfile.Run, header: Header) -> str | None:
     """Return why a replay here cannot be compared bit for bit, or None."""
     if run.peers.layout != "each":
-        return f"[peers] layout = {run.peers.layout} is another program than a lone peer's"
+        return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
     if not header.bitwise:
         return "the training machine did not repeat a step bit for bit"
-    here = devices.describe()
-    for name, trained in header.environment.items():
-        if here.get(name) != trained:
-            return f"{name} is {here.get(name)!r} here, was {trained!r} in training"
+    if found := devices.difference(header.environment):
+        name, here, trained = found
+        return f"{name} is {here!r} here, was {trained!r} in training"
     return None
 
 

@@ -20,6 +20,7 @@ from pipeline.pages import summary
 from pipeline.pages.summary import Results
 from pipeline.stage.artifacts import METRICS, Paths, read_json, read_made, sha256_file
 from pipeline.stage.keys import STAGES, Keys, needs, tracked
+from pipeline.stage.progress import size
 from pipeline.transcript.transcript import Transcript
 
 NAME = "README.md"
@@ -201,7 +202,7 @@ def _environment() -> Environment:
         "number": "{:,}".format,
         "peers": verdict_text.peers,
         "public": _without_secrets,
-        "size": summary.size,
+        "size": size,
         "times": summary.times,
         "verdict": verdict_text.summarize,
         "who": verdict_text.who,

@@ -14,7 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from pipeline.pages.summary import Results, size
+from pipeline.pages.summary import Results
+from pipeline.stage.progress import size
 
 SIZE, DPI = (5.6, 3.3), 160  # inches; pixels per inch
 MARKED = 60  # markers on more points than this would hide the line

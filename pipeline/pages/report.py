@@ -11,10 +11,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
-from pipeline.pages.summary import Results, size, times
+from pipeline.pages.summary import Results, times
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES
+from pipeline.stage.progress import size
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
@@ -38,7 +39,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         blame=verdict_text.blame(verdict["findings"]),
         absences=verdict_text.absences(verdict),
         subtitle=f"{results.header['model']['model_type']} of {results.trained['parameters']:,} "
-        f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.layout}",
+        f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.named_layout}",
         tiles=_tiles(results, count),
         pictures=pictures,
         traffic=traffic,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pipeline.audit import verdict_text
 from pipeline.stage.artifacts import METRICS, Paths, read_json, verify
+from pipeline.stage.progress import size
 
 PAGE = "report.html"
 READ = ("train", "witness", "export", "evaluate", "report")  # stages whose results are shown
@@ -126,15 +127,6 @@ def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None
 
 
 # ---- Numbers as text ----
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as text, in powers of 1000: 34.1 kB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
 
 
 def times(ratio: float) -> str:

@@ -10,8 +10,6 @@ An unknown key, a value of the wrong type or an impossible combination is one li
 `LockstepError`.
 """
 
-# ruff: noqa: F401 - the names that the other rooms use
-
 from pipeline.runfile.checkpoint import (
     CheckpointDummy,
     CheckpointEphemeral,
@@ -58,3 +56,53 @@ from pipeline.runfile.schedule import (
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.tables import Fault, Links, Network, Peers, Runtime
 from pipeline.runfile.windows import Snapshots, Window
+
+__all__ = [
+    "CheckpointDummy",
+    "CheckpointEphemeral",
+    "CheckpointGcs",
+    "CheckpointHub",
+    "CheckpointInit",
+    "CheckpointP2P",
+    "CheckpointP2PGcs",
+    "CheckpointRun",
+    "CheckpointVariant",
+    "CurrentConfig",
+    "Data",
+    "DataCorpus",
+    "DataDummy",
+    "DataHttp",
+    "DataHub",
+    "DataLocal",
+    "DataPreprocessed",
+    "DataServer",
+    "DataUrl",
+    "DataWeightedHttp",
+    "Fault",
+    "Links",
+    "LocationGcp",
+    "LocationSingleUrl",
+    "Network",
+    "OlderConfig",
+    "OptimizerAdaDistro",
+    "OptimizerAdamW",
+    "OptimizerDistro",
+    "OptimizerDummy",
+    "OptimizerMuon",
+    "OptimizerVariant",
+    "Peers",
+    "Run",
+    "Runtime",
+    "ScheduleConstant",
+    "ScheduleCosine",
+    "ScheduleLinear",
+    "ScheduleVariant",
+    "ScheduleWarmupStableDecay",
+    "ShuffleDontShuffle",
+    "Snapshots",
+    "Window",
+    "load",
+    "parse",
+    "read_toml",
+    "variant_name",
+]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.psyche import MAX_CLIENTS
@@ -46,22 +46,12 @@ def _per_peer(number: Any) -> Any:
     return _either(number, Annotated[tuple[number, ...], AsTuple])
 
 
-def _layout(name: Any) -> Any:
-    return "shard_map" if name == "pmap" else name  # JAX builds pmap on shard_map
-
-
-Layout = Annotated[
-    Literal["each", "shard_map", "vmap"],
-    BeforeValidator(_layout, json_schema_input_type=Literal["each", "shard_map", "vmap", "pmap"]),
-]
-
-
 class Peers(Table):
     """The peers that train, and how they compute; by default, config.init_min_clients peers."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
     """Number of peers, 1 to 256; at least config.init_min_clients."""
-    layout: Layout = "each"
+    layout: Literal["each", "shard_map", "vmap", "pmap"] = "each"
     """How peers run on devices. each: one program per peer, which an audit replays bit for bit.
     shard_map: one program over all devices; pmap is an alias. vmap: one program on one device."""
     micro_batch: Count = 4
@@ -99,6 +89,11 @@ class Peers(Table):
     0 leaves the bias unchanged."""
     scan_layers: bool = False
     """Whether layers run as a loop (compiles in constant time) or unrolled (runs faster)."""
+
+    @property
+    def named_layout(self) -> str:
+        """`layout` and, of an alias, what it stands for: JAX builds pmap on shard_map."""
+        return "pmap (shard_map)" if self.layout == "pmap" else self.layout
 
     @model_validator(mode="after")
     def _devices_share_evenly(self) -> "Peers":

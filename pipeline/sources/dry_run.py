@@ -7,6 +7,7 @@ from pipeline.errors import LockstepError
 from pipeline.runfile import DataServer, OptimizerDummy, Run
 from pipeline.sources import HELD_OUT, TRAIN, Survey
 from pipeline.stage.artifacts import Paths
+from pipeline.stage.progress import size
 
 
 def lines(run: Run, paths: Paths) -> Iterator[str]:
@@ -45,9 +46,8 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
     how = "read while training" if run.download.stream else "to read" if made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
     yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
-    size = sum(file.size for file in survey.files)
-    aside = sum(file.size for file in held_out)
-    yield f"  bytes      {_bytes(size)} {how}, {_bytes(aside)} of them held out"
+    whole, aside = (size(sum(file.size for file in files)) for files in (survey.files, held_out))
+    yield f"  bytes      {whole} {how}, {aside} of them held out"
     if made:
         yield "  tokens     known when it is tokenized"
         yield f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens"
@@ -66,10 +66,3 @@ def _epochs(need: int, sequences: int) -> str:
     if need > sequences:
         return f"{need - sequences:,} more than there are, and no sequence is trained on twice"
     return "1 epoch" if need == sequences else f"{need / sequences:.4g} epochs"
-
-
-def _bytes(size: int) -> str:
-    for scale, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= scale:
-            return f"{size / scale:.3g} {name}"
-    return f"{size} bytes"

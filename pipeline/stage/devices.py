@@ -12,6 +12,7 @@ JAX reads two settings only once, at its import:
 import importlib.util
 import os
 import warnings
+from collections.abc import Mapping
 
 from pipeline.errors import LockstepError
 from pipeline.runfile import Run
@@ -87,6 +88,21 @@ def describe() -> dict[str, str]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
     }
+
+
+def difference(trained: Mapping[str, str]) -> tuple[str, str | None, str | None] | None:
+    """Return the first thing of `describe` that is another here than where a run was trained.
+
+    Args:
+      trained: What `describe` returned there.
+
+    Returns:
+      Its name, what it is here and what it was there; or None where all is equal.
+    """
+    here = describe()
+    names = sorted(here.keys() | trained.keys())
+    found = ((name, here.get(name), trained.get(name)) for name in names)
+    return next((each for each in found if each[1] != each[2]), None)
 
 
 def _has_gpu_plugin() -> bool:

@@ -10,6 +10,15 @@ PLAIN_SECONDS = 5.0  # between two plain lines, so that a log stays readable
 BRIEF_SECONDS = 1.0  # transfers shorter than this are not shown
 
 
+def size(count: float) -> str:
+    """Return a number of bytes as text, in powers of 1000: 34.1 kB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
 class Progress:
     """Shows the progress of a stage: `with Progress("train", total=200, unit="round") as bar: ...`.
 

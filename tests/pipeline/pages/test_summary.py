@@ -109,20 +109,3 @@ def test_a_changed_file_is_one_line_and_no_result(tmp_path, file):
     (tmp_path / "data" / file).write_bytes(content)
     with pytest.raises(LockstepError, match=f"{file}: found .* expected .*made-"):
         summary.show(paths)
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (0, "0 bytes"),
-        (999.4, "999 bytes"),
-        (999.6, "1.0 kB"),
-        (34_123, "34.1 kB"),
-        (999_600, "1.0 MB"),
-        (8_546_304, "8.5 MB"),
-        (2.5e9, "2.5 GB"),
-        (7e15, "7,000.0 TB"),
-    ],
-)
-def test_sizes_are_in_powers_of_1000(count, said):
-    assert summary.size(count) == said

@@ -84,7 +84,7 @@ def test_absent_keys_are_told_of(tmp_path):
 def test_own_tables_of_the_source_are_kept(tmp_path):
     own = "[peers]\ncount = 3\nlayout = 'pmap'\n[faults]\nschedule = [{kind = 'sign_flip', peer = 2, rounds = [2, 9]}]\n"  # noqa: E501
     text, run = imported(tmp_path, f"{OLDER.read_text()}\n{own}[links]\nupload_mbps = [1, 2.5, 3]")
-    assert (run.peers.count, run.peers.layout) == (3, "shard_map")
+    assert (run.peers.count, run.peers.named_layout) == (3, "pmap (shard_map)")
     assert run.links.upload_mbps == (1.0, 2.5, 3.0)
     assert run.faults.schedule == (runfile.Fault(kind="sign_flip", peer=2, rounds=(2, 9)),)
 

@@ -332,6 +332,11 @@ def test_cold_start_of_the_older_spelling_fits_into_its_rounds():
 # ---- types and keys ----
 
 
+def test_an_alias_is_shown_with_what_it_stands_for():
+    assert load(("peers.layout", "pmap")).peers.named_layout == "pmap (shard_map)"
+    assert load(("peers.layout", "vmap")).peers.named_layout == "vmap"
+
+
 def test_integer_is_a_number():
     run = load((f"{DISTRO}.clip_grad_norm", 1), ("links.upload_mbps", 20))
     assert (run.llm.optimizer.clip_grad_norm, run.links.upload_mbps) == (1.0, 20.0)

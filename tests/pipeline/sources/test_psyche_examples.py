@@ -186,7 +186,7 @@ def dry_run(run_file: Path, root: Path) -> tuple[str, dict[str, str]]:
 
 FROM_BUCKET = {
     "files": "2 to train on, 1 held out",
-    "bytes": "300 GB to fetch, 100 GB of them held out",
+    "bytes": "300.0 GB to fetch, 100.0 GB of them held out",
     "tokens": "100,000,000,000 to train on",
     # each file has 24,414,062 and a half
     "sequences": "48,828,124 of 2,048 tokens",
@@ -195,7 +195,7 @@ LIGHT_RUN = "200,000 sequences in 25,000 steps: 409,600,000 tokens, 0.004096 epo
 WOULD_FETCH = {
     "consilience": {
         "files": "2 to train on, 0 held out",
-        "bytes": "41 kB to fetch, 0 bytes of them held out",
+        "bytes": "41.0 kB to fetch, 0 bytes of them held out",
         "tokens": "20,485 to train on",
         "sequences": "10 of 2,048 tokens",
         # the batch grows, so this is no product
@@ -319,7 +319,7 @@ def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table,
             FINEWEB_EDU,
             {
                 "files": "1 of 2 to train on, 1 held out",
-                "bytes": "821 MB to fetch, 2.1 MB of them held out",
+                "bytes": "821.3 MB to fetch, 2.1 MB of them held out",
                 "tokens": "409,600,000 to train on",
                 "sequences": "200,000 of 2,048 tokens",
                 "the run": "200,000 sequences in 25,000 steps: 409,600,000 tokens, 1 epoch",
@@ -329,7 +329,7 @@ def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table,
             FINEWEB_10BT,
             {
                 "files": "3 of 4 to train on, 1 held out",
-                "bytes": "207 MB to fetch, 2.1 MB of them held out",
+                "bytes": "206.9 MB to fetch, 2.1 MB of them held out",
                 # with what the first two files have beyond whole sequences
                 "tokens": "102,401,024 to train on",
                 "sequences": "50,000 of 2,048 tokens",

@@ -80,3 +80,12 @@ def test_the_description_holds_what_can_change_bits_and_no_core_count():
     assert described["threads"] == os.environ["NPROC"]
     assert "JAX_NUM_CPU_DEVICES" not in described
     assert all(isinstance(value, str) for value in described.values())
+
+
+def test_the_first_difference_from_where_a_run_was_trained_is_named():
+    here = devices.describe()
+    assert devices.difference(here) is None
+    assert devices.difference(here | {"jax": "0.0"}) == ("jax", here["jax"], "0.0")
+    assert devices.difference(here | {"later": "x"}) == ("later", None, "x")
+    less = {name: value for name, value in here.items() if name != "threads"}
+    assert devices.difference(less) == ("threads", here["threads"], None)

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from pipeline.stage import progress
-from pipeline.stage.progress import Progress
+from pipeline.stage.progress import Progress, size
 
 
 class Terminal(io.StringIO):
@@ -62,3 +62,20 @@ def test_bytes_that_take_no_time_are_not_shown(monkeypatch, stdout):
     with Progress("convert", total=10, unit="byte") as bar:
         bar.advance(10)
     assert printed.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (999.4, "999 bytes"),
+        (999.6, "1.0 kB"),
+        (34_123, "34.1 kB"),
+        (999_600, "1.0 MB"),
+        (8_546_304, "8.5 MB"),
+        (2.5e9, "2.5 GB"),
+        (7e15, "7,000.0 TB"),
+    ],
+)
+def test_sizes_are_in_powers_of_1000(count, said):
+    assert size(count) == said
