@@ -3,54 +3,60 @@
 PYTHON ?= python3
 RUN ?=
 GPU ?=
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
+VENV := .venv$(if $(GPU),-gpu)
+COMMA := ,
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: repro test test-fast soak lint docs clean
 
-repro: .venv/installed$(if $(GPU),-gpu)
+repro: $(VENV)/installed
 ifneq ($(RUN),)
 	test $(RUN) -ef params/run.toml || cp $(RUN) params/run.toml
 endif
 	dvc repro
 	@python -m pipeline summary
 
-test: .venv/installed-test
+test: $(VENV)/installed-test
 	pytest -q -n 2 --dist worksteal -m "not soak and not release"
 	pytest -q -n 2 --dist loadfile -m release
 
 # While editing: the rooms that compile next to nothing, half of all tests, in less than a minute.
 FAST := protocol runfile sources stage tokens transcript wire swarm/test_lies.py
-test-fast: .venv/installed-test
+test-fast: $(VENV)/installed-test
 	pytest -q -n 2 --dist worksteal -m "not soak" tests/test_dag.py tests/test_habits.py $(FAST:%=tests/pipeline/%)
 
-soak: .venv/installed-test
+soak: $(VENV)/installed-test
 	pytest -q -n 2 --dist worksteal -m soak
 
-lint: .venv/installed-test
+lint: $(VENV)/installed-test
 	ruff format --check .
 	ruff check .
 	lint-imports
 	mypy
 
-docs: .venv/installed-docs
+docs: $(VENV)/installed-docs
 	rm -rf docs/reference/api  # pages of modules that are gone
 	sphinx-build -q -W --keep-going docs docs/_build/html
 	@echo "The site is ready: docs/_build/html/index.html"
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-gpu
 
 # One marker file per set of packages; pip is asked again only when these files change.
-.venv/installed%: pyproject.toml constraints.txt
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.$(EXTRA$*)'
+$(VENV)/installed%: pyproject.toml $(VENV)/constraints.txt
+	$(PIP) -e '.$(EXTRA$*)'
 	touch $@
 
-.venv/installed: pyproject.toml constraints.txt
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+$(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
+	$(PIP) -e '.$(EXTRA)'
 	touch $@
 
+# With a GPU, a line of constraints-gpu.txt stands for that of constraints.txt with the same name.
+$(VENV)/constraints.txt: constraints.txt constraints-gpu.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	awk -F== '!($$1 in seen) { seen[$$1]; print }' $(if $(GPU),constraints-gpu.txt) constraints.txt > $@
+
+PIP := python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
+EXTRA := $(if $(GPU),[cuda13])
 EXTRA-docs := [docs]
-EXTRA-test := [test]
-EXTRA-gpu := [cuda12]
+EXTRA-test := [test$(if $(GPU),$(COMMA)cuda13)]

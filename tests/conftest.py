@@ -1,6 +1,7 @@
 """All tests see four CPU devices and one thread-pool size, set before JAX is imported."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -17,8 +18,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 
 # Programs run for milliseconds and take seconds to compile: half of that in LLVM's optimizations,
-# two thirds of the rest in the emitters of fused loops, which have a plain counterpart.
-QUICK = "--xla_cpu_use_fusion_emitters=false"
+# two thirds of the rest in the emitters of fused loops, which have a plain counterpart until 0.10.
+QUICK = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
 
 
 def pytest_configure(config):

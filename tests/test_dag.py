@@ -26,7 +26,7 @@ DYNAMIC = {
     "pipeline/sources/__init__.py": "pipeline/sources/*.py",
     "models/__init__.py": "models/*.py",
 }
-ALWAYS = {"constraints.txt"}
+ALWAYS = {"constraints.txt", "constraints-gpu.txt"}
 each_stage = pytest.mark.parametrize("stage", STAGES)
 
 

@@ -84,6 +84,18 @@ def test_every_dependency_is_pinned():
     assert declared([requirement for requirement in listed if "==" not in requirement]) <= pins
 
 
+def test_a_gpu_has_other_versions_of_what_depends_on_it_alone():
+    # docs/reference/commands.md: `make repro GPU=1` puts these lines in the place of the others
+    plain, gpu = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)$", (PROJECT / name).read_text(), re.M))
+        for name in ("constraints.txt", "constraints-gpu.txt")
+    )
+    assert plain.keys() & gpu.keys() == {"flax", "jax", "jaxlib"}
+    of_gpu = {name for name in gpu if name.startswith(("nvidia-", "jax-cuda"))}
+    assert gpu.keys() - of_gpu == {"flax", "jax", "jaxlib"}
+    assert {gpu[name] for name in gpu if name.startswith("jax")} == {gpu["jax"]}
+
+
 def test_no_file_is_longer_than_a_reader_holds_in_mind():
     long = {
         path.relative_to(PROJECT).as_posix(): lines

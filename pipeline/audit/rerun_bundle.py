@@ -27,7 +27,7 @@ from pipeline.audit.bundle import (
 )
 from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding, contradictions
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, shown
 from pipeline.runfile.explain import validate_json
 from pipeline.swarm import begin
 from pipeline.tokens.columns import UNCOUNTED, Columns
@@ -162,7 +162,7 @@ def _nearest(found: Iterable[Finding], claim: Finding) -> str:
 
 
 def _print(line: str) -> None:
-    print(verdict_text.printable(line))
+    print(shown(line))
 
 
 # ---- Reading ----
