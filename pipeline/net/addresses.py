@@ -3,14 +3,17 @@
 Credentials come from the environment, where each service's own tools look for them.
 """
 
+import os
 import re
+from base64 import b64encode
+from functools import lru_cache
+from netrc import NetrcParseError, netrc
 from urllib.parse import quote, unquote, urlsplit
-
-from urllib3.util import make_headers
 
 from pipeline.errors import LockstepError, hide, keep_secret
 from pipeline.net import google_auth
 from pipeline.net.connection import Request
+from pipeline.net.redact import message
 
 
 def resolve(url: str) -> Request:
@@ -30,12 +33,6 @@ def resolve(url: str) -> Request:
             return _resolve_hub(url)
         case _:
             return resolve_web(url)
-
-
-def without_user(url: str) -> str:
-    """Return an address without user and password, fit to be written down."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in url else url
 
 
 def hub_headers() -> dict[str, str]:
@@ -60,10 +57,27 @@ def resolve_web(url: str) -> Request:
         raise LockstepError(
             f"{hide(url)}: found {found or 'no scheme'}, expected http:// or https:// and a server"
         )
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    headers = dict(make_headers(basic_auth=unquote(user))) if at else {}
-    keep_secret(user, *unquote(user).split(":", 1)[1:])
-    return Request(without_user(url), headers, hide(url))
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    user = _user_of(parts.hostname, path)
+    if user is None:
+        return Request(url, {}, hide(url))
+    keep_secret(user, user.partition(":")[2])
+    headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
+    return Request(url, headers, hide(url))
+
+
+@lru_cache(maxsize=64)
+def _user_of(host: str, path: str) -> str | None:
+    """Return user:password of a server, as a file in the form of ~/.netrc has them."""
+    try:
+        entry = netrc(path).hosts.get(host)
+    except FileNotFoundError:
+        return None
+    except (NetrcParseError, OSError, UnicodeDecodeError) as error:
+        raise LockstepError(
+            f"{path}: {message(error)}, expected lines `machine HOST login USER password PASSWORD`"
+        ) from None
+    return None if entry is None else f"{entry[0]}:{entry[2]}"
 
 
 def _resolve_google(url: str) -> Request:

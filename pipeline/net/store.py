@@ -21,7 +21,7 @@ from threading import Event
 from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.errors import LockstepError
-from pipeline.net import addresses, checksum, remote
+from pipeline.net import checksum, remote
 from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError, UnnamedVersionError
 from pipeline.runfile import Network
@@ -96,8 +96,7 @@ def _fetch(transfer: Transfer, store: Path, network: Network, bar: Progress, sto
             raise LockstepError(f"{path}: no permission, expected a readable file")
         count(transfer.size)
         return Stored(path, None)
-    url = addresses.without_user(origin.url)
-    identity = json.dumps([url, origin.size, origin.tag, origin.checksum])
+    identity = json.dumps([origin.url, origin.size, origin.tag, origin.checksum])
     name = hashlib.sha256(identity.encode()).hexdigest()[:40]
     folder = store / "files" / name[:2]
     with writes(folder):

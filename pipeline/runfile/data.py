@@ -9,7 +9,18 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of
-from pipeline.runfile.table import U8, U32, URL_BYTES, AsTuple, Name, Table, Url, text, wrong
+from pipeline.runfile.table import (
+    U8,
+    U32,
+    URL_BYTES,
+    AsTuple,
+    Name,
+    NoPassword,
+    Table,
+    Url,
+    text,
+    wrong,
+)
 
 TokenSize = Literal["TwoBytes", "FourBytes"]
 TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}
@@ -55,15 +66,16 @@ class LocationSingleUrl(Location):
     """A single file."""
 
     newtype = "url"
-    url: Url
-    """Address of the file, at most 192 bytes."""
+    url: Annotated[Url, NoPassword]
+    """Address of the file, at most 192 bytes; ~/.netrc has its user and password, if any."""
 
 
 class LocationNumberedFiles(Location):
     """Files whose addresses differ only in a number."""
 
-    url_template: Name
-    """Address of the files, with {} in place of the number; at most 64 bytes."""
+    url_template: Annotated[Name, NoPassword]
+    """Address of the files, with {} in place of the number; at most 64 bytes. ~/.netrc has their
+    user and password, if any."""
     start_index: U32
     """Number of the first file."""
     n_left_pad_zeros: U8
@@ -123,7 +135,7 @@ class DataWeightedHttp(Data):
     """Several Http data locations, mixed by weight."""
 
     newtype = "url"
-    url: Url
+    url: Annotated[Url, NoPassword]
     """Address of the JSON document that lists them, at most 192 bytes."""
 
 
@@ -154,7 +166,7 @@ class DataHub(Data):
 class DataUrl(Data):
     """Token files at any address that fsspec supports, such as s3://bucket/folder."""
 
-    url: Url
+    url: Annotated[Url, NoPassword]
     """Address of a folder or a file, at most 192 bytes. Credentials come from the environment."""
     token_size_in_bytes: TokenSize = "TwoBytes"
     """Size of a token in the files."""

@@ -1,5 +1,6 @@
 """The base of every table of a run file: strict, frozen and closed to unknown keys."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -49,6 +50,20 @@ def text(capacity: int, *, empty: bool = False) -> Any:
 
 
 Name, Url = text(NAME_BYTES), text(URL_BYTES)
+
+
+def _check_no_password(value: str) -> str:
+    scheme, _, rest = value.partition("://")
+    user, at, _ = re.split("[/?#]", rest)[0].rpartition("@")
+    if at and (scheme in ("http", "https") or ":" in user):  # sftp://user@host has no password
+        raise wrong(
+            (), "no user or password in it: a run file is written down in many places, ~/.netrc not"
+        )
+    return value
+
+
+NoPassword = AfterValidator(_check_no_password)
+"""An address without credentials: it reaches git, DVC's cache, the report and the transcript."""
 
 
 def _list_to_tuple(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.errors import LockstepError, brief, hide, reveals
-from pipeline.net import addresses, connection
+from pipeline.net import connection
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
 from pipeline.runfile.serde_enum import variant_name
@@ -86,7 +86,7 @@ def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]
     path = options.store / "listings" / f"{name}.json"
     if not connection.offline():
         listing = ask()
-        artifacts.write_text(path, _without_users(listing).model_dump_json(indent=1) + "\n")
+        artifacts.write_text(path, listing.model_dump_json(indent=1) + "\n")
         return listing
     if not path.is_file():
         raise LockstepError(
@@ -94,17 +94,6 @@ def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]
             f"listed before; {path.parent} has no listing of it"
         )
     return Listing.model_validate_json(path.read_bytes())
-
-
-def _without_users(listing: Listing) -> Listing:
-    """Return a listing without the passwords of its addresses, fit to be written down."""
-
-    def bare(file: LocationFile) -> LocationFile:
-        url = addresses.without_user(file.origin.url)
-        return file.model_copy(update={"origin": file.origin.model_copy(update={"url": url})})
-
-    files, tokenizer = (tuple(map(bare, some)) for some in (listing.files, listing.tokenizer))
-    return listing.model_copy(update={"files": files, "tokenizer": tokenizer})
 
 
 def token_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:

@@ -39,9 +39,8 @@ class Files(web.Served):
             self.put(path.relative_to(folder).as_posix(), memoryview(mapped))
 
     def url(self, name: str) -> str:
-        """The address of a file, with the user and password that it needs."""
-        scheme, _, place = self.address.partition("://")
-        return f"{scheme}://{f'{self.user}@' if self.user else ''}{place}/{name}"
+        """The address of a file."""
+        return f"{self.address}/{name}"
 
 
 class _Handler(web.Handler):

@@ -60,7 +60,7 @@ class Source:
 
 @contextmanager
 def serving(kind: str, shards: Shards, home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
-    """A server of a kind: "plain", whose address has a password; "hub"; or "bucket"."""
+    """A server of a kind: "plain", which asks for a password; "hub"; or "bucket"."""
     for key in ("GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN"):
         patch.delenv(key, raising=False)
     with {"plain": _plain, "hub": _hub, "bucket": _bucket}[kind](home, patch) as source:
@@ -70,6 +70,9 @@ def serving(kind: str, shards: Shards, home: Path, patch: pytest.MonkeyPatch) ->
 
 @contextmanager
 def _plain(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
+    home.mkdir(exist_ok=True)
+    (home / "netrc").write_text(f"machine 127.0.0.1 login me password {PASSWORD}\n")
+    patch.setenv("NETRC", str(home / "netrc"))
     with Files(user=f"me:{PASSWORD}").serving() as files:
         numbered = {"start_index": 0, "n_left_pad_zeros": 1, "num_files": 3}
         where = {"NumberedFiles": {"url_template": files.url("d/{}.ds"), **numbered}}

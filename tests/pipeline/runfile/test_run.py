@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.runfile.data import LocationNumberedFiles
+from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.serde_enum import variants_of
 from pipeline.stage.keys import PROJECT
@@ -458,6 +460,27 @@ def test_no_variant_is_left_untested():
         runfile.ScheduleVariant,
     )
     assert tested == {kind for enum in enums for kind in variants_of(enum)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (runfile.DataWeightedHttp, {"url": "https://me:secret@h/mix.json"}),
+        (runfile.DataUrl, {"url": "sftp://me:secret@h/a"}),
+        (runfile.LocationSingleUrl, {"url": "http://secret@h/0.ds"}),
+        (LocationNumberedFiles, {"url_template": "http://me:secret@h/{}.ds"}),
+    ],
+)
+def test_an_address_with_a_password_is_refused_without_showing_it(kind, fields):
+    """It would be in dvc.lock, DVC's cache, the report and the transcript."""
+    with pytest.raises(LockstepError, match="expected no user or password in it") as caught:
+        validate(kind, fields, "run.toml")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["sftp://me@h/a", "s3://b/a@b:c", "s3://b?x=a:b@c"])
+def test_an_address_without_a_password_is_as_it_is(url):
+    assert runfile.DataUrl(url=url).url == url
 
 
 def test_variant_name_is_where_a_user_finds_it():
