@@ -70,6 +70,11 @@ class HfConfig:
         """First layer of each stacked group of params, where that is not layer 0."""
         return {}
 
+    @property
+    def caveat(self) -> str | None:
+        """A sentence about versions of transformers that compute another function; None: none."""
+        return None
+
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
@@ -128,7 +133,7 @@ class HfConfig:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
-        """Return a config.json that transformers 4 and 5 read alike.
+        """Return a config.json that transformers 4 and 5 read alike, but for `caveat`.
 
         Version 4 knows only `rope_theta`, `rope_scaling` and `torch_dtype`, and silently reads a
         config without them as theta = 10000; version 5 writes only `rope_parameters` and `dtype`.

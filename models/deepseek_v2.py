@@ -53,6 +53,16 @@ class Config(DeepseekConfig):
         super().__post_init__()
 
     @property
+    def caveat(self) -> str | None:
+        """Scores that older versions do not scale."""
+        if self.rope.mscale_all_dim is None:
+            return None
+        return (
+            "Versions of `transformers` that ignore `mscale_all_dim` in this architecture, 4.57 "
+            "and 5.0 among them, compute another function of these weights; 5.23 does not."
+        )
+
+    @property
     def routing(self) -> Routing:
         """How the router chooses."""
         groups, limit = self.n_group, self.topk_group

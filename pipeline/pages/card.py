@@ -22,6 +22,7 @@ from pipeline.stage.artifacts import METRICS, Paths, read_json, read_made, sha25
 from pipeline.stage.keys import STAGES, Keys, needs, tracked
 from pipeline.stage.progress import size
 from pipeline.transcript.transcript import Transcript
+from pipeline.weights import hf
 
 NAME = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -107,6 +108,7 @@ def render(facts: Facts) -> str:
             release=__version__,
             front=yaml.safe_dump(_front(facts), sort_keys=False),
             shape=[(key, facts.hf_config[key]) for key in SHAPE if key in facts.hf_config],
+            caveat=hf.model_of(facts.hf_config, "config.json")[1].caveat,
             run=facts.results.header["run"],
             splits={
                 split: [file for file in files if file["split"] == split]

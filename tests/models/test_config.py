@@ -77,6 +77,13 @@ def test_both_spellings_of_rope_are_read():
     assert llama.Config.from_hf(base).rope == Rope(1e4)
 
 
+def test_what_older_versions_of_transformers_compute_otherwise_is_said():
+    scaled, plain = SCALED, {"rope_scaling": YARN}
+    for settings, said in ((V2 | scaled, True), (V2 | plain, False), (V3 | scaled, False)):
+        config = models.get(settings["model_type"]).Config.from_hf(settings)
+        assert ("4.57 and 5.0" in (config.caveat or "")) == said
+
+
 YARN_OF_5 = {"rope_parameters": YARN | {"rope_theta": 500.0}}
 
 

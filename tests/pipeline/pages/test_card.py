@@ -8,6 +8,7 @@ import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from models.llama import llama
 from pipeline import __version__, runfile
 from pipeline.pages import card
 from pipeline.stage.artifacts import read_json, sha256_file
@@ -138,6 +139,11 @@ def test_the_code_in_it_runs(accepted, monkeypatch, capsys):
     monkeypatch.chdir(accepted.root)
     exec(re.search(r"(?s)```python\n(.*?)```", text_of(accepted))[1], {})
     assert capsys.readouterr().out.startswith("A")
+
+
+def test_it_says_which_versions_of_transformers_compute_another_function(tmp_path, monkeypatch):
+    monkeypatch.setattr(llama.Config, "caveat", "Some do not.")
+    assert "\n\nSome do not.\n\n## Model\n" in text_of(make(tmp_path))
 
 
 def test_without_tokenizer_and_held_out_text_it_says_so(tmp_path):
