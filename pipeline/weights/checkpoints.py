@@ -58,17 +58,36 @@ class Checkpoints:
             )
 
     def newest(self, like: Tree) -> Saved | None:
-        """Return the newest undamaged checkpoint, in the structure of `like`."""
+        """Return the newest undamaged checkpoint, in the structure of `like`; None if none is kept.
+
+        Raises:
+          LockstepError: There are checkpoints, and all are damaged.
+        """
+        damage = None
         for checkpoint in reversed(self._checkpointer.checkpoints):
-            loaded: dict[str, Any] = self._checkpointer.load_checkpointables(
-                checkpoint.step, {"state": like, "rest": None}
+            try:
+                return self._load(checkpoint.step, like)
+            except Exception as error:  # whatever orbax makes of damaged bytes
+                damage = _first_line(error)
+                log.warning(
+                    f"train: checkpoint {checkpoint.step} is damaged; trying the one before it"
+                )
+        if damage:
+            raise LockstepError(
+                f"{self.folder}: {damage}, expected a whole checkpoint; start over after "
+                "`lockstep clean`"
             )
-            state = jax.tree.map(np.asarray, loaded["state"])
-            rest = json.loads(loaded["rest"]["json"])
-            if tree_hash(state) == rest.pop("sha256"):
-                return Saved(checkpoint.step, state, rest)
-            log.warning(f"train: checkpoint {checkpoint.step} is damaged; trying the one before it")
         return None
+
+    def _load(self, step: int, like: Tree) -> Saved:
+        loaded: dict[str, Any] = self._checkpointer.load_checkpointables(
+            step, {"state": like, "rest": None}
+        )
+        state = jax.tree.map(np.asarray, loaded["state"])
+        rest = json.loads(loaded["rest"]["json"])
+        if tree_hash(state) != rest.pop("sha256"):
+            raise ValueError("found another state than was saved")
+        return Saved(step, state, rest)
 
     def close(self) -> None:
         """Wait for the last save."""
@@ -81,7 +100,10 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # of orbax, of tensorstore or of the system
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise LockstepError(
-                f"{self.folder}: {reason}, expected to write a checkpoint there"
+                f"{self.folder}: {_first_line(error)}, expected to write a checkpoint there"
             ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,11 +1,16 @@
 """A checkpoint comes back as it was saved, or the one before it does."""
 
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import pytest
 
+from pipeline.errors import LockstepError
 from pipeline.transcript.state import State
 from pipeline.weights.checkpoints import Checkpoints
+from tests import tiny
 from tests.pipeline.weights.test_trees import same
 
 
@@ -44,3 +49,46 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, caplog
     assert saved.step == 1
     same(saved.state, state(1))
     assert "checkpoint 2 is damaged" in caplog.text
+
+
+def damaged(path: Path) -> Iterator[bytes]:
+    """What a damaged disk may make of a file: a bit of it is another, or its end is gone."""
+    content = path.read_bytes()
+    for place in sorted({0, len(content) // 3, len(content) // 2, len(content) - 1}):
+        changed = bytearray(content)
+        changed[place : place + 1] = bytes(byte ^ 4 for byte in changed[place : place + 1])
+        yield bytes(changed)
+    yield content[: len(content) // 2]
+
+
+def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_path):
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {"step": step})
+    checkpoints.close()
+    found = set()
+    for name in tiny.contents(folder / "2"):
+        for content in damaged(folder / "2" / name):
+            again = shutil.copytree(folder, tmp_path / "again")
+            (again / "2" / name).write_bytes(content)
+            checkpoints = Checkpoints(again, keep=2)
+            saved = checkpoints.newest(state(0))
+            checkpoints.close()
+            same(saved.state, state(saved.step))
+            assert saved.rest == {"step": saved.step}
+            found.add(saved.step)
+            shutil.rmtree(again)
+    assert found == {1, 2}
+
+
+def test_a_run_does_not_begin_anew_where_all_its_checkpoints_are_damaged(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints.save(1, state(1), {})
+    checkpoints.close()
+    shutil.rmtree(tmp_path / "checkpoints" / "1" / "state")
+    again = Checkpoints(tmp_path / "checkpoints", keep=2)
+    with pytest.raises(LockstepError, match="expected a whole checkpoint; start over") as caught:
+        again.newest(state(0))
+    again.close()
+    assert "\n" not in str(caught.value)
