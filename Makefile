@@ -9,10 +9,12 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: repro test test-fast soak lint docs clean
 
+repro: export RUN := $(RUN)
 repro: $(VENV)/installed
 ifneq ($(RUN),)
-	test $(RUN) -ef params/run.toml || cp $(RUN) params/run.toml
+	test "$$RUN" -ef params/run.toml || cp "$$RUN" params/run.toml
 endif
+	@python -m json.tool .dvc/tmp/rwlock >/dev/null 2>&1 || rm -f .dvc/tmp/rwlock  # a killed DVC
 	dvc repro
 	@python -m pipeline summary
 

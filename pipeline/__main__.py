@@ -5,16 +5,18 @@ Nothing heavy is imported before the command is known, so that `--help` answers 
 
 import logging
 import shutil
-import signal
 import sys
 from importlib import import_module
 from pathlib import Path
+from threading import current_thread, main_thread
+from types import TracebackType
 from typing import Annotated
 
 import typer
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, shown
+from pipeline.stage import signals
 from pipeline.stage.keys import RUN_FILE, STAGES
 
 app = typer.Typer(
@@ -62,10 +64,11 @@ def _log_to_stdout(level: str) -> None:
 def _stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
-    from pipeline.stage import allocator, devices, engine_watch, lock
+    from pipeline.stage import allocator, descriptors, devices, engine_watch, lock
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()
+    descriptors.check()
     settings = runfile.load(run)
     paths = Paths(name, run, root)
     engine_watch.watch()
@@ -78,7 +81,8 @@ def _stage(name: str, run: Path, root: Path) -> None:
         _log_to_stdout(settings.runtime.log_level.upper())
         for library in ("jax", "matplotlib", "httpx", "httpx2", "filelock", "urllib3", "fsspec"):
             logging.getLogger(library).setLevel(logging.WARNING)
-        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns without need
+        for library in ("absl", "asyncio"):  # orbax warns without need, and logs what it raises
+            logging.getLogger(library).setLevel(logging.CRITICAL)
         devices.prepare(settings)
         import_module(f"pipeline.{name}").run(settings, paths)
 
@@ -207,9 +211,18 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
             shutil.rmtree(folder)
 
 
+def _print_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception, unless a thread of orbax raised it: a failed save says so itself."""
+    if current_thread() is main_thread():
+        sys.__excepthook__(kind, error, trace)
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 1, never a traceback."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signals.end_on_request()
+    sys.excepthook = _print_uncaught
     try:
         app()
     except LockstepError as error:

@@ -121,7 +121,7 @@ class _Training:
         run, began, tokens_done = self.run, None, 0
         shown = self.header.held_out_loss
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
-        with signals.stopping() as asked_to_stop, bar:
+        with signals.stopping() as asked_to_stop, self.checkpoints, bar:
             while taken := self._take_round():
                 entry = taken.entry
                 self.step = entry.round.step
@@ -130,11 +130,12 @@ class _Training:
                 if last or self.step % run.held_out.every == 0:
                     shown = measured = self._measure()
                     self._check_divergence(measured)
-                stop = asked_to_stop() and not last
-                self._keep(taken, measured, last, stop)
-                if stop:
+                status = 0 if last else asked_to_stop()
+                self._keep(taken, measured, save=last or bool(status))
+                if status:
                     self.checkpoints.close()
-                    sys.exit(143)
+                    log.info(f"train: stopped after round {self.step}; the same command goes on")
+                    sys.exit(status)
                 if began is None:  # the first round compiles
                     began, speed = time.monotonic(), "-"
                 else:
@@ -150,7 +151,6 @@ class _Training:
                     tokens_per_second=speed,
                     sent_per_peer=f"{np.mean(sizes) / 1e3:.1f} kB" if sizes else "-",
                 )
-        self.checkpoints.close()
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
             log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
 
@@ -159,18 +159,15 @@ class _Training:
             self.progress, taken = self.swarm.take_round(self.progress)
         except NotFiniteError as error:
             raise self._stopped(str(error)) from error
-        except LockstepError:  # too few peers are left
-            self.checkpoints.close()  # else the save in progress dies with a traceback
-            raise
         return taken
 
-    def _keep(self, taken: Taken, measured: float | None, last: bool, stop: bool) -> None:
+    def _keep(self, taken: Taken, measured: float | None, *, save: bool) -> None:
         """Append the round to the transcript, and take the snapshot and checkpoint that are due."""
         run = self.run
         entry = taken.entry.model_copy(update={"held_out_loss": measured})
         self.writer.round(entry, taken.payloads, taken.others)
         snapshot = self.writer.snapshots.takes(self.step)
-        checkpoint = last or stop or self.step % run.runtime.checkpoint_every == 0
+        checkpoint = save or self.step % run.runtime.checkpoint_every == 0
         if not (snapshot or checkpoint):
             return
         state = self.peers.state()
@@ -217,7 +214,6 @@ class _Training:
             )
 
     def _stopped(self, reason: str) -> LockstepError:
-        self.checkpoints.close()
         return LockstepError(
             f"train: diverged: {reason}; the last good checkpoint is kept in "
             f"{self.paths.scratch / 'checkpoints'}; try a lower base_lr or a longer warm-up"

@@ -1,6 +1,7 @@
 """What is wrong is said in one line that names it, with status 1; earlier results stay whole."""
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,7 @@ def ended(arguments: list[str]) -> str:
     with pytest.MonkeyPatch.context() as patch, tiny.like_a_process():
         patch.setattr(sys, "argv", ["lockstep", *arguments])
         patch.setattr(signal, "signal", lambda *_: None)
+        patch.setattr(sys, "excepthook", sys.excepthook)
         with pytest.raises(SystemExit) as caught:
             main()
     assert isinstance(caught.value.code, str), caught.value  # which Python prints, for a status 1
@@ -92,6 +94,7 @@ def full_disk(file_bytes: int, arguments: list[str], compiled: Path) -> str:
         text=True,
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout
     return done.stderr
 
 
@@ -287,6 +290,11 @@ def test_a_disk_that_fills_up(place, stage):
         place.make(*order[: order.index(stage)])
     place.refused(stage, "File too large", file_bytes=4096)
     assert not list(place.root.glob("data/*/made-*.json.*"))
+
+
+def test_too_few_open_files(place, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    place.refused("train", "ulimit -n: 32 open files, expected at least 128")
 
 
 def test_a_loss_that_diverges_stops_the_run_and_keeps_a_good_checkpoint(place):

@@ -6,7 +6,7 @@ They go through orbax, which saves while training goes on.
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +88,14 @@ class Checkpoints:
         if tree_hash(state) != rest.pop("sha256"):
             raise ValueError("found another state than was saved")
         return Saved(step, state, rest)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the last save; if an error is under way, that is the one to be told."""
+        with suppress(*([] if kind is None else [LockstepError])):
+            self.close()
 
     def close(self) -> None:
         """Wait for the last save."""

@@ -1,0 +1,57 @@
+"""A request to stop ends a process at once, wherever it is; a trainer saves first."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.stage import signals
+from pipeline.stage.keys import PROJECT
+
+# Where JAX runs Python code of its own, and an exception would be printed and forgotten.
+IN_A_CALLBACK = """
+import gc, os, signal
+from pipeline.stage import signals
+signals.end_on_request()
+gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.{name}))
+gc.collect()
+print("went on")
+"""
+
+
+def run(program: str, **options: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, **options)
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_request_to_stop_is_obeyed_inside_of_a_callback(name, status):
+    done = run(IN_A_CALLBACK.format(name=name))
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr == f"\nerror: {name} received; the same command goes on\n"
+
+
+def test_ctrl_c_that_a_job_in_the_background_ignores_stays_ignored():
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    done = run(IN_A_CALLBACK.format(name="SIGINT"), preexec_fn=ignore)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_trainer_learns_the_status_to_end_with_and_ends_at_the_second_request(
+    monkeypatch, number, status
+):
+    before = signal.getsignal(number)
+    with signals.stopping() as asked_to_stop:
+        assert asked_to_stop() == 0
+        os.kill(os.getpid(), number)
+        assert asked_to_stop() == status
+        ended = []
+        monkeypatch.setattr(os, "_exit", ended.append)
+        os.kill(os.getpid(), number)
+        assert ended == [status]
+    assert signal.getsignal(number) == before
