@@ -1,5 +1,6 @@
 """`make repro` prepares what DVC needs; here with stand-ins for DVC and the summary."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,21 +10,30 @@ import pytest
 
 from pipeline.stage.keys import PROJECT
 
-PYTHON = f'#!/bin/sh\n[ "$2" = pipeline ] && exit\nexec {sys.executable} "$@"\n'
+# Of Python it has what reads a file, and never pip: this one would install into the tests' own.
+PYTHON = f"""#!/bin/sh
+case "$2" in
+json.tool) exec {sys.executable} "$@" ;;
+pipeline) ;;
+*) echo "unexpected: python $*"; exit 1 ;;
+esac
+"""
 DVC = '#!/bin/sh\necho "dvc $*"\n'
 
 
 @pytest.fixture
 def project(tmp_path) -> Path:
-    """A folder with the Makefile, whose packages seem to be installed."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(PROJECT / name, tmp_path)
+    """A folder with the Makefile, whose packages are newer than what lists them."""
     for name, program in (("python", PYTHON), ("dvc", DVC)):
         file = tmp_path / ".venv" / "bin" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(program)
         file.chmod(0o755)
-    (tmp_path / ".venv" / "installed").touch()
+    listed = ("pyproject.toml", "constraints.txt", "constraints-gpu.txt")
+    for age, name in enumerate((".venv/installed", ".venv/constraints.txt", *listed)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    shutil.copy(PROJECT / "Makefile", tmp_path)
     (tmp_path / "params").mkdir()
     return tmp_path
 
