@@ -1,6 +1,8 @@
 """The configs of all models: read, written and refused as transformers would have them."""
 
 import json
+import random
+from dataclasses import fields
 
 import pytest
 from transformers import AutoConfig
@@ -8,7 +10,7 @@ from transformers import AutoConfig
 import models
 from models.deepseek_v3 import EXPERT_KEYS
 from models.llama import llama
-from models.rope import Rope
+from models.rope import TYPES, Rope
 from tests.models.reference import BASE, GROUPS, LATENT, SCALED, YARN
 
 LLAMA = BASE | {"model_type": "llama"}
@@ -241,3 +243,36 @@ def test_an_unsupported_config_is_refused_by_key_and_value(base, changes, messag
         models.get(base["model_type"]).Config.from_hf(base | changes)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+NAN, INF = float("nan"), float("inf")
+ODD = (
+    *(NAN, INF, -1, 0, 1, 1.5, 1e308, 5e-324, 10**30, 10**400, True, None),
+    *("", "x", "\x1b[31m\n", [], {}, [NAN], [[]], {"a": 1}, "default", "yarn", 2**31 - 1),
+)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("base", [LLAMA, QWEN2, V2, V3], ids=lambda base: base["model_type"])
+def test_any_config_is_read_whole_or_refused_in_one_line(base, seed):
+    """What is read is written as JSON, read again as it was, and neither loops nor allocates."""
+    rng, Config = random.Random(seed), models.get(base["model_type"]).Config
+    keys = sorted({*Config.from_hf(base).to_hf(), *Config.DEFAULTS, *Config.OTHER_NAMES})
+    table = [*(field.name for field in fields(Rope)), "type", "partial_rotary_factor"]
+    read = 0
+    for _ in range(2000):
+        changes = {key: rng.choice(ODD) for key in rng.sample(keys, rng.choice((1, 1, 1, 2)))}
+        if rng.random() < 0.5:
+            kind = {"rope_type": rng.choice(list(TYPES)), "factor": 2.0}
+            odd = {key: rng.choice(ODD) for key in rng.sample(table, 2)}
+            changes |= {rng.choice(("rope_scaling", "rope_parameters")): kind | odd}
+        try:
+            config = Config.from_hf(base | changes)
+        except models.ModelError as error:
+            assert "\n" not in str(error) and "\x1b" not in str(error)
+            continue
+        read += 1
+        written = json.loads(json.dumps(config.to_hf(), allow_nan=False))
+        assert Config.from_hf(written) == config
+    assert 100 < read < 1900
