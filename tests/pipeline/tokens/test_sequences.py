@@ -303,7 +303,9 @@ def send_away(folder: Path, store: Path, which) -> None:
             if number in which:
                 here, there = folder / file["path"], store / f"{number}.ds"
                 here.rename(there)
-                origin = {"url": str(there), "size": there.stat().st_size}
+                status = there.stat()
+                tag = str(status.st_mtime_ns)
+                origin = {"url": str(there), "size": status.st_size, "tag": tag}
                 file.update(sha256=None, origin=origin, name=f"far/{number}.ds")
 
     edit(folder, change)
