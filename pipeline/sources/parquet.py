@@ -24,6 +24,7 @@ from pipeline.tokens.columns import UNCOUNTED
 if TYPE_CHECKING:
     from pyarrow import Array
 
+ROW_TOKENS = 2**24  # at most, of a row, which is read into memory
 # A column of a file -> the column of the shards (columns.py), in the order of a row.
 COLUMNS = {
     "inputs": "inputs",
@@ -65,6 +66,8 @@ class Parquet:
             found = ", ".join(schema.names) or "none"
             raise LockstepError(f"{name}: found columns {found}, expected inputs among them")
         for column in self.columns:
+            if schema.names.count(column) > 1:
+                raise LockstepError(f"{name}: column {column} is there twice, expected once")
             kind = schema.field(column).type
             lists = types.is_list(kind) or types.is_large_list(kind)
             lists = lists or types.is_fixed_size_list(kind)
@@ -72,6 +75,7 @@ class Parquet:
                 raise LockstepError(
                     f"{name}: column {column} is of {kind}, expected lists of integers"
                 )
+        self._check_size()
         self.length = self._first_length()
 
     @property
@@ -105,6 +109,18 @@ class Parquet:
                 lists = [_Lists(self.name, c, batch.column(c), done) for c in self.columns]
                 yield np.concatenate([_read(one, length, vocab_size) for one in lists], axis=1)
                 done += batch.num_rows
+
+    def _check_size(self) -> None:
+        """Check that no row is too long to be read, before any is: a few bytes may unpack to GB."""
+        for number in range(self._file.num_row_groups):
+            group = self._file.metadata.row_group(number)
+            for column in map(group.column, range(group.num_columns)):
+                name = column.path_in_schema.split(".")[0]
+                if name in self.columns and column.num_values > ROW_TOKENS * group.num_rows:
+                    raise LockstepError(
+                        f"{self.name}: column {name} has {column.num_values} numbers in "
+                        f"{group.num_rows} rows, expected at most {ROW_TOKENS} in a row"
+                    )
 
     def _first_length(self) -> int:
         with self._one_line():

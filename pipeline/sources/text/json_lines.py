@@ -18,6 +18,8 @@ ENDINGS = (".jsonl", ".jsonl.gz")
 LINE_BYTES = 2**28  # at most: a line is read into memory
 BINS = 2**16
 LINES_AT_ONCE = 256  # lines between two steps of the bar
+# At most, of what gzip data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
+UNPACKED_BYTES, UNPACKED_TIMES = 2**22, 200
 SHOWN = 5  # keys of an object in an error message
 
 
@@ -129,6 +131,11 @@ class JsonLines(Source):
                     if number % LINES_AT_ONCE == 0:
                         bar.advance(raw.tell() - at)
                         at = raw.tell()
+                        if file.tell() > max(UNPACKED_BYTES, UNPACKED_TIMES * at):
+                            raise LockstepError(
+                                f"{self.path}: {at} bytes unpack to {file.tell()} and more, "
+                                f"expected at most {UNPACKED_TIMES} times as many of text"
+                            )
                 bar.advance(self.size - at)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise LockstepError(

@@ -580,6 +580,14 @@ def test_text_that_is_no_utf8_is_refused_with_the_byte(tmp_path, monkeypatch, at
         assert message == f"{tmp_path / name}: found byte 0xc3 at byte {byte}, expected UTF-8"
 
 
+def test_gzip_data_that_unpack_to_nothing_but_room_are_refused_soon(tmp_path):
+    bomb = tmp_path / "a.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b"\n" * 10**7))
+    said = refusal(fetch, bomb, tmp_path / "out")
+    assert said.startswith(f"{bomb}: ") and "expected at most 200 times as many of text" in said
+    assert "unpack to 4194" in said  # of ten million
+
+
 @pytest.mark.parametrize("when", [(tokenizing, "write_split"), (corpus, "sha256_file")])
 def test_a_file_that_changes_while_it_is_read_or_hashed_is_refused(
     tmp_path, monkeypatch, lines, when

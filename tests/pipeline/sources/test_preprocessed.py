@@ -14,6 +14,7 @@ from pipeline import sources
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataPreprocessed, Limit
 from pipeline.sources import Fetched, preprocessed
+from pipeline.sources.parquet import Parquet
 from pipeline.tokens.columns import split
 from pipeline.tokens.shards import write_shards
 from tests.pipeline.sources.options import options, refusal
@@ -294,6 +295,22 @@ def test_a_file_that_changes_while_it_is_read_is_refused(root, tmp_path, monkeyp
     monkeypatch.setattr(preprocessed, "sha256_file", hash_then_change)
     said = refusal(fetch, root, tmp_path)
     assert said.startswith(f"{root / 'train-0.parquet'}: changed while it was read")
+
+
+def test_a_column_that_is_there_twice_is_one_line(root, tmp_path):
+    table = pa.Table.from_arrays([pa.array([[1, 2]]), pa.array([[3, 4]])], ["inputs", "inputs"])
+    parquet.write_table(table, root / "train.parquet")
+    assert "column inputs is there twice, expected once" in refusal(fetch, root, tmp_path)
+
+
+def test_a_few_bytes_that_unpack_to_a_row_without_end_are_refused_unread(
+    root, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pipeline.sources.parquet.ROW_TOKENS", 1000)
+    put(root / "train.parquet", {"inputs": [[7] * 2001, [7]]})
+    monkeypatch.setattr(Parquet, "_first_length", pytest.fail)
+    said = refusal(fetch, root, tmp_path)
+    assert said.endswith("column inputs has 2002 numbers in 2 rows, expected at most 1000 in a row")
 
 
 def test_no_parquet_file_is_one_line(root, tmp_path):
