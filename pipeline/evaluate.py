@@ -108,7 +108,7 @@ def _measure(
     """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted."""
     rows_NW, columns = data
     if not len(rows_NW):
-        notes.append("the data has no held-out split, so there is no loss to measure")
+        notes.append("nothing is held out, so there is no loss to measure")
         return NOTHING
 
     def measure(params: Tree, rows_BW: jax.Array) -> jax.Array:

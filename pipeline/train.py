@@ -50,7 +50,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     _check_tokens(setup, shards)
     held_out_NW, _ = held_out.read(run, shards)
     if not len(held_out_NW):
-        log.warning("train: the data has no held-out split, so no held-out loss is measured")
+        log.warning("train: nothing is held out, so no held-out loss is measured")
 
     training = _Training(setup, paths, held_out_NW)
     training.prepare()

@@ -79,7 +79,7 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     """Names and values, top to bottom."""
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
-    loss = "not measured, since the data has no held-out split"
+    loss = "not measured, since nothing is held out"
     if before is not None and after is not None:
         loss = f"{before:.3f} -> {after:.3f} nats per token (chance: {results.chance:.3f})"
     bits = evaluated["bits_per_byte"]

@@ -216,8 +216,9 @@ class Witness(Table):
 class HeldOut(Table):
     """Loss on sequences that no peer trains on, measured during training."""
 
-    sequences: Count = 64
-    """Number of held-out sequences per measurement."""
+    sequences: Annotated[int, Field(ge=0)] = 64
+    """Number of held-out sequences per measurement. With 0 nothing is measured, and a file that is
+    held out only because there is no folder held_out/ is trained on."""
     every: Count = 10
     """Rounds between measurements."""
     stop_above: Annotated[float, Field(gt=1)] = 1.5

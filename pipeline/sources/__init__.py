@@ -94,12 +94,21 @@ class Survey(NamedTuple):
       files: files that would be read, in order.
       train_files: number of files of the train split, without a limit.
       warnings: one line each, for the user.
+      held_out_by_default: as in `Shards`.
     """
 
     read: str
     files: tuple[SurveyedFile, ...]
     train_files: int
     warnings: tuple[str, ...] = ()
+    held_out_by_default: bool = False
+
+    def all_to_train(self) -> "Survey":
+        """Return this with the files that are held out by default in the train split."""
+        if not self.held_out_by_default:
+            return self
+        files = tuple(file._replace(split=TRAIN) for file in self.files)
+        return self._replace(files=files, train_files=len(files))
 
 
 class Fetched(Shards):

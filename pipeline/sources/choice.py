@@ -1,8 +1,9 @@
 """Which files of a listing a run reads.
 
-Files in a folder `held_out/` are the held-out split; without one, the last file is. A single file
-is not held out. A warning says so in both cases. A limit is on the train split; where it cuts by
-tokens or steps, at most HELD_OUT_TOKENS of the held-out split are fetched.
+Files in a folder `held_out/` are the held-out split; without one, the last file is, unless the run
+measures no held-out loss. A single file is not held out. A warning says so in both cases. A limit
+is on the train split; where it cuts by tokens or steps, at most HELD_OUT_TOKENS of the held-out
+split are fetched.
 """
 
 import math
@@ -33,7 +34,17 @@ def survey(listing: Listing, options: FetchOptions) -> Survey:
         for one in chosen
     )
     whole, _ = choose(listing, None)
-    return Survey(listing.read, files, sum(one.split == TRAIN for one in whole), warnings)
+    train_files = sum(one.split == TRAIN for one in whole)
+    by_default = is_by_default(listing, options.limit)
+    return Survey(listing.read, files, train_files, warnings, by_default)
+
+
+def is_by_default(listing: Listing, limit: Limit | None) -> bool:
+    """Return whether files are held out that a run without held-out loss trains on.
+
+    A limit says what a run trains on: then there are none.
+    """
+    return limit is None and not _says_held_out(listing)
 
 
 def choose(listing: Listing, limit: Limit | None) -> tuple[list[ChosenFile], tuple[str, ...]]:
@@ -80,7 +91,8 @@ def hold_out_last(
     if not held_out:
         return train, held_out, f"{where} and one file, so nothing is held out"
     names = ", ".join(PurePosixPath(file.name).name for file in held_out)
-    return train, held_out, f"{where}, so the last file, {names}, is held out"
+    said = f"{where}, so the last file, {names}, is held out"
+    return train, held_out, f"{said}; with [held_out] sequences = 0 it would be trained on"
 
 
 def max_tokens(limit: Limit | None) -> dict[Split, int | None]:
@@ -96,12 +108,19 @@ def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], tu
     train: list[LocationFile] = []
     held_out: list[LocationFile] = []
     for file in listing.files:
-        in_folder = HELD_OUT in PurePosixPath(file.name).parts[:-1]
-        (held_out if in_folder else train).append(file)
-    if held_out or listing.says_held_out:
+        (held_out if _in_held_out(file) else train).append(file)
+    if _says_held_out(listing):
         return train, held_out, ()
     train, held_out, warning = hold_out_last(train, f"{listing.read}: no folder {HELD_OUT}/")
     return train, held_out, (warning,)
+
+
+def _says_held_out(listing: Listing) -> bool:
+    return listing.says_held_out or any(map(_in_held_out, listing.files))
+
+
+def _in_held_out(file: LocationFile) -> bool:
+    return HELD_OUT in PurePosixPath(file.name).parts[:-1]
 
 
 def _shares(listing: Listing, whole: list[ChosenFile]) -> list[float]:

@@ -17,6 +17,8 @@ def lines(run: Run, paths: Paths) -> Iterator[str]:
         return
     location = run.llm.data_location
     survey = sources.survey(location, sources.fetch_options(run, paths))
+    if not run.held_out.sequences:  # nothing is measured
+        survey = survey.all_to_train()
     yield f"download: {survey.read}"
     yield from _table(run, survey)
     for warning in survey.warnings:

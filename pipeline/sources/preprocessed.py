@@ -54,7 +54,8 @@ def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
                 left -= tokens
             if tokens != 0:
                 files.append(SurveyedFile(file.name, split, file.origin.size, tokens))
-    return Survey(listing.read, tuple(files), train_files, tuple(warnings))
+    by_default = _is_by_default(listing, options)
+    return Survey(listing.read, tuple(files), train_files, tuple(warnings), by_default)
 
 
 def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fetched:
@@ -100,6 +101,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
             "sha256": listing_sha256(pair for names in read.values() for pair in names.items()),
         },
         columns=tuple(COLUMNS[column] for column in shards.columns),
+        held_out_by_default=_is_by_default(listing, options),
         warnings=tuple(warnings),
     )
 
@@ -234,6 +236,12 @@ def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], li
         kind = f"of split {split}" if split else "without a split in their names"
         warnings.append(f"{listing.read}: {len(files)} files {kind} are not used")
     return train, held_out, warnings
+
+
+def _is_by_default(listing: Listing, options: FetchOptions) -> bool:
+    """Return whether files are held out that a run without held-out loss trains on."""
+    named = any(_split_of(file.name) in HELD_OUT_SPLITS for file in listing.files)
+    return options.limit is None and not named
 
 
 def _split_of(name: str) -> str | None:

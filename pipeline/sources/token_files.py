@@ -14,7 +14,7 @@ from pipeline.net import store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
 from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
-from pipeline.sources.choice import ChosenFile, choose
+from pipeline.sources.choice import ChosenFile, choose, is_by_default
 from pipeline.sources.listing import Listing, LocationFile
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import listing_sha256
@@ -59,6 +59,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
             "sha256": listing_sha256(versions),
         },
         parts=listing.parts,
+        held_out_by_default=is_by_default(listing, options.limit),
         unproven=tuple(
             file.sha256
             for file, one in zip(files, chosen, strict=True)

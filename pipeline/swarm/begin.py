@@ -88,6 +88,8 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
         state is of another number of peers or another optimizer.
     """
     hf_config, listed = read_json(init / "hf" / "config.json"), read_shards(shards)
+    if not run.held_out.sequences:  # nothing is measured
+        listed = listed.all_to_train()
     programs = Programs(run, hf_config, trained_steps(init), listed.columns)
     start = _read_start(init, run, programs)
     length, vocab_size = run.llm.max_seq_len, hf_config["vocab_size"]

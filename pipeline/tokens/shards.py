@@ -90,11 +90,20 @@ class Shards(Table):
     columns: tuple[Column, ...] = PLAIN
     """Columns of a row; those beside the inputs come from Preprocessed data."""
     files: tuple[ShardFile, ...]
+    held_out_by_default: bool = False
+    """Whether files are held out only because nobody said which: the last of each location."""
     source: dict[str, JsonValue]
 
     def split(self, split: Split) -> tuple[ShardFile, ...]:
         """Return the files of one split, in order."""
         return tuple(file for file in self.files if file.split == split)
+
+    def all_to_train(self) -> "Shards":
+        """Return these shards with the files that are held out by default in the train split."""
+        if not self.held_out_by_default:
+            return self
+        files = tuple(file.model_copy(update={"split": "train"}) for file in self.files)
+        return self.model_copy(update={"files": files})
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Shards":

@@ -191,7 +191,7 @@ def test_without_a_held_out_split_there_is_a_text_but_no_loss(made, capsys):
     _, metrics, written = made(tokenizer=make_tokenizer())
     assert set(metrics.values()) == {None}
     assert written["text"].startswith("def ")
-    assert "no held-out split" in capsys.readouterr().out
+    assert "nothing is held out" in capsys.readouterr().out
 
 
 def test_without_a_tokenizer_there_is_a_loss_but_no_text_and_no_bits_per_byte(made):

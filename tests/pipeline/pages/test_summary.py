@@ -87,7 +87,7 @@ def test_text_of_a_model_cannot_steer_a_terminal(tmp_path, capsys, monkeypatch, 
 def test_without_held_out_text_it_says_so(tmp_path, capsys):
     assert summary.show(finished(tmp_path, held_out=False, text=None)) == 0
     out = capsys.readouterr().out
-    assert "not measured, since the data has no held-out split" in out
+    assert "not measured, since nothing is held out" in out
 
 
 @pytest.mark.parametrize("stage", summary.READ)

@@ -1,16 +1,22 @@
 import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from pipeline import sources
+from pipeline import runfile, sources
 from pipeline.errors import LockstepError
 from pipeline.net import remote, store
 from pipeline.runfile import Network
-from pipeline.runfile.data import DataLocal
+from pipeline.runfile.data import DataLocal, Limit
+from pipeline.sources import dry_run
+from pipeline.stage.artifacts import Paths
+from pipeline.swarm import begin
+from pipeline.tokens.shards import write_shards
+from tests import tiny
 from tests.pipeline.sources.options import options, refusal
 
 
@@ -104,6 +110,35 @@ def test_without_a_held_out_folder_the_last_file_is_held_out_and_a_warning_says_
     assert len(read(tmp_path / "out")) == len(train) + len(held_out)
     assert len(fetched.warnings) == (said is not None)
     assert said is None or (str(root) in fetched.warnings[0] and said in fetched.warnings[0])
+
+
+@pytest.mark.parametrize("measured", [64, 0])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_that_measures_nothing_trains_on_what_is_held_out_only_by_default(
+    root, tmp_path, monkeypatch, measured, named
+):
+    for number in range(3):
+        folder = root / "held_out" if named and number == 2 else root
+        put(folder / f"{number}.ds", *[number] * 16)
+    write_shards(tmp_path / "out", fetch(root, tmp_path / "out"))
+    (tmp_path / "init" / "hf").mkdir(parents=True)
+    (tmp_path / "init" / "hf" / "config.json").write_text('{"vocab_size": 9}')
+    run = runfile.parse(tiny.run_document(root, held_out__sequences=measured).unwrap(), "a test")
+    monkeypatch.setattr(begin, "Programs", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(begin, "_read_start", lambda *_: None)
+    data = begin.read(run, tmp_path / "init", tmp_path / "out").data
+    trained = [0, 1] if measured or named else [0, 1, 2]
+    assert data.take(np.arange(len(data)))[:, 0].tolist() == trained
+    said = list(dry_run.lines(run, Paths("download", tmp_path / "run.toml", tmp_path)))
+    assert f"  files      {len(trained)} to train on, {3 - len(trained)} held out" in said
+
+
+def test_what_a_limit_leaves_is_what_a_run_trains_on(root, tmp_path):
+    for number in range(3):
+        put(root / f"{number}.ds", number)
+    asked = options(tmp_path / "store", Limit(files=1))
+    (tmp_path / "out").mkdir()
+    assert not sources.fetch(DataLocal(path=str(root)), tmp_path / "out", asked).held_out_by_default
 
 
 @pytest.mark.parametrize("below", [True, False])
