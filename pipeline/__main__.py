@@ -28,6 +28,7 @@ app = typer.Typer(
 
 RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
 
@@ -231,6 +232,12 @@ def main() -> None:
         path = error.filename2 or error.filename or "input or output"
         line = f"{path}: {error.strerror or error}, expected to read or write there"
         sys.exit(f"error: {shown(line)}")
+    except (MemoryError, RuntimeError) as error:  # the latter of JAX's
+        if not isinstance(error, MemoryError) and NO_MEMORY not in str(error):
+            raise
+        line, *_ = str(error).splitlines() or ["Python had none left"]
+        cure = "a smaller [peers] micro_batch or another remat needs less"
+        sys.exit(f"error: out of memory: {shown(line)}; {cure}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
+import jax
 import pytest
 
 from pipeline import __version__
-from pipeline.__main__ import app
+from pipeline.__main__ import app, main
 from pipeline.stage.keys import PROJECT, STAGES
 from pipeline.stage.lock import hold
 from tests import tiny
@@ -74,3 +76,26 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
     assert [path.name for path in runs.iterdir() if path.is_dir()] == ["bbbb"]
     assert subprocess.run(clean, cwd=PROJECT).returncode == 0
     assert not [path for path in runs.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (MemoryError(), "error: out of memory: Python had none left; a smaller"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: allocating 9 bytes.\nstack"),
+            "error: out of memory: RESOURCE_EXHAUSTED: allocating 9 bytes.; a smaller",
+        ),
+    ],
+)
+def test_too_little_memory_is_one_line(monkeypatch, error, said):
+    app = Mock(side_effect=error)
+    monkeypatch.setattr("pipeline.__main__.app", app)
+    monkeypatch.setattr("pipeline.__main__.signals", Mock())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code.startswith(said) and "\n" not in caught.value.code
+    app.side_effect = RuntimeError("another one")
+    with pytest.raises(RuntimeError, match="another one"):
+        main()
