@@ -28,7 +28,8 @@ from pipeline.sources.parquet import COLUMNS, Parquet
 from pipeline.sources.token_files import fetch_files, fetch_tokenizer
 from pipeline.stage.artifacts import listing_sha256, sha256_file
 from pipeline.stage.given_files import expand, unchanged
-from pipeline.tokens.shards import ShardFile, Split, write_shard
+from pipeline.tokens.columns import counted
+from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
 
 MAKES_TOKENS = True
 HELD_OUT_SPLITS = ("validation", "val", "dev", "test")
@@ -85,6 +86,10 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
                 left -= written
                 if left < shards.length:
                     break
+    for split, count in shards.unlabelled.items():
+        if count:
+            of_all = f"{count:,} of {shards.rows[split]:,} {split} rows"
+            warnings.append(f"{listing.read}: {of_all} have no label that a loss counts")
     if not shards.rows[TRAIN]:
         raise LockstepError(f"{listing.read}: found no rows to train on, expected some")
     return Fetched(
@@ -100,7 +105,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
             "row_tokens": shards.length,
             "sha256": listing_sha256(pair for names in read.values() for pair in names.items()),
         },
-        columns=tuple(COLUMNS[column] for column in shards.columns),
+        columns=shards.kinds,
         held_out_by_default=_is_by_default(listing, options),
         warnings=tuple(warnings),
     )
@@ -121,17 +126,24 @@ class _RowShards:
     Attributes:
       files: the shards.
       rows: number of rows of each split.
+      unlabelled: number of those whose labels are all UNCOUNTED: nothing is learned from them.
       columns, length: columns and tokens of a row, of the first file that has rows and so of all.
     """
 
     def __init__(self, folder: Path, vocab_size: int | None):
         self.folder, self.vocab_size = folder, vocab_size
         self.files: list[ShardFile] = []
-        self.rows = {TRAIN: 0, HELD_OUT: 0}
+        self.rows: dict[Split, int] = {TRAIN: 0, HELD_OUT: 0}
+        self.unlabelled: dict[Split, int] = {TRAIN: 0, HELD_OUT: 0}
         self.columns: tuple[str, ...] = ()
         self.length = 0
         self._first = ""
         self._counts = {TRAIN: 0, HELD_OUT: 0}
+
+    @property
+    def kinds(self) -> tuple[Column, ...]:
+        """What the columns hold."""
+        return tuple(COLUMNS[column] for column in self.columns)
 
     def add(self, file: Parquet, name: str, split: Split, most: int | None) -> int:
         """Make shards of a file's first `most` tokens, or of all; return how many tokens.
@@ -151,6 +163,7 @@ class _RowShards:
         done = 0
         for rows_NW in file.read(self.length, self.vocab_size, size, rows):
             last = done + len(rows_NW) - 1
+            self.unlabelled[split] += int((~counted(rows_NW, self.kinds).any(axis=1)).sum())
             numbers = rows_NW.astype("<u4")  # -100 as its 32 bits
             name_of_rows = f"{name}, rows {done} to {last}"
             self.files.append(

@@ -79,6 +79,18 @@ def test_all_columns_of_a_row_come_out_as_they_were_written(root, tmp_path):
     assert (fetched.token_size_in_bytes, fetched.source["row_tokens"]) == (4, ROW)
 
 
+def test_rows_of_which_no_label_counts_are_warned_of(root, tmp_path):
+    # the first token of a row is never predicted
+    unlabelled = {"inputs": [[1, 2, 3, 4]] * 2, "labels": [[-100] * 4, [1, -100, -100, -100]]}
+    put(root / "train-0.parquet", unlabelled)
+    put(root / "train-1.parquet", {"inputs": [[1, 2, 3, 4]], "labels": [[-100, -100, -100, 4]]})
+    put(root / "test-0.parquet", unlabelled)
+    assert fetch(root, tmp_path).warnings == (
+        f"{root}: 2 of 3 train rows have no label that a loss counts",
+        f"{root}: 2 of 2 held_out rows have no label that a loss counts",
+    )
+
+
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [
