@@ -45,7 +45,7 @@ from pipeline.runfile.optimizer import (
     OptimizerVariant,
 )
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
-from pipeline.runfile.run import Run, load, parse, read_toml
+from pipeline.runfile.run import Run, load, parse
 from pipeline.runfile.schedule import (
     ScheduleConstant,
     ScheduleCosine,
@@ -103,6 +103,5 @@ __all__ = [
     "Window",
     "load",
     "parse",
-    "read_toml",
     "variant_name",
 ]

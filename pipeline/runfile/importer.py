@@ -11,6 +11,7 @@ from pipeline import runfile
 from pipeline.runfile.psyche import STATE_KEYS
 from pipeline.runfile.serde_enum import Variant
 from pipeline.runfile.table import Table
+from pipeline.toml_file import read_toml
 
 WIDTH = 98  # characters of a comment line without its "# "
 
@@ -24,7 +25,7 @@ def import_psyche(source: Path) -> str:
     Raises:
       LockstepError: The source cannot be read, or does not describe a valid run.
     """
-    document = runfile.read_toml(source)
+    document = read_toml(source)
     dropped = [key for key in STATE_KEYS if key in document]
     run = runfile.parse(
         {key: value for key, value in document.items() if key not in dropped}, str(source)

@@ -4,14 +4,12 @@ Every variant of Psyche's enums loads; a stage without an engine for one refuses
 `variant_name`.
 """
 
-import re
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pipeline.errors import LockstepError, brief
+from pipeline.errors import LockstepError
 from pipeline.runfile.data import Download
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
@@ -31,13 +29,7 @@ from pipeline.runfile.tables import (
     Witness,
 )
 from pipeline.runfile.windows import Snapshots
-
-MAX_BYTES = 2**20  # of a run file; those of all of Psyche's examples have less than 2**14
-MAX_PARTS = 32  # of a dotted key, since the time to parse one is quadratic in them
-# Where a key may begin: on a line, in brackets, after a comma.
-TOO_MANY_PARTS = re.compile(
-    rb"""(?m)(?:^|[\[{,])[ \t]*(?:[\w"'-]+[ \t]*\.[ \t]*){%d}""" % MAX_PARTS
-)
+from pipeline.toml_file import read_toml
 
 
 class Run(Table):
@@ -212,34 +204,3 @@ def parse(document: dict, name: str) -> Run:
       LockstepError: The document is not a valid run.
     """
     return validate(Run, document, name)
-
-
-def read_toml(path: Path) -> dict:
-    """Parse a TOML file.
-
-    Raises:
-      LockstepError: The file is missing, too large, or not TOML; the message has the line number.
-    """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a run file") from error
-    if len(content) > MAX_BYTES:
-        raise LockstepError(f"{path}: over {MAX_BYTES} bytes, expected a run file of at most that")
-    if deep := TOO_MANY_PARTS.search(content):
-        line = content.count(b"\n", 0, deep.end()) + 1
-        raise LockstepError(f"{path}:{line}: a key of over {MAX_PARTS} parts, expected fewer")
-    try:
-        return tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        byte = content[error.start]
-        raise LockstepError(f"{path}:{line}: byte 0x{byte:02x}, expected UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        position = re.search(r" \(at line (\d+), column \d+\)$", str(error))
-        line = int(position[1]) if position else content.count(b"\n") + 1
-        reason = brief(str(error).split(" (at ")[0])
-        raise LockstepError(f"{path}:{line}: {reason}, expected TOML") from error
-    except (ValueError, RecursionError) as error:  # numbers of 4300 digits, lists 300 deep
-        raise LockstepError(f"{path}: {error}, expected TOML") from error

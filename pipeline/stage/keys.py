@@ -6,19 +6,18 @@
 
 A finished stage leaves `made-<key>.json` in its output folder, so both engines ask the same
 question, "does the file of the current key exist?", and cannot disagree. Only dvc.yaml lists those
-tables, code and stages. Only the standard library and yaml are imported, because every Snakemake
-job reads this file.
+tables, code and stages. Nothing heavy is imported, because every Snakemake job reads this file.
 """
 
 import hashlib
 import json
-import tomllib
 from functools import cached_property, reduce
 from pathlib import Path
 
 import yaml
 
 from pipeline.errors import LockstepError
+from pipeline.toml_file import read_toml
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
@@ -59,11 +58,7 @@ class Keys:
 
     @cached_property
     def _tables(self) -> dict:
-        try:
-            return tomllib.loads(self.run.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise LockstepError(f"{self.run}: expected a TOML run file: {reason}") from error
+        return read_toml(self.run)
 
     def table(self, name: str) -> object:
         """Return the value of a dotted name in the run file."""
@@ -87,7 +82,7 @@ class Keys:
                 {path: _digest(PROJECT / path) for path in code(name)},
                 {need: self.key(need) for need in needs(name)},
             ]
-            text = json.dumps(content, sort_keys=True)
+            text = json.dumps(content, sort_keys=True, default=str)
             self._keys[name] = hashlib.sha256(text.encode()).hexdigest()[:12]
         return self._keys[name]
 

@@ -20,6 +20,7 @@ from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import read_shards
+from pipeline.toml_file import read_toml
 from tests import tiny
 from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
 from tests.pipeline.tokens.measured import open_shards
@@ -46,7 +47,7 @@ listed_only = pytest.mark.parametrize("place", LISTED, indirect=True)  # token f
 
 
 def settings(location: dict | str, **table: object) -> runfile.Run:
-    document = runfile.read_toml(RUN)
+    document = read_toml(RUN)
     document["model"]["LLM"]["data_location"] = location
     document["download"] |= table
     return runfile.parse(document, "a test")

@@ -12,6 +12,7 @@ from pipeline import download, runfile
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.shards import read_shards
+from pipeline.toml_file import read_toml
 from tests import tiny
 from tests.servers import hub as hub_server
 from tests.servers import web
@@ -123,7 +124,7 @@ def _bucket(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
 
 def document(location: dict, pin: str = "", limit: dict | None = None, **runtime: object) -> dict:
     """A run file whose data are at a location, and whose network gives up soon."""
-    run = runfile.read_toml(RUN)
+    run = read_toml(RUN)
     run["model"]["LLM"]["data_location"] = location
     run["runtime"] |= {"attempts": 3, "stall_seconds": 0.5} | runtime
     run["pins"]["data"] = pin

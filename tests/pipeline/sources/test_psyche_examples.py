@@ -13,6 +13,7 @@ from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.stage.keys import PROJECT
+from pipeline.toml_file import read_toml
 from tests.servers import hub as hub_server
 from tests.servers import web
 from tests.servers.bucket import Bucket
@@ -114,7 +115,7 @@ def data(location: runfile.Data) -> object:
 @every_example
 def test_state_file_is_told_from_a_configuration(name):
     file, run_id = FILES[name], EXAMPLES[name].run_id
-    assert runfile.read_toml(file).get("run_id") == run_id
+    assert read_toml(file).get("run_id") == run_id
     text = lockstep("import", file)
     if run_id is None:
         assert "Left out" not in text

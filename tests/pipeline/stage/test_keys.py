@@ -56,6 +56,13 @@ def test_a_room_changes_the_keys_of_just_the_stages_that_import_it(tmp_path, mon
     assert found == DOWNSTREAM_OF_TRAIN
 
 
+def test_any_run_file_has_a_key_or_one_line_says_why_not(tmp_path):
+    assert keys_of(tmp_path, RUN.replace("compression_topk = 32", "compression_topk = 1979-05-27"))
+    for text in ("a = " + "1" * 5000, "a = " + "[" * 5000, ".".join("a" * 9000) + " = 1"):
+        with pytest.raises(LockstepError, match=r"run\.toml.*, expected \w+$"):
+            keys_of(tmp_path, text)
+
+
 def test_a_missing_table_is_named(tmp_path):
     with pytest.raises(LockstepError, match=r"run\.toml: links is missing.*lockstep import"):
         keys_of(tmp_path, RUN.replace("[links]", "[links_]"))
