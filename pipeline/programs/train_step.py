@@ -29,6 +29,8 @@ from pipeline.stage import memory
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
 from pipeline.tokens.shards import PLAIN, Column
 
+MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
+
 
 class PeerResult(NamedTuple):
     """A peer's state after its step, its message, and its loss before the round."""
@@ -66,7 +68,7 @@ class Programs:
         self.columns = columns
         self.model = models.get(hf_config["model_type"])
         self.model_config = self.model.Config.from_hf(hf_config)
-        self._check_memory(run)
+        self._check_size(run)
         learning_rate = learning_rate_of(run.llm.lr_schedule)
         if first_step:  # what Psyche calls a cold start: the first epoch after a pause
             warmup_steps = run.llm.cold_start_warmup_steps
@@ -87,8 +89,17 @@ class Programs:
             remat=run.peers.remat,
         )
 
-    def _check_memory(self, run: runfile.Run) -> None:
-        """The least that a step needs: the params, and a micro-batch behind the embedding."""
+    def _check_size(self, run: runfile.Run) -> None:
+        """The least memory that a step needs: the params, and a micro-batch behind the embedding.
+
+        And a number of layers that can be compiled one by one, if they are not scanned.
+        """
+        layers = self.model_config.num_hidden_layers
+        if layers > MOST_UNROLLED and not run.peers.scan_layers:
+            raise LockstepError(
+                f"[peers] scan_layers = false, expected true for {layers:,} layers: more than "
+                f"{MOST_UNROLLED:,} would be compiled one by one"
+            )
         memory.check(self.model.shapes(self.model_config), "the model")
         rows, length = run.peers.micro_batch, run.llm.max_seq_len
         features = jax.ShapeDtypeStruct((rows, length, self.model_config.hidden_size), np.float32)

@@ -46,6 +46,13 @@ def losses(
 
 
 @pytest.mark.release
+def test_more_layers_than_can_be_compiled_one_by_one_are_refused():
+    deep = tiny.MODEL | {"num_hidden_layers": 3000}
+    Programs(a_run(peers__scan_layers=True), deep)
+    with pytest.raises(LockstepError, match="scan_layers = false, expected true for 3,000 layers"):
+        Programs(a_run(peers__scan_layers=False), deep)
+
+
 @pytest.mark.parametrize(
     "model, rows, message",
     [
