@@ -15,6 +15,7 @@ ifneq ($(RUN),)
 	test "$$RUN" -ef params/run.toml || cp "$$RUN" params/run.toml
 endif
 	@python -m json.tool .dvc/tmp/rwlock >/dev/null 2>&1 || rm -f .dvc/tmp/rwlock  # a killed DVC
+	@python -m pipeline check
 	dvc repro
 	@python -m pipeline summary
 

@@ -1,13 +1,18 @@
 """`snakemake train --cores all`: one rule for each stage of dvc.yaml. A bare `snakemake` runs them all."""
+import sys
 from pathlib import Path
 
+from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import RUN_FILE, STAGES, Keys, needs
 
 KEYS = Keys(Path(RUN_FILE))
 
-for name in STAGES:  # no rule runs where only metrics/ was changed, as by a git checkout
-    Paths(name, Path(RUN_FILE), Path()).publish()
+try:
+    for name in STAGES:  # no rule runs where only metrics/ was changed, as by a git checkout
+        Paths(name, Path(RUN_FILE), Path()).publish()
+except LockstepError as error:  # without the stack of an exception
+    sys.exit(f"error: {error}")
 
 
 rule all:

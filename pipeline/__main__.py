@@ -176,6 +176,17 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
 
 
 @app.command()
+def check(run: RunFile = DEFAULT_RUN) -> None:
+    """Check a run file: it is valid, and has every table that an engine asks for."""
+    from pipeline import runfile
+    from pipeline.stage.keys import Keys
+
+    runfile.load(run)
+    for stage in STAGES:
+        Keys(run).key(stage)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of a run file."""
     from pipeline.runfile.schema import json_schema

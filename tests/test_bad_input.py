@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomlkit
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models
 
@@ -290,6 +291,14 @@ def test_a_disk_that_fills_up(place, stage):
         place.make(*order[: order.index(stage)])
     place.refused(stage, "File too large", file_bytes=4096)
     assert not list(place.root.glob("data/*/made-*.json.*"))
+
+
+def test_a_run_file_that_an_engine_would_not_take(place):
+    document = tomlkit.parse(place.run_file.read_text())
+    del document["links"]  # it has a default, which DVC cannot track
+    tiny.write_run(place.run_file, document)
+    said = ended(["check", "--run", str(place.run_file)])
+    assert said.startswith(f"error: {place.run_file}: links is missing; `lockstep import ")
 
 
 def test_too_few_open_files(place, monkeypatch):

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,25 @@ def test_snakemake_has_the_stages_and_edges_of_dvc_yaml():
     found = {(label[edge["u"]], label[edge["v"]]) for edge in graph["edges"]}
     edges = {(need, stage) for stage in STAGES for need in needs(stage)}
     assert found == edges | {(stage, "all") for stage in STAGES}
+
+
+def test_snakemake_says_in_one_line_what_a_run_file_misses(tmp_path):
+    """Where Psyche's own configurations come to: they have [config] and [model] alone."""
+    for name in ("Snakefile", "profiles"):
+        (tmp_path / name).symlink_to(PROJECT / name)
+    text = (PROJECT / RUN_FILE).read_text().replace("[links]", "[links_]")
+    (tmp_path / "params").mkdir()
+    (tmp_path / RUN_FILE).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+    )
+    said = [line for line in done.stderr.splitlines() if "profile" not in line]
+    assert (done.returncode, len(said)) == (1, 1), done.stderr
+    assert said[0].startswith("error: params/run.toml: links is missing; `lockstep import ")
 
 
 def test_every_stage_that_is_needed_is_made_by_a_stage():
