@@ -22,7 +22,7 @@ from pipeline.runfile import Network
 PIECE_BYTES = 2**20
 LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
 # At most, of all pages of a listing, which is read into memory.
-LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**27, 10_000, 600.0
+LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0
 NUMBER = "[0-9]{1,18}"
 PAGES = ("html", "/json", "+json", "/xml", "+xml")  # ends of the types of what are no tokens
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')

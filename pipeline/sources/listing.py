@@ -16,6 +16,7 @@ from pipeline.errors import LockstepError, brief, hide, reveals
 from pipeline.net import connection
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
+from pipeline.runfile.explain import validate_json
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.table import Table
 from pipeline.sources import TOKENIZER, FetchOptions
@@ -93,7 +94,7 @@ def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]
             f"{variant_name(location)}: {connection.OFFLINE} is set, expected a location that was "
             f"listed before; {path.parent} has no listing of it"
         )
-    return Listing.model_validate_json(path.read_bytes())
+    return validate_json(Listing, path.read_bytes(), str(path))
 
 
 def token_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:

@@ -60,6 +60,11 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
         raise LockstepError(
             f"{name}: found tokens of {' and '.join(sorted(sizes))}, expected one token size"
         )
+    count = sum(getattr(one.location, "num_files", 1) for one, _ in weighted)
+    if count > http.FILES:
+        raise LockstepError(
+            f"{name}: has {count} files, expected at most {http.FILES}: each is asked for its size"
+        )
     files: list[LocationFile] = []
     tokenizer: tuple[LocationFile, ...] = ()
     for number, (one, _) in enumerate(weighted):

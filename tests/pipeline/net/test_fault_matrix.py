@@ -6,6 +6,7 @@ The rows of MATRIX are the table of docs/reference/data-locations.md.
 import dataclasses
 import json
 import logging
+import random
 import re
 import shutil
 import signal
@@ -300,6 +301,37 @@ def test_the_bytes_come_right_or_one_line_says_why_and_the_next_run_is_right(
 def pin_of(source: Source, root: Path, limit: dict | None = None) -> str:
     folder = sources.fetch(source.location, root, limit=limit)
     return read_json(folder / "shards.json")["source"]["sha256"]
+
+
+# Not of bytes that are wrong where no checksum tells.
+SPOILS = [
+    *(m.refused, m.silent, m.not_http, m.dropped, m.truncated, m.stalled, m.trickling),
+    *(m.hinted, m.always_100, m.long_headers, m.slow_headers, m.endless_redirect),
+    *(m.redirected(), m.redirected("http://[::"), m.sign_in(), m.sign_in(None)),
+    *(m.status(code) for code in (204, 403, 404, 416, 429, 500, 503)),
+    *(m.shorter, m.longer, m.too_much, m.endless, m.chunked, m.no_length, m.other_size(2)),
+    *(m.whole, m.other_range, m.compressed, m.identity, m.untagged, m.other_tag, m.itself_again),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("source", KINDS, indirect=True)
+def test_any_faults_together_end_in_the_right_bytes_or_in_one_line(source, root, seed):
+    rng = random.Random(seed)
+    source.server.faults += [
+        Misbehaviour(
+            rng.choice(SPOILS),
+            times=rng.choice([1, 1, 2, None]),
+            where=rng.choice(["", "^HEAD", "^GET", *source.places.values()]),
+            after=rng.choice([0, 0, 1, 3]),
+        )
+        for _ in range(rng.randint(1, 3))
+    ]
+    outcome(source, root)
+    sources.check_store(root, TRUTH)
+    source.server.faults.clear()
+    assert outcome(source, root) == RIGHT
 
 
 # ---- What a table has no room for ----

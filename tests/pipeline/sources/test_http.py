@@ -119,6 +119,27 @@ def test_more_numbered_files_than_can_be_asked_for_are_refused(files, tmp_path):
     )
 
 
+def test_a_mixture_of_more_files_than_can_be_asked_for_is_refused(files, tmp_path):
+    where = {"url_template": files.url("{}.ds"), "start_index": 0, "n_left_pad_zeros": 0}
+    one = HOW | {"location": {"NumberedFiles": where | {"num_files": 60_000}}}
+    said = refusal(
+        fetch, mixed(files, {"shuffle": "DontShuffle", "providers": [one] * 2}), tmp_path
+    )
+    assert "has 120000 files, expected at most 100000" in said
+    assert [method for method, *_ in files.seen] == ["GET"]  # of the document
+
+
+def test_what_is_kept_of_a_listing_is_one_line_where_it_is_damaged(files, tmp_path, monkeypatch):
+    files.put("0.ds", b"12")
+    where = at({"SingleUrl": files.url("0.ds")})
+    fetch(where, tmp_path / "out")
+    (kept,) = (tmp_path / "store" / "listings").iterdir()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for content in ("{", "[]", kept.read_text().replace('"size": 2', '"size": -2')):
+        kept.write_text(content)
+        assert refusal(fetch, where, tmp_path / "other").startswith(f"{kept}: ")
+
+
 def test_a_proxy_of_the_environment_is_used(files, tmp_path, monkeypatch):
     files.put("0.ds", b"12")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
