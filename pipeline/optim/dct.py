@@ -1,8 +1,8 @@
 """Chunked discrete cosine transform, top-k and their inverses: pure functions of arrays.
 
 Coefficients lie where their block lies: in an array of the same shape, a block's coefficient (k, l)
-stands in the place of its element (k, l). So no transform moves memory about, and only the few
-coefficients that are chosen are named by block and place.
+stands where its element (k, l) stood. So no transform moves memory about, and only the few
+coefficients that are chosen are named by block and position.
 
 Shapes: N blocks of an array, A = area of a block (h * w, or w of a vector), K kept of a block.
 """
@@ -76,7 +76,7 @@ def basis(n: int) -> np.ndarray:
 
 
 def encode(x: jax.Array, cut: Layout) -> jax.Array:
-    """The DCT-II of each block, in its place: same shape."""
+    """The DCT-II of each block, where the block lies: same shape."""
     return _transform(x.astype(jnp.float32), cut, basis(cut.height), basis(cut.width))
 
 
@@ -98,19 +98,19 @@ def _transform(x: jax.Array, cut: Layout, left: np.ndarray, right: np.ndarray) -
 
 
 def index_dtype(area: int) -> np.dtype:
-    """The narrowest unsigned integer that names a place in a block, as on Psyche's wire."""
+    """The narrowest unsigned integer that names a position in a block, as on Psyche's wire."""
     return np.dtype(np.uint8 if area <= 2**8 else np.uint16 if area <= 2**16 else np.uint32)
 
 
 def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k coefficients of largest magnitude in each block, in ascending order of their place.
+    """The k coefficients of largest magnitude in each block, in ascending order of their position.
 
-    Of equal magnitudes the lowest place wins, always: a witness must find the same ones. The order
-    by place is the canonical one that the wire and the commitments use.
+    Of equal magnitudes the lowest position wins, always: a replay must choose the same ones. The
+    order by position is the canonical one that the wire and the commitments use.
 
     In two steps: of groups of neighbours, the k whose largest is largest; then the k largest of
     these groups. Nothing is missed: a group that is passed over has k before it whose largest comes
-    before each of its own, ties included, since groups stand in the order of places.
+    before each of its own, ties included, since groups stand in the order of positions.
 
     Returns:
       index_NK int32 and value_NK; K = min(k, A).
@@ -135,14 +135,14 @@ def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.
 
 
 def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """The coefficients at the named places of each block."""
+    """The coefficients at the named positions of each block."""
     return coefficients.reshape(-1)[_address(cut, index_NK)]
 
 
 def remove(
     coefficients: jax.Array, cut: Layout, index_NK: jax.Array, share: float = 1.0
 ) -> jax.Array:
-    """What is left after sending the named places: zeros there, or less by `share`."""
+    """What is left after sending the named positions: zeros there, or less by `share`."""
     at = coefficients.reshape(-1).at[_address(cut, index_NK)]
     whole = not isinstance(share, jax.core.Tracer) and share == 1.0
     change = partial(at.set, 0.0) if whole else partial(at.multiply, 1.0 - share)
@@ -159,7 +159,7 @@ def mean_of_senders(
 
     Peers are present as a whole, [P], or block by block, [P, N].
 
-    Peers are added one after another, and none names a place twice: the order of sums is fixed.
+    Peers are added one after another, and none names a position twice: the order of sums is fixed.
     """
     address_PNK = _address(cut, index_PNK)
     # `where`, not a product: an absent peer's row may hold anything, NaN included
@@ -182,9 +182,9 @@ def mean_of_senders(
 
 
 def _address(cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """Where in the flat array the named places of each block lie; leading axes pass through."""
+    """Where in the flat array the named positions of each block lie; leading axes pass through."""
     index_NK = index_NK.astype(jnp.int32)
     block_N1 = jnp.arange(cut.blocks, dtype=jnp.int32)[:, None]
     band, column = block_N1 // cut.columns, block_N1 % cut.columns
-    row, place = index_NK // cut.width, index_NK % cut.width
-    return ((band * cut.height + row) * cut.columns + column) * cut.width + place
+    row, offset = index_NK // cut.width, index_NK % cut.width
+    return ((band * cut.height + row) * cut.columns + column) * cut.width + offset
