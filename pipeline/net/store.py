@@ -26,6 +26,7 @@ from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError, UnnamedVersionError
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import sha256_file, writes
+from pipeline.stage.given_files import no_link
 from pipeline.stage.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:
 @contextmanager
 def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
     """Open a partial file, locked against other processes; None if its last holder finished it."""
-    with open(path, "a+b", buffering=0, opener=_open_no_link) as part:
+    with open(path, "a+b", buffering=0, opener=no_link) as part:
         while True:
             try:
                 fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,10 +144,6 @@ def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
                     raise CancelledError from None
         same = path.exists() and os.path.samestat(os.fstat(part.fileno()), path.stat())
         yield part if same else None
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _fill(

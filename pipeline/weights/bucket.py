@@ -20,6 +20,7 @@ from pipeline.net import checksum, redact
 from pipeline.net.google_auth import KEY, credentials
 from pipeline.stage import lock
 from pipeline.stage.artifacts import write_json
+from pipeline.stage.given_files import no_link
 from pipeline.stage.progress import Progress
 from pipeline.weights import hf, manifest
 from pipeline.weights.manifest import FileVersion
@@ -203,10 +204,12 @@ def _fetch(remote: BucketFolder, files: dict[str, "Blob"], folder: Path) -> None
     with Progress("convert", total=sum(blob.size for blob in files.values()), unit="byte") as bar:
         for name, blob in files.items():
             path, aside = folder / name, folder / asides[name]
-            if path.is_file() and _differs(path, blob) is None:
+            if path.is_file() and not path.is_symlink() and _differs(path, blob) is None:
                 bar.advance(blob.size)
                 continue
-            with open(aside, "ab") as file:  # resumes where a killed process stopped
+            with open(
+                aside, "ab", opener=no_link
+            ) as file:  # resumes where a killed process stopped
                 bar.advance(start := file.tell())
                 if start < blob.size:
                     blob.download_to_file(

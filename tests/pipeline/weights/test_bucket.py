@@ -294,6 +294,17 @@ def test_a_cached_file_that_was_damaged_is_fetched_again(tmp_path, served, model
     assert file.read_bytes() == (model / "model.safetensors").read_bytes()
 
 
+def test_a_link_in_the_cache_is_replaced_and_not_written_through(tmp_path, served, model):
+    push(model)
+    read(tmp_path)
+    (file,) = (tmp_path / "data" / "store").rglob("model.safetensors")
+    ours = file.rename(tmp_path / "ours.safetensors")
+    before = ours.read_bytes()
+    file.symlink_to(ours)
+    assert same_params(read(tmp_path), model)
+    assert not file.is_symlink() and ours.read_bytes() == before
+
+
 def test_a_download_that_broke_off_goes_on_where_it_stopped(tmp_path, served, model):
     push(model)
     name = f"{FOLDER}/model.safetensors"
