@@ -24,7 +24,7 @@ LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
 # At most, of all pages of a listing, which is read into memory.
 LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0
 NUMBER = "[0-9]{1,18}"
-PAGES = ("html", "/json", "+json", "/xml", "+xml")  # ends of the types of what are no tokens
+PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of the types of what are no tokens
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 
@@ -266,7 +266,7 @@ def _check_range(
 def _check_content(name: str, headers: Mapping[str, str]) -> None:
     """Check that the body is the file itself: not an error or sign-in page, not compressed."""
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind.endswith(PAGES):
+    if kind.endswith(PAGE_TYPES):
         raise LockstepError(
             f"{name}: sends a page ({brief(kind)}), expected the file itself; is it one to sign in?"
         )
