@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 
 from pipeline import runfile
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.optim.optimizer import Tree
 from pipeline.protocol.round import Message
 from pipeline.runfile.explain import validate_json
@@ -31,7 +31,7 @@ from pipeline.weights.trees import load_tree, save_tree
 from pipeline.wire import message as wire
 
 DECODED_BYTES = 2**28  # of messages that are kept decoded
-READ_BY = {1: "a development version before release 0.1"}  # which versions read other formats
+READ_BY = {"1": "a development version before release 0.1"}  # which versions read other formats
 
 
 class Writer:
@@ -140,8 +140,9 @@ class Transcript:
         path = self.folder / "header.json"
         found = read_json(path).get("format")
         if found != FORMAT:
-            reader = READ_BY.get(found, "a later release")
-            raise LockstepError(f"{path}: format {found}, expected {FORMAT}; {reader} reads it")
+            text = brief(str(found))  # whatever a stranger's file may hold
+            reader = READ_BY.get(text, "a later release")
+            raise LockstepError(f"{path}: format {text}, expected {FORMAT}; {reader} reads it")
         return validate_json(Header, path.read_text(encoding="utf-8"), str(path))
 
     @property

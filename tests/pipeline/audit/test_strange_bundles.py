@@ -1,0 +1,81 @@
+"""A bundle of a stranger, with anything in it, is repeated or refused in one line: by seed."""
+
+import json
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pipeline.audit import rerun_bundle
+from pipeline.errors import LockstepError
+from tests.pipeline.audit.test_bundle import FLIP, bundles, seal
+
+VALUES = [
+    -1,
+    0,
+    10**9,
+    10**12,
+    10**30,
+    2**63,
+    1e308,
+    5e-324,
+    True,
+    None,
+    "",
+    "\x1b[31m\n",
+    "x" * 5000,
+]
+VALUES += [[], {}, [[]], {"a": 1}, [10**9] * 3, "../../etc/passwd"]
+JSON = ("run.json", "bundle.json", "transcript/header.json", "transcript/rounds.jsonl")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    _, found = bundles(tmp_path_factory.mktemp("stranger"), faults__schedule=[FLIP])
+    return found["00001-00003-peer-01"]
+
+
+def put(rng: random.Random, value: object) -> object:
+    """The value with one thing in it, anywhere, exchanged, removed or doubled."""
+    if not isinstance(value, dict | list) or not value or rng.random() < 0.05:
+        return rng.choice(VALUES)
+    place = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    if rng.random() < 0.1:
+        if isinstance(value, dict) and rng.random() < 0.5:
+            value[f"{place}x"] = value[place]
+        else:
+            del value[place]
+    else:
+        value[place] = put(rng, value[place])
+    return value
+
+
+def mutate(rng: random.Random, folder: Path) -> None:
+    if rng.random() < 0.3:  # bytes of any file
+        path = rng.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
+        content = bytearray(path.read_bytes())
+        for _ in range(rng.choice((1, 20)) if content else 0):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        path.write_bytes(content[: rng.choice((None, rng.randrange(len(content) + 1)))])
+        return
+    path = folder / rng.choice(JSON)
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    at = rng.randrange(len(lines))
+    lines[at] = json.dumps(put(rng, json.loads(lines[at])))
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(400))
+def test_a_mutated_bundle_is_repeated_or_refused_in_one_short_line(seed, original, tmp_path):
+    folder, rng = shutil.copytree(original, tmp_path / "bundle"), random.Random(seed)
+    for _ in range(rng.randint(1, 2)):
+        mutate(rng, folder)
+    with suppress(LockstepError):  # bundle.json is no table any more
+        seal(folder)
+    try:
+        assert rerun_bundle.show(folder, 1) in (0, 1)
+    except LockstepError as error:
+        assert str(error).isprintable() and len(str(error)) < 3000
