@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 HIDDEN = "..."
 LEAST = 4  # characters of a secret: a shorter one would hide half of every text
+CERTAIN = 8  # characters of a secret that is in no text by chance
 _secrets: set[str] = set()
 
 
@@ -35,8 +36,8 @@ def keep_secret(*secrets: str | None) -> None:
 
 
 def reveals(text: str) -> bool:
-    """Return whether a text has one of the secrets that are kept."""
-    return any(secret in text for secret in tuple(_secrets))
+    """Return whether a text has one of the secrets that are kept, which is no chance."""
+    return any(len(secret) >= CERTAIN and secret in text for secret in tuple(_secrets))
 
 
 def hide(text: str) -> str:

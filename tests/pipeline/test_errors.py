@@ -47,6 +47,12 @@ def test_an_error_is_one_line_that_steers_no_terminal_however_often_it_is_quoted
     assert str(LockstepError(f"{once}")) == shown
 
 
+def test_a_short_password_is_in_a_hash_by_chance():
+    errors.keep_secret("c0ff")
+    assert errors.reveals("hf_secret.ds")
+    assert not errors.reveals("c0ffee")
+
+
 def test_a_text_is_cut_only_after_its_secrets_are_hidden():
     assert errors.brief("x" * 55 + "hf_secret") == "x" * 55 + "..."
     assert errors.brief("x" * 70) == "x" * 57 + "..."
