@@ -10,7 +10,8 @@ Version 2, all integers little-endian; docs/reference/wire.md has an example byt
     form      8 bytes   first bytes of the shapes' SHA-256: another run's message is refused
     then
       0         each parameter as float32
-      1 to 4    first, arrays sent whole beside the indices (the load of experts), as float32; then
+      1 to 4    first, arrays sent whole beside the indices (the load of experts, flags of blocks of
+                zeros), as float32; then
       3, 4      each parameter's indices, ascending within a block, as u8, u16 or u32 by the block's
                 area, and its signs, or its values: what a commitment hashes, and Psyche's fields
       1, 2      u8 for each parameter, its Rice parameter; all low bits; all signs, or all values;
