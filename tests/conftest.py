@@ -25,7 +25,7 @@ QUICK = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0
 def pytest_configure(config):
     """Compile quickly, but under `-m release` as users do."""
     if config.option.markexpr != "release":
-        os.environ["XLA_FLAGS"] += f" {QUICK}"
+        os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} {QUICK}".strip()
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import runfile
+from pipeline.errors import shown
 from pipeline.runfile.psyche import STATE_KEYS
 from pipeline.runfile.serde_enum import Variant
 from pipeline.runfile.table import Table
@@ -30,7 +31,7 @@ def import_psyche(source: Path) -> str:
     run = runfile.parse(
         {key: value for key, value in document.items() if key not in dropped}, str(source)
     )
-    lines = ["#:schema ./run.schema.json", *_comment(f"Imported from {source.name}.")]
+    lines = ["#:schema ./run.schema.json", *_comment(f"Imported from {shown(source.name)}.")]
     if dropped:
         lines += _comment(
             f"Left out, as the state of a run and not its configuration: {', '.join(dropped)}."
@@ -93,7 +94,8 @@ def toml(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(toml, value))}]"
         case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            text = json.dumps(value, ensure_ascii=False)
+            return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
         case bool():
             return "true" if value else "false"
         case _:

@@ -89,6 +89,14 @@ def test_own_tables_of_the_source_are_kept(tmp_path):
     assert run.faults.schedule == (runfile.Fault(kind="sign_flip", peer=2, rounds=(2, 9)),)
 
 
+def test_nothing_that_steers_a_terminal_is_printed_and_values_stay(tmp_path):
+    prompt = "é\u202e\ufeff\x7f\x1b[31m\U000e0001\n😀"
+    own = f"[evaluate]\nprompt = {importer.toml(prompt)}\n"
+    text, run = imported(tmp_path, f"{OLDER.read_text()}\n{own}")
+    assert run.evaluate.prompt == prompt
+    assert text.replace("\n", "").isprintable() and "é" in text and "😀" in text
+
+
 def test_default_run_survives_its_own_import(tmp_path):
     _, run = imported(tmp_path, DEFAULT.read_text())
     assert run == runfile.load(DEFAULT)
