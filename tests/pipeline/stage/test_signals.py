@@ -14,6 +14,7 @@ from pipeline.stage.keys import PROJECT
 IN_A_CALLBACK = """
 import gc, os, signal
 from pipeline.stage import signals
+signal.signal(signal.SIGINT, signal.{ctrl_c})  # a job in the background begins with SIG_IGN
 signals.end_on_request()
 gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.{name}))
 gc.collect()
@@ -21,23 +22,20 @@ print("went on")
 """
 
 
-def run(program: str, **options: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, **options)
+def run(name: str, ctrl_c: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", IN_A_CALLBACK.format(name=name, ctrl_c=ctrl_c)]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_request_to_stop_is_obeyed_inside_of_a_callback(name, status):
-    done = run(IN_A_CALLBACK.format(name=name))
+    done = run(name, ctrl_c="default_int_handler")
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr == f"\nerror: {name} received; the same command goes on\n"
 
 
 def test_ctrl_c_that_a_job_in_the_background_ignores_stays_ignored():
-    def ignore() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    done = run(IN_A_CALLBACK.format(name="SIGINT"), preexec_fn=ignore)
+    done = run("SIGINT", ctrl_c="SIG_IGN")
     assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
