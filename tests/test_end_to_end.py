@@ -38,12 +38,12 @@ def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(
 ):
     run_file, root = start(
         tmp_path,
-        config__total_steps=60,
+        config__total_steps=40,
         model__LLM__architecture=architecture,
         model__LLM__checkpoint={"Init": {"seed": 0, "config": model}},
         peers__balance_speed=balance_speed,
         model__LLM__lr_schedule={
-            "Constant": {"base_lr": 4e-3, "warmup_init_lr": 0.0, "warmup_steps": 5}
+            "Constant": {"base_lr": 6e-3, "warmup_init_lr": 0.0, "warmup_steps": 5}
         },
     )
     tiny.make(run_file, root, "download", "convert")

@@ -59,11 +59,11 @@ def expect_nothing_in_progress(project: Path) -> None:
 
 
 def test_a_run_killed_while_it_trains_and_while_it_is_replayed_ends_with_the_same_bytes(tmp_path):
-    project, whole = tiny.make_project(tmp_path, config__total_steps=60), tmp_path / "whole"
+    project, whole = tiny.make_project(tmp_path, config__total_steps=30), tmp_path / "whole"
     tiny.make(project / RUN_FILE, whole)
     half_saved = "data/runs/*/checkpoints/*tmp*"
     moments = {
-        "snakemake": lambda: rounds_of(project) >= 20 and any(project.glob(half_saved)),
+        "snakemake": lambda: rounds_of(project) >= 10 and any(project.glob(half_saved)),
         "dvc": lambda: (project / OUT["train"]).exists(),
     }
     for engine, come in moments.items():
