@@ -70,6 +70,7 @@ def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:
     llm["max_seq_len"] = 16
     llm["checkpoint"] = {"Init": {"seed": 0, "config": MODEL | {"num_hidden_layers": 1}}}
     llm["data_location"] = {"Local": str(data)}
+    document["pins"]["data"] = ""
     optimizer = llm["optimizer"]["Distro"]
     optimizer["compression_chunk"], optimizer["compression_topk"] = 8, 4
     document["config"] |= {

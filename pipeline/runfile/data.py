@@ -175,11 +175,12 @@ class DataUrl(Data):
 
 
 class DataCorpus(Data):
-    """Text, tokenized by the stage download: your own files, or Python's standard library."""
+    """Text, tokenized by the stage download: your own files, or the source of pinned packages."""
 
     path: Url | None = None
     """Path of a text file, of a JSON Lines file (.jsonl or .jsonl.gz), or of a folder of such
-    files, at most 192 bytes. By default the source code of Python's standard library."""
+    files, at most 192 bytes. By default the source code of packages that
+    constraints.txt pins."""
     text_key: Name = "text"
     """Key of the text in each JSON line."""
     vocab_size: Annotated[int, Field(ge=258, le=2**16)] | None = None

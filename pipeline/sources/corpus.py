@@ -1,7 +1,7 @@
 """`data_location.Corpus`: text, tokenized here, with a tokenizer of its own or a given one.
 
-Without a `path` the text is the Python standard library's own source, without its tests, which
-every machine has; text_folder.py says what a path may be. A document is a text file or a JSON line.
+Without a `path` the text is the source of packages that constraints.txt pins, which every machine
+has; text_folder.py says what a path may be. A document is a text file or a JSON line.
 An end token follows each document and nothing precedes it, as in shards of datatrove.
 
 Whole files are held out, if some come near `held_out_percent` of the bytes. If none do, as with one
@@ -12,7 +12,6 @@ A limit of files is on the train files. A limit of tokens or steps takes the fir
 that there are without it; then at most HELD_OUT_TOKENS are held out.
 """
 
-import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,8 +33,8 @@ from pipeline.sources import (
 from pipeline.sources.choice import max_tokens
 from pipeline.sources.text import (
     given_tokenizer,
+    package_sources,
     splitting,
-    standard_library,
     text_folder,
     tokenizing,
 )
@@ -100,11 +99,8 @@ def _find(location: DataCorpus) -> Text:
         root = expand(location.path, text_folder.PATH)
         files, warnings = text_folder.find(root, location.text_key)
         return Text(location.path, root, files, warnings=warnings)
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    # Not under sys.prefix: a virtual environment has no copy of the sources.
-    root = Path(sysconfig.get_path("stdlib"))
-    files = standard_library.find(root)
-    return Text(f"the standard library of {python}", root, files, whole=True)
+    root = Path(sysconfig.get_path("purelib"))
+    return Text(package_sources.describe(), root, package_sources.find(), whole=True)
 
 
 def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -125,8 +124,11 @@ def _finite(number: str) -> float:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a result's bits can depend on."""
-    return {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in RECORDED}
+    """Return the versions of the packages that a result's bits can depend on.
+
+    The version of Python is not one: metrics are equal to the digit on each that was tried.
+    """
+    return {name: metadata.version(name) for name in RECORDED}
 
 
 def link(source: Path | str, target: Path | str) -> None:

@@ -1,6 +1,6 @@
 """Pins: the SHA-256 of inputs from outside the repository.
 
-A folder, a hub's branch or Python's own library can change under an unchanged run file. With a pin
+A folder, a hub's branch or an installed package can change under an unchanged run file. With a pin
 in `[pins]`, a stage refuses an input that has changed; without one, it logs that, and its result
 records what was read.
 """
@@ -26,8 +26,8 @@ def check(key: str, pin: str, found: str, what: str) -> str:
         return "not pinned"
     if pin != found:
         raise LockstepError(
-            f"[pins] {key} = {pin}, but {what} has sha256 {found}: it has changed since; restore "
-            'it, set the pin to the new value, or set it to "" to unpin'
+            f"[pins] {key} = {pin}, but {what} has sha256 {found}: expected what was pinned; "
+            'restore it, or set the pin to this value, or to "" for none'
         )
     return "pinned"
 

@@ -50,6 +50,7 @@ def settings(location: dict | str, **table: object) -> runfile.Run:
     document = read_toml(RUN)
     document["model"]["LLM"]["data_location"] = location
     document["download"] |= table
+    document["pins"]["data"] = ""
     return runfile.parse(document, "a test")
 
 

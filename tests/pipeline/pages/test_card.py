@@ -99,7 +99,7 @@ def test_the_run_is_stated(accepted):
     for stage in ("download", "convert", "train", "witness", "export"):
         assert said[stage] == f"`{accepted.keys.key(stage)}`"
     assert f"Lockstep {__version__}" in text
-    assert said["python"] == f"`{made_of(accepted, 'train')['environment']['python']}`"
+    assert said["numpy"] == f"`{made_of(accepted, 'train')['environment']['numpy']}`"
 
 
 def made_of(paths, stage: str) -> dict:

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.sources.text import package_sources
+from pipeline.sources.text.text_file import TextFile
+from pipeline.stage.given_files import stamp
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
 from tests.servers import s3 as s3_server
@@ -131,10 +134,13 @@ def _preprocessed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pla
 
 @contextmanager
 def _corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """What stands for the standard library."""
+    """What stands for the packages."""
     for n in range(20):
         (folder / f"m{n}.py").write_text("".join(f"x{i} = {i + n}\n" for i in range(60)))
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(folder))
+    files = [
+        TextFile(p.name, p, stamp(p), 0, p.stat().st_size) for p in sorted(folder.glob("*.py"))
+    ]
+    monkeypatch.setattr(package_sources, "find", lambda: files)
     location = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": SEEDED}
     yield Place({"Corpus": location}, listed=False)
 

@@ -1,12 +1,12 @@
-"""Text into tokens: Python's own sources, a user's files, and the tokenizers for them."""
+"""Text into tokens: the sources of packages, a user's files, and the tokenizers for them."""
 
 import gzip
 import hashlib
 import json
 import os
 import socket
-import sysconfig
 import tracemalloc
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +14,22 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import AutoTokenizer
 
-from pipeline import sources
+from pipeline import runfile, sources
 from pipeline.runfile.data import DataCorpus, Limit, ShuffleDontShuffle
 from pipeline.sources import choice, corpus
 from pipeline.sources.text import (
     documents,
     json_lines,
+    package_sources,
     splitting,
-    standard_library,
     text_file,
     tokenizing,
 )
+from pipeline.sources.text.text_file import TextFile
 from pipeline.sources.text.tokenizing import END
+from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.given_files import stamp
+from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.stage.progress import Progress
 from tests.pipeline.sources.options import options, refusal
 from tests.servers.hub import REPO, Hub, found
@@ -66,11 +70,20 @@ def root(tmp_path) -> Path:
     return put(tmp_path / "sources", files)
 
 
+def sources_in(root: Path) -> list[TextFile]:
+    """The sources below `root`, as those of the packages are."""
+    return [
+        TextFile(p.relative_to(root).as_posix(), p, stamp(p), 0, p.stat().st_size, errors="replace")
+        for p in sorted(root.rglob("*.py"))
+    ]
+
+
 def fetch_sources(root: Path, folder: Path, where: DataCorpus):
-    """`root` for the standard library."""
+    """`root` for the packages."""
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sysconfig.get_path", lambda name: str(root))
+        patch.setattr(package_sources, "find", lambda: sources_in(root))
         return sources.fetch(where, folder, options(folder / "store"))
 
 
@@ -159,7 +172,7 @@ def test_the_held_out_files_do_not_shape_the_tokenizer(root, tmp_path):
 
 
 def test_held_out_files_are_as_many_bytes_as_asked_and_stay_when_others_come(root):
-    sizes = standard_library.source_files(root)
+    sizes = {file.name: file.size for file in sources_in(root)}
     train, held_out = splitting.split_by_file(sizes, 30.0)
     assert sorted([*train, *held_out]) == list(sizes)
     assert 0.2 < sum(sizes[name] for name in held_out) / sum(sizes.values()) <= 0.3
@@ -175,16 +188,6 @@ def test_a_large_file_does_not_swell_the_held_out_part():
     for percent in (1.0, 5.0, 10.0, 50.0):
         held_out = splitting.split_by_file(sizes, percent)[1]
         assert sum(sizes[name] for name in held_out) <= sum(sizes.values()) * percent / 100
-
-
-def test_tests_caches_packages_and_built_files_are_no_corpus(tmp_path):
-    kept = ["a.py", "package/b.py", "testing.py", "configparser.py"]
-    left = ["test/c.py", "tests/d.py", "package/test/e.py", "idlelib/idle_test/f.py", "k.txt"]
-    left += ["lib2to3/tests/g.py", "site-packages/h.py", "dist-packages/i.py", "__pycache__/j.py"]
-    left += ["_sysconfigdata__linux.py", "config-3.11-x86_64-linux-gnu/python-config.py"]
-    left += ["sitecustomize.py"]
-    put(tmp_path, dict.fromkeys(kept + left, b"pass\n") | {"empty.py": b""})
-    assert list(standard_library.source_files(tmp_path)) == sorted(kept)
 
 
 def test_a_source_that_is_no_utf8_or_spells_a_special_token_is_text(root, tmp_path):
@@ -244,9 +247,10 @@ def test_the_source_is_recorded_with_its_hash(root, tmp_path):
     assert source["bytes"] == sum(path.stat().st_size for path in root.rglob("*.py"))
 
 
-def test_a_folder_without_sources_is_refused_with_its_name(tmp_path):
-    assert f"{tmp_path}: found no Python sources" in refusal(standard_library.find, tmp_path)
-    assert "no Python sources" in refusal(standard_library.find, tmp_path / "no")
+def test_a_package_without_sources_is_refused_with_its_name(monkeypatch):
+    monkeypatch.setattr(package_sources, "PACKAGES", ("jinja2", "numpy-stubs"))
+    monkeypatch.setattr(package_sources.metadata, "files", lambda name: None)
+    assert refusal(package_sources.find).startswith("jinja2: found no Python sources, expected")
 
 
 @pytest.mark.parametrize(
@@ -265,19 +269,24 @@ def test_more_than_the_corpus_gives_is_refused(root, tmp_path, how, said):
     assert str(root) in message
 
 
-def test_without_a_path_it_is_the_standard_library_of_this_python(tmp_path, monkeypatch):
-    stdlib = Path(os.__file__).parent
-    assert Path(sysconfig.get_path("stdlib")) == stdlib
-    names = standard_library.source_files(stdlib)
-    assert {"os.py", "json/decoder.py"} <= names.keys()
-    assert not [name for name in names if "test" in Path(name).parts[:-1]]
-    # A few of its files, tokenized as the whole would be.
-    small = {name: names[name] for name in names if name.startswith(("json/", "logging/"))}
-    monkeypatch.setattr(standard_library, "source_files", lambda root: small)
-    fetched = sources.fetch(location(512, 20.0), tmp_path, options(tmp_path / "store"))
-    assert fetched.source["read"].startswith("the standard library of CPython 3.")
-    assert fetched.source["files"] == len(small)
-    assert read(tmp_path, "train").max() < 512
+def test_without_a_path_it_is_the_source_of_pinned_packages_the_same_on_every_python():
+    pinned = (PROJECT / "constraints.txt").read_text().lower().split()
+    other = (PROJECT / "constraints-gpu.txt").read_text()
+    for name in package_sources.PACKAGES:
+        assert f"{name}=={metadata.version(name)}" in pinned
+        assert f"\n{name}==" not in other.lower()
+        assert "Tag: py3-none-any\n" in metadata.distribution(name).read_text("WHEEL")
+    names = [file.name for file in package_sources.find()]
+    assert names == sorted(set(names)) and {"rich/table.py", "dvc/output.py"} <= set(names)
+    assert not [name for name in names if {"test", "tests"}.intersection(Path(name).parts)]
+
+
+def test_the_default_run_pins_the_packages():
+    contents = [(file.name, sha256_file(file.path)) for file in package_sources.find()]
+    pin = runfile.load(PROJECT / RUN_FILE).pins.data
+    assert listing_sha256(contents) == pin, (
+        "constraints.txt has changed: set the new pins in params/"
+    )
 
 
 # ---- Which files of a user's are read, and how ----
