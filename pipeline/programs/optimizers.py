@@ -14,6 +14,7 @@ from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.schedules import LearningRate
+from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from pipeline.runfile import optimizer as tables
 from pipeline.runfile import schedule, variant_name
@@ -113,6 +114,11 @@ def _adamw(table: tables.OptimizerAdamW, setting: Setting) -> Optimizer:
 @optimizer_of.register
 def _muon(table: tables.OptimizerMuon, setting: Setting) -> Optimizer:
     return muon(setting.learning_rate, **dict(table), stacked=setting.stacked)
+
+
+@optimizer_of.register
+def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
+    return sgd(setting.learning_rate, **dict(table))
 
 
 def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum:

@@ -42,6 +42,7 @@ from pipeline.runfile.optimizer import (
     OptimizerDistro,
     OptimizerDummy,
     OptimizerMuon,
+    OptimizerSGD,
     OptimizerVariant,
 )
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
@@ -89,6 +90,7 @@ __all__ = [
     "OptimizerDistro",
     "OptimizerDummy",
     "OptimizerMuon",
+    "OptimizerSGD",
     "OptimizerVariant",
     "Peers",
     "Run",

@@ -6,13 +6,14 @@ A class is named after its enum and Psyche's variant, or Lockstep's own: `Optimi
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of
-from pipeline.runfile.table import U16, AsTuple
+from pipeline.runfile.table import U16, AsTuple, wrong
 
 Rate = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerVariant(Variant):
@@ -32,9 +33,11 @@ class OptimizerDummy(OptimizerVariant):
 class Dense(OptimizerVariant):
     """Plain data parallelism: each peer sends its whole gradient."""
 
-    betas: Annotated[
-        tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=2, max_length=2), AsTuple
-    ]
+
+class Moments(Dense):
+    """Adam's moments of the mean of all peers' gradients."""
+
+    betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
     """Decay rates of the first and second moment, [b1, b2]."""
     weight_decay: Rate
     """Weight decay: its product with the learning rate is removed from each weight per step."""
@@ -44,20 +47,39 @@ class Dense(OptimizerVariant):
     """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
 
 
-class OptimizerAdamW(Dense):
+class OptimizerAdamW(Moments):
     """AdamW on the mean of all peers' gradients: the dense baseline."""
 
 
-class OptimizerMuon(Dense):
+class OptimizerMuon(Moments):
     """Muon for the matrices in layers, AdamW for the rest, on the mean of all peers' gradients."""
 
     by_group = ("step_scale",)
 
-    momentum: Annotated[float, Field(ge=0, lt=1)]
+    momentum: Decay
     """Decay of the Nesterov momentum of the matrices in layers."""
     step_scale: dict[str, Rate] = {}
     """Step-size factor by group; 1 for groups that are not named. A group is a top-level name of
     the params: embed, layers, norm or lm_head."""
+
+
+class OptimizerSGD(Dense):
+    """SGD on the mean of all peers' gradients."""
+
+    momentum: Decay
+    """Decay of the momentum; 0 keeps none."""
+    nesterov: bool
+    """Whether the momentum is Nesterov's."""
+    weight_decay: Rate
+    """Weight decay: its product with the learning rate is removed from each weight per step."""
+    clip_grad_norm: Rate | None = None
+    """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> "OptimizerSGD":
+        if self.nesterov and not self.momentum:
+            raise wrong("nesterov", "false with momentum = 0")
+        return self
 
 
 class Compressing(OptimizerVariant):
@@ -96,7 +118,7 @@ class OptimizerAdaDistro(Compressing):
 
     by_group = ("step_scale", "topk_of", "untransformed")
 
-    second_moment_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    second_moment_decay: Decay | None = None
     """Decay of the factored second moment whose root divides a peer's gradient; by default,
     gradients are not divided."""
     update: Literal["sign", "rms", "orthogonal"] = "sign"

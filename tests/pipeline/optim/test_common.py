@@ -17,6 +17,7 @@ from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import all_gather, alone, as_transform, clip_scale
 from pipeline.optim.second_moment import normalized
+from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from tests.pipeline.optim.compiled import compiled
 
@@ -35,6 +36,7 @@ OPTIMIZERS = {
         RATE, momentum=0.95,
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0, step_scale={"b": 0.5},
     ),
+    "sgd": lambda: sgd(RATE, momentum=0.9, nesterov=True, clip_grad_norm=1.0),
     "distro": lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9)),
     # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
     # sum would be rounding where they disagree
@@ -151,6 +153,9 @@ TABLES = {  # by name: of the settings that change, a transform
         rate, momentum=0.9, betas=(0.9, 0.95), eps=1e-8, weight_decay=rate, clip_grad_norm=clip,
         step_scale={},
     ),
+    "sgd": lambda rate, clip: sgd(
+        rate, momentum=clip, nesterov=True, weight_decay=rate, clip_grad_norm=clip
+    ),
     "distro": lambda rate, clip: distro(
         CompressedMomentum(rate, Compressor(4, 8, True), 0.9, rate, clip, removed=clip)
     ),
@@ -185,7 +190,7 @@ def test_it_trains_a_flax_module_with_hyperparams_that_change(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
     assert state.hyperparams["rate"][...] == np.float32(0.02)
     assert plain.count[...] == 3
-    if name in ("distro", "ada_distro"):  # the others have one of Adam's as well
+    if name not in ("adamw", "muon"):  # they have one of Adam's as well
         assert optax.tree.get(plain, "count")[...] == 3
 
 
@@ -235,6 +240,7 @@ def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
         (lambda: normalized(None, 1.0), "second_moment_decay is 1.0, expected a number from 0,"),
         (lambda: StepDirection("signs"), "update is 'signs', expected one of sign, rms, orth"),
         (lambda: TABLES["adamw"](1, -1.0), "clip_grad_norm is -1.0, expected a number from 0"),
+        (lambda: sgd(1, nesterov=True), "nesterov is True, expected false without momentum"),
         (lambda: adamw(1, betas=(0.9, 1.0), eps=0, weight_decay=0), r"betas\[1\] is 1.0, exp"),
     ],
 )

@@ -194,6 +194,7 @@ def test_checkpointers_are_kept():
 SCHEDULE = "model.LLM.lr_schedule"
 LINEAR = BASE["model"]["LLM"]["lr_schedule"]["Cosine"]
 ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8, "clip_grad_norm": 1.0}
+SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
 DISTRO = "model.LLM.optimizer.Distro"
 DATA = "model.LLM.data_location"
 HUB = "model.LLM.checkpoint.Hub"
@@ -406,6 +407,7 @@ CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuf
 VARIANTS = [
     ("optimizer", "Dummy", runfile.OptimizerDummy),
     ("optimizer", {"AdamW": ADAMW}, runfile.OptimizerAdamW),
+    ("optimizer", {"SGD": SGD}, runfile.OptimizerSGD),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),
     ("optimizer", {"Distro": COMPRESSING}, runfile.OptimizerDistro),
     ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),
