@@ -24,6 +24,7 @@ from pipeline.stage import artifacts, devices, memory, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.given_files import check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
+from pipeline.tokens.tokenizer_files import convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub
 
 log = logging.getLogger(__name__)
@@ -140,10 +141,11 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
         check_inside(file, source)
     with unchanged([*small, *weights]):
         companions = [file for file in small if file.name in hf.COMPANIONS]
-        described = write_params(source, folder, companions)
         (folder / "hf").mkdir()
-        for file in companions:
+        for file in (source / hf.CONFIG, *companions):
             shutil.copyfile(file, folder / "hf" / file.name)
+        convert_older(folder / "hf", str(source))
+        described = write_params(source, folder, companions)
         hf.write_config(folder / "hf", hf.read_config(source), described["dtype"])
     return described
 

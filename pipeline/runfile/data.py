@@ -187,7 +187,7 @@ class DataCorpus(Data):
     """Vocabulary size of the byte-level BPE tokenizer to train on the text, 258 to 65536: 256
     bytes, two special tokens, and merges. Give either this or tokenizer."""
     tokenizer: Url | None = None
-    """Existing tokenizer to use instead: a folder with a tokenizer.json, or owner/name on the hub;
+    """Existing tokenizer to use instead: a folder with its files, or owner/name on the hub;
     at most 192 bytes."""
     tokenizer_revision: Name | None = None
     """Commit, branch or tag of a tokenizer on the hub; by default the main branch."""

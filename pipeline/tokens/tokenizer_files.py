@@ -3,23 +3,28 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
+from pipeline.stage.artifacts import read_json, write_json, write_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import TokenizersBackend
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+PIECES = "tokenizer.model"  # of SentencePiece
+OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a tokenizer.json from
+PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # ids of which are compared after a conversion
 # Nothing else is fetched or copied: no code, no pickle.
 TOKENIZER_FILES = (
     TOKENIZER,
-    "tokenizer_config.json",
+    SETTINGS,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
     "vocab.json",
     "vocab.txt",
     "merges.txt",
-    "tokenizer.model",
+    PIECES,
 )
 
 
@@ -37,6 +42,73 @@ def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
         raise LockstepError(
             f"{name or path}: expected a tokenizer of the `tokenizers` library: {error}"
         ) from error
+
+
+def convert_older(folder: Path, name: str) -> None:
+    """Write the tokenizer.json that a folder lacks, from the files of an older form, if any.
+
+    `transformers` converts them, without running code of the folder's; its config.json may say of
+    which class they are. Equal files give equal bytes.
+
+    Args:
+      folder: holds copies of the files; gets a tokenizer.json, and a tokenizer_config.json that
+        names the special tokens.
+      name: what errors call it.
+
+    Raises:
+      LockstepError: `transformers` is not installed, cannot convert them, or does it wrongly.
+    """
+    older = [file for file in OLDER if (folder / file).is_file()]
+    if not older or (folder / TOKENIZER).is_file():
+        return
+    what = f"{name}: found {', '.join(older)} without {TOKENIZER}"
+    try:
+        from transformers import AutoTokenizer
+        from transformers.utils import logging
+
+        if PIECES in older:
+            import sentencepiece  # noqa: F401 - transformers reads them with it
+    except ImportError:
+        raise LockstepError(
+            f"{what}, expected that, or transformers to convert them: "
+            "pip install -c constraints.txt -e '.[hf]'"
+        ) from None
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, use_fast=True, trust_remote_code=False, local_files_only=True
+        )
+        fast = tokenizer.backend_tokenizer
+    except Exception as error:  # of any kind: the library checks little
+        reason = brief(str(error).partition("\n")[0], 200)
+        raise LockstepError(f"{what}, expected what transformers converts: {reason}") from error
+    _check_converted(tokenizer, folder, what)
+    write_text(folder / TOKENIZER, fast.to_str(pretty=True))
+    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    # every version of transformers takes this class as it is in tokenizer.json
+    base = {"tokenizer_class": "PreTrainedTokenizerFast"} | tokenizer.special_tokens_map
+    write_json(folder / SETTINGS, base | settings)
+
+
+def _check_converted(tokenizer: "TokenizersBackend", folder: Path, what: str) -> None:
+    """Check that a tokenizer was made from its files, and that it makes their ids.
+
+    Raises:
+      LockstepError: a file is missing, which leaves its vocabulary empty, or ids differ.
+    """
+    kind, files = type(tokenizer).__name__, type(tokenizer).vocab_files_names.values()
+    for file in files:
+        if file != TOKENIZER and not (folder / file).is_file():
+            raise LockstepError(f"{what}, expected {file} too, which a {kind} is made from")
+    if PIECES in files:
+        from sentencepiece import SentencePieceProcessor
+
+        expected = SentencePieceProcessor(model_file=str(folder / PIECES)).encode(PROBE)
+        if tokenizer.encode(PROBE, add_special_tokens=False) != expected:
+            raise LockstepError(
+                f"{what}, and transformers makes a {kind} of other ids from it; expected one of "
+                f"the same, whose class the tokenizer_class of {SETTINGS} names"
+            )
 
 
 def vocab_size(tokenizer: "Tokenizer") -> int:

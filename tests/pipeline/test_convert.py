@@ -5,10 +5,12 @@ import pytest
 
 from models.llama import llama
 from pipeline.stage import artifacts
+from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 from pipeline.weights.trees import load_nested
 from tests import tiny
 from tests.pipeline.conversion import convert_in, refused, same_params, write_model
+from tests.pipeline.trained_run import make_tokenizer
 
 
 def init(seed: int = 0, **changes: object) -> dict:
@@ -83,6 +85,24 @@ def test_a_folder_is_read_and_its_tokenizer_kept_without_weights_or_code(tmp_pat
     assert source["files"] == {
         path.name: artifacts.sha256_file(path) for path in model.iterdir() if path.name not in asked
     }
+
+
+def test_a_tokenizer_in_an_older_form_is_converted_before_the_weights(tmp_path):
+    model = write_model(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    before = make_tokenizer()
+    before.model.save(str(model))
+    checkpoint = {"Hub": {"repo_id": str(model)}}
+    said = refused(tmp_path, checkpoint)  # of a Llama's class, which has no vocab.json
+    assert said.startswith(f"{model}: found vocab.json without tokenizer.json, expected ")
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    out = convert_in(tmp_path, checkpoint)
+    made, text = load_tokenizer(out / "hf" / "tokenizer.json"), "the cat  sat\n"
+    assert made.encode(text).ids == before.encode(text).ids
+    assert hf.read_config(out / "hf")["dtype"] == "bfloat16"
+    files = artifacts.read_json(out / "source.json")["files"]
+    assert "vocab.json" in files and "tokenizer.json" not in files
 
 
 def test_a_model_of_another_type_than_the_architecture_is_refused(tmp_path):

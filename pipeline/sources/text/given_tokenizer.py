@@ -11,8 +11,16 @@ from pipeline.net import hub_files
 from pipeline.runfile.data import DataCorpus
 from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
 from pipeline.stage.given_files import check_inside, expand, unchanged
-from pipeline.tokens.tokenizer_files import TOKENIZER, TOKENIZER_FILES, load_tokenizer, vocab_size
+from pipeline.tokens.tokenizer_files import (
+    TOKENIZER,
+    TOKENIZER_FILES,
+    convert_older,
+    load_tokenizer,
+    vocab_size,
+)
 
+CONFIG = "config.json"  # may say of which class a tokenizer in an older form is
+NAMES = (*TOKENIZER_FILES, CONFIG)
 KEY = "model.LLM.data_location.Corpus.tokenizer"
 # Tokens that end a document, where no file of a tokenizer names one: the first that it has.
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
@@ -42,7 +50,7 @@ def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTok
     It is the folder `tokenizer`, if that exists and no revision is given, else the hub's.
 
     Raises:
-      LockstepError: it does not exist, cannot be read, has no tokenizer.json, or no end token.
+      LockstepError: it does not exist, cannot be read, is no tokenizer, or has no end token.
     """
     folder, commit, warnings = expand(location.tokenizer, KEY), None, ()
     name, revision = f"{KEY}: {location.tokenizer}", location.tokenizer_revision
@@ -50,24 +58,28 @@ def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTok
         if revision is not None:
             name += f" at {revision}"
         expected = "a folder with a tokenizer.json, or owner/name on the hub"
-        folder = hub_files.download(
-            name, location.tokenizer, revision, cache, TOKENIZER_FILES, expected
-        )
+        folder = hub_files.download(name, location.tokenizer, revision, cache, NAMES, expected)
         commit = folder.name
         if revision != commit:
             warnings = (hub_files.pin_advice(name, commit, "tokenizer_revision"),)
-    files = [folder / file for file in TOKENIZER_FILES if (folder / file).is_file()]
-    if folder / TOKENIZER not in files:
-        raise LockstepError(f"{name}: found no tokenizer.json, expected one")
+    is_older = not (folder / TOKENIZER).is_file()
+    names = NAMES if is_older else TOKENIZER_FILES
+    files = [folder / file for file in names if (folder / file).is_file()]
     for file in files:
         check_inside(file, folder)
     with unchanged(files):
-        tokenizer = load_tokenizer(folder / TOKENIZER)
-        end = _end_token(folder, tokenizer)
         sha256 = listing_sha256((file.name, sha256_file(file)) for file in files)
         target.mkdir(parents=True)
         for file in files:
             shutil.copyfile(file, target / file.name)
+        if is_older:
+            convert_older(target, name)
+            (target / CONFIG).unlink(missing_ok=True)
+            folder = target
+        if not (folder / TOKENIZER).is_file():
+            raise LockstepError(f"{name}: found no tokenizer.json, expected one")
+        tokenizer = load_tokenizer(folder / TOKENIZER)
+        end = _end_token(folder, tokenizer)
     source = {
         "read": location.tokenizer,
         "revision": revision,

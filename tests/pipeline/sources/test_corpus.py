@@ -32,6 +32,7 @@ from pipeline.stage.given_files import stamp
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.stage.progress import Progress
 from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.trained_run import make_tokenizer
 from tests.servers.hub import REPO, Hub, found
 
 BOS = {"eos_token": "<bos>"}
@@ -741,6 +742,24 @@ def test_a_given_tokenizer_makes_the_tokens_with_its_end_behind_each_document(tm
     assert said["sha256"] == hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
     assert (said["read"], said["commit"]) == ("given", None)
     assert fetched.warnings == ()
+
+
+def test_a_given_tokenizer_in_an_older_form_is_converted(tmp_path, lines):
+    given = tmp_path / "given"
+    given.mkdir()
+    before = make_tokenizer()
+    before.model.save(str(given))
+    said = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
+    assert "Corpus.tokenizer: given: found vocab.json without tokenizer.json, expected " in said
+    (given / "config.json").write_text('{"model_type": "gpt2"}')  # says of which class it is
+    fetched = fetch(lines, tmp_path / "other", tokenizer=given)
+    assert every_text(tmp_path / "other", "<|endoftext|>") == sorted(stories(100))
+    first = texts(tmp_path / "other", "train", "<|endoftext|>")[0]
+    ids = before.encode(first).ids
+    assert read(tmp_path / "other", "train")[: len(ids) + 1].tolist() == [*ids, 0]
+    assert fetched.vocab_size == 258
+    names = {"merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"}
+    assert set(content(tmp_path / "other" / "tokenizer")) == names
 
 
 def test_a_large_vocabulary_makes_tokens_of_four_bytes_and_is_another_source(tmp_path, lines):
