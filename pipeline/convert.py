@@ -62,7 +62,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             case runfile.CheckpointInit():
                 source = _init(checkpoint, architecture, folder)
             case runfile.CheckpointHub():
-                source = _hub(checkpoint, architecture, paths, folder)
+                source = _hub(run, checkpoint, paths, folder)
             case runfile.CheckpointGcs():
                 fetched, generations = bucket.download(checkpoint, paths.store / "gcs")
                 read = _read(fetched, architecture, folder)
@@ -119,15 +119,17 @@ def _cpu() -> jax.Device:
 
 
 def _hub(
-    checkpoint: runfile.CheckpointHub, architecture: str, paths: Paths, folder: Path
+    run: runfile.Run, checkpoint: runfile.CheckpointHub, paths: Paths, folder: Path
 ) -> dict[str, Any]:
     """Read a local folder where `repo_id` is one and no revision is given, else the hub."""
     source = expand(checkpoint.repo_id, "model.LLM.checkpoint.Hub.repo_id")
     commit = None
     if checkpoint.revision is not None or not source.is_dir():
-        source = hub.download(checkpoint.repo_id, checkpoint.revision, paths.store / "hub")
+        source = hub.download(
+            checkpoint.repo_id, checkpoint.revision, paths.store, run.runtime.network
+        )
         commit = source.name
-    return dict(checkpoint) | {"commit": commit} | _read(source, architecture, folder)
+    return dict(checkpoint) | {"commit": commit} | _read(source, run.llm.architecture, folder)
 
 
 def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:

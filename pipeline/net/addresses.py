@@ -21,7 +21,7 @@ def resolve(url: str) -> Request:
 
     Args:
       url: `http(s)://...`, `gs://bucket/name#generation` or
-        `hf://datasets/owner/name@commit/path`.
+        `hf://datasets/owner/name@commit/path`, without `datasets/` for a model's.
 
     Raises:
       LockstepError: the environment names credentials that cannot be used.
@@ -92,7 +92,8 @@ def _resolve_google(url: str) -> Request:
 def _resolve_hub(url: str) -> Request:
     from huggingface_hub import hf_hub_url
 
-    match = re.fullmatch(r"hf://datasets/([^@]+)@([^/]+)/(.+)", url)
-    repo_id, commit, name = match[1], match[2], unquote(match[3])
-    address = hf_hub_url(repo_id, name, repo_type="dataset", revision=commit)
+    match = re.fullmatch(r"hf://(datasets/)?([^@]+)@([^/]+)/(.+)", url)
+    repo_id, commit, name = match[2], match[3], unquote(match[4])
+    kind = "dataset" if match[1] else "model"
+    address = hf_hub_url(repo_id, name, repo_type=kind, revision=commit)
     return Request(address, hub_headers(), f"{repo_id}: {name}")

@@ -53,11 +53,13 @@ class Request(NamedTuple):
       url: address, without a user and password.
       headers: with credentials, which no other server is shown.
       name: the address in errors, without credentials.
+      expected: what errors expected where the server refuses.
     """
 
     url: str
     headers: dict[str, str]
     name: str
+    expected: str = "a readable file"
 
 
 def offline() -> bool:
@@ -88,7 +90,7 @@ def opened(
         except ValueError as error:  # of this address, or of one that it redirects to
             raise LockstepError(f"{name}: {message(error)}, expected a valid address") from None
         if answer.status not in accepted:
-            _check_status(name, answer)
+            _check_status(request, answer)
         yield answer
         if answer.length_remaining == 0:
             answer.drain_conn()  # nothing is left, but until it is read the connection is in use
@@ -247,7 +249,8 @@ def _explain(error: Exception) -> str:
     return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", message(inner))
 
 
-def _check_status(name: str, answer: urllib3.BaseHTTPResponse) -> None:
+def _check_status(request: Request, answer: urllib3.BaseHTTPResponse) -> None:
+    name = request.name
     status = f"answered {answer.status} {brief(answer.reason or '')}".rstrip()
     if answer.status in BUSY:
         raise TransientError(f"{name}: {status}", answer.headers.get("Retry-After"))
@@ -257,4 +260,4 @@ def _check_status(name: str, answer: urllib3.BaseHTTPResponse) -> None:
         reason = answer.headers.get("X-Error-Message")  # the hub's
         reason = f" ({message(Exception(reason))})" if reason else ""
         hint = ", or credentials for it" if answer.status in (401, 403) else ""
-        raise LockstepError(f"{name}: {status}{reason}, expected a readable file{hint}")
+        raise LockstepError(f"{name}: {status}{reason}, expected {request.expected}{hint}")

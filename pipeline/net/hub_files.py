@@ -1,18 +1,115 @@
-"""Files of a repository on the Hugging Face hub, downloaded by revision and verified.
+"""Files of a repository on the Hugging Face hub, listed and downloaded by revision.
 
-$HF_ENDPOINT names the hub, $HF_TOKEN (or a login of the client's) the user; with $HF_HUB_OFFLINE,
-only files downloaded before are used.
+$HF_ENDPOINT names the hub, $HF_TOKEN (or a login of the hub's client) the user; with
+$HF_HUB_OFFLINE, only files downloaded before are used. The hub is asked directly: its client sets
+no limit of time, gives up at the first 503, and compares no hashes.
 """
 
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
 
-from pipeline.errors import LockstepError, keep_secret
-from pipeline.net import checksum, redact
-from pipeline.stage.given_files import check_inside
+from pydantic import BaseModel, Field, RootModel
+
+from pipeline.errors import LockstepError
+from pipeline.net import addresses, redact, store, web
+from pipeline.net.connection import Request
+from pipeline.net.remote import Origin
+from pipeline.runfile import Network
+from pipeline.runfile.explain import validate
+from pipeline.runfile.table import Table
+from pipeline.stage import lock
+from pipeline.stage.artifacts import link, writes
+from pipeline.stage.given_files import check_name
+from pipeline.stage.progress import Progress
+
+DATASETS = "datasets/"
+
+
+class LfsPointer(BaseModel):
+    """The SHA-256 of a file that git keeps elsewhere."""
+
+    oid: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class TreeEntry(BaseModel):
+    """The hub's description of a file or a folder, as far as it is used."""
+
+    type: str
+    path: str
+    size: Annotated[int, Field(ge=0)] = 0
+    oid: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+    lfs: LfsPointer | None = None
+
+
+class HubRevision(BaseModel):
+    """The hub's description of a revision, as far as it is used."""
+
+    sha: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+
+
+class TreePage(RootModel[list[TreeEntry]]):
+    """A page of a listing."""
+
+
+class Repository(Table):
+    """The files of a repository at one commit, by their names."""
+
+    commit: str
+    files: dict[str, Origin]
+
+
+def list_repo(
+    repo: str,
+    revision: str | None,
+    where: str,
+    network: Network,
+    expected: str = "a dataset on the hub",
+) -> Repository:
+    """Return the files of a repository.
+
+    Args:
+      repo: datasets/owner/name; or owner/name of a model, whose folders are left out.
+      revision: a commit, a branch or a tag; None is the main branch.
+      where: the repository, in errors.
+      network: limits of time and attempts.
+      expected: what errors expected where there is no such repository or revision.
+
+    Raises:
+      LockstepError: it does not exist, may not be read, or its listing has no end.
+    """
+    from huggingface_hub import constants
+
+    is_dataset = repo.startswith(DATASETS)
+    base = f"{constants.ENDPOINT}/api/{'' if is_dataset else 'models/'}{repo}"
+    headers = addresses.hub_headers()
+
+    def request(path: str) -> Request:
+        return Request(f"{base}/{path}", headers, where, expected)
+
+    named = request(f"revision/{quote(revision or 'main', safe='')}")
+    revised, _ = web.Pages(network).get(named)
+    commit = validate(HubRevision, revised, f"{where}: invalid listing").sha
+    files: dict[str, Origin] = {}
+    pages = web.Pages(network)
+    recursive = str(is_dataset).lower()
+    page: Request | None = request(f"tree/{commit}?recursive={recursive}&expand=false")
+    while page is not None:
+        document, page = pages.get(page)
+        for entry in validate(TreePage, document, f"{where}: invalid listing").root:
+            if entry.type == "file":
+                files[check_name(entry.path, where)] = _origin(repo, commit, entry)
+    return Repository(commit=commit, files=files)
+
+
+def _origin(repo: str, commit: str, entry: TreeEntry) -> Origin:
+    # a large file's own hash; git's hash of any other
+    checksum = f"sha256:{entry.lfs.oid}" if entry.lfs else f"git-sha1:{entry.oid}"
+    url = f"hf://{repo}@{commit}/{quote(entry.path)}"
+    return Origin(url=url, size=entry.size, checksum=checksum)
 
 
 def download(
@@ -22,16 +119,20 @@ def download(
     cache: Path,
     patterns: Sequence[str],
     expected: str,
+    network: Network,
+    progress: Callable[..., Progress],
 ) -> Path:
-    """Download some of a repository's files into `cache`, those that are not there yet.
+    """Download some of a model's files, those that are not in the store yet.
 
     Args:
       name: the repository, for errors.
       repo_id: owner/name, of a model.
       revision: a commit, a branch or a tag; None is the main branch.
-      cache: a folder in the form of the hub's client.
+      cache: the folder of the store.
       patterns: shell patterns of the files.
       expected: ends the error message.
+      network: limits of time and attempts.
+      progress: `progress(total=..., unit=...)` is the bar.
 
     Returns:
       The folder of the files, named after the commit; it does not exist if no file matches.
@@ -39,23 +140,37 @@ def download(
     Raises:
       LockstepError: the repository or revision cannot be read, or a file arrived damaged.
     """
-    from huggingface_hub import get_token, snapshot_download
+    from huggingface_hub.utils import validate_repo_id
 
-    quiet()
-    keep_secret(get_token())
     try:
-        folder = Path(
-            snapshot_download(
-                repo_id, revision=revision, cache_dir=cache, allow_patterns=list(patterns)
-            )
-        )
-    except Exception as error:  # the client's, the network's and the file system's: dozens of kinds
-        # without the library's error as its cause: that may hold what is hidden here
+        validate_repo_id(repo_id)
+    except ValueError as error:
         raise LockstepError(f"{name}: {redact.message(error)}, expected {expected}") from None
-    for file in sorted(folder.glob("*")):
-        if any(fnmatch(file.name, pattern) for pattern in patterns):
-            check_inside(file, folder)
-            _verify(name, file)
+    found = store.remembered(
+        cache,
+        Repository,
+        f"{repo_id}@{revision}",
+        name,
+        lambda: list_repo(repo_id, revision, name, network, expected),
+    )
+    files = {
+        file: origin
+        for file, origin in sorted(found.files.items())
+        if "/" not in file and any(fnmatch(file, pattern) for pattern in patterns)
+    }
+    transfers = [
+        store.Transfer(f"{name}: {file}", origin, origin.size) for file, origin in files.items()
+    ]
+    with progress(total=sum(origin.size for origin in files.values()), unit="byte") as bar:
+        fetched = store.fetch(transfers, cache, network, bar)
+    folder = cache / "hub" / repo_id.replace("/", "--") / found.commit
+    with lock.hold(folder.with_name(f".{found.commit}.lock")), writes(folder):
+        for file, stored in zip(files, fetched, strict=True):
+            folder.mkdir(exist_ok=True)
+            if not ((folder / file).exists() and (folder / file).samefile(stored.path)):
+                (aside := folder / f".{file}.part").unlink(missing_ok=True)
+                link(stored.path, aside)
+                aside.replace(folder / file)  # in the place of one that others may be reading
     return folder
 
 
@@ -76,22 +191,3 @@ def quiet() -> None:
     client.set_verbosity_error()
     if not sys.stderr.isatty():
         disable_progress_bars()
-
-
-def _verify(name: str, file: Path) -> None:
-    """Compare a file with the hub's hash, which the client does not do.
-
-    The cache names a blob after it: the SHA-256 of a large file, the SHA-1 that git gives others.
-    """
-    blob = file.resolve()
-    expected = blob.name
-    if not re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", expected):
-        return  # a file system without symbolic links, or another server's kind of tag
-    found = checksum.of_file(blob, "sha256" if len(expected) == 64 else "git-sha1")
-    if found != expected:
-        blob.unlink()
-        file.unlink()
-        raise LockstepError(
-            f"{name}: {file.name} has hash {found}, expected {expected}; "
-            "the damaged copy is removed: run again"
-        )

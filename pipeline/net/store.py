@@ -2,6 +2,7 @@
 
     store/files/ab/<id>.<sha256>   a file; the id is a hash of its address and version
     store/files/ab/<id>.part       its first bytes, which are not fetched again
+    store/listings/<id>.json       what a location had when it was last asked
 
 A file gets its final name once its size, and its checksum where the server gives one, are right.
 Its own SHA-256 is part of that name, so damage on the disk is noticed too. Nothing is flushed to
@@ -18,18 +19,22 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pipeline.errors import LockstepError
-from pipeline.net import checksum, remote
+from pipeline.net import checksum, connection, remote
 from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError, UnnamedVersionError
 from pipeline.runfile import Network
-from pipeline.stage.artifacts import sha256_file, writes
+from pipeline.runfile.explain import validate_json
+from pipeline.runfile.table import Table
+from pipeline.stage.artifacts import sha256_file, write_text, writes
 from pipeline.stage.given_files import no_link
 from pipeline.stage.progress import Progress
 
 log = logging.getLogger(__name__)
+
+AnyTable = TypeVar("AnyTable", bound=Table)
 
 DAMAGED = 2  # times that a file may arrive with a wrong checksum
 
@@ -76,6 +81,34 @@ def fetch(
         if error and not isinstance(error, CancelledError):
             raise error
     return [job.result() for job in jobs]
+
+
+def remembered(
+    store: Path, kind: type[AnyTable], asked: str, where: str, ask: Callable[[], AnyTable]
+) -> AnyTable:
+    """Return what `ask` lists and keep it in the store; offline, return what is kept.
+
+    Args:
+      store: the folder.
+      kind: what `ask` returns.
+      asked: what is listed, whole.
+      where: the same, in errors.
+      ask: asks a server.
+
+    Raises:
+      LockstepError: as `ask`; or offline, if this was never listed.
+    """
+    path = store / "listings" / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.json"
+    if not connection.offline():
+        listing = ask()
+        write_text(path, listing.model_dump_json(indent=1) + "\n")
+        return listing
+    if not path.is_file():
+        raise LockstepError(
+            f"{where}: {connection.OFFLINE} is set, expected what was listed before; "
+            f"{path.parent} has no listing of it"
+        )
+    return validate_json(kind, path.read_bytes(), str(path))
 
 
 def forget(store: Path, hashes: Iterable[str]) -> None:

@@ -266,7 +266,8 @@ def _check_range(
 def _check_content(name: str, headers: Mapping[str, str]) -> None:
     """Check that the body is the file itself: not an error or sign-in page, not compressed."""
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind.endswith(PAGE_TYPES):
+    is_itself = name.endswith(".json") and kind.endswith("json")
+    if kind.endswith(PAGE_TYPES) and not is_itself:
         raise LockstepError(
             f"{name}: sends a page ({brief(kind)}), expected the file itself; is it one to sign in?"
         )

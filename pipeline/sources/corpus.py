@@ -120,9 +120,7 @@ def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
     if location.tokenizer is None:
         encoder = _train_tokenizer(text, train, location, folder / TOKENIZER, options, read)
     else:
-        encoder = given_tokenizer.copy_tokenizer(
-            location, options.store / "hub", folder / TOKENIZER
-        )
+        encoder = given_tokenizer.copy_tokenizer(location, folder / TOKENIZER, options)
 
     token_size_in_bytes = 2 if encoder.vocab_size <= 2**16 else 4
     shards: list[ShardFile] = []

@@ -16,7 +16,8 @@ from pipeline.net.connection import Request
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate
-from pipeline.sources.listing import LocationFile, check_name
+from pipeline.sources.listing import LocationFile
+from pipeline.stage.given_files import check_name
 
 FIELDS = "nextPageToken,items(name,size,generation,md5Hash,crc32c,contentEncoding)"
 

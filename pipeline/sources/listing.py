@@ -4,7 +4,6 @@ Files that end in .ds, .bin or .npy are raw tokens, as Psyche reads them, withou
 tokenizer comes from a folder `tokenizer/`, or from a `tokenizer.json` beside the files.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -12,16 +11,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.errors import LockstepError, brief, hide, reveals
-from pipeline.net import connection
+from pipeline.errors import hide
+from pipeline.net import store
 from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
-from pipeline.runfile.explain import validate_json
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.table import Table
 from pipeline.sources import TOKENIZER, FetchOptions
-from pipeline.stage import artifacts
-from pipeline.stage.given_files import check_inside, stamp
+from pipeline.stage.given_files import check_inside, check_name, stamp
 from pipeline.tokens.shards import Part
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
 
@@ -78,23 +75,9 @@ def look_up(provider: ModuleType, location: Data, options: FetchOptions) -> List
 
 
 def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]) -> Listing:
-    """Return what `ask` lists and keep it in the store; offline, return what is kept.
-
-    Raises:
-      LockstepError: as `ask`; or offline, if the location was never listed.
-    """
-    name = hashlib.sha256(repr(location).encode()).hexdigest()[:40]
-    path = options.store / "listings" / f"{name}.json"
-    if not connection.offline():
-        listing = ask()
-        artifacts.write_text(path, listing.model_dump_json(indent=1) + "\n")
-        return listing
-    if not path.is_file():
-        raise LockstepError(
-            f"{variant_name(location)}: {connection.OFFLINE} is set, expected a location that was "
-            f"listed before; {path.parent} has no listing of it"
-        )
-    return validate_json(Listing, path.read_bytes(), str(path))
+    """Return what `ask` lists; offline, what it listed the last time."""
+    where = variant_name(location)
+    return store.remembered(options.store, Listing, repr(location), where, ask)
 
 
 def token_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
@@ -137,20 +120,3 @@ def check_local(listing: Listing, root: Path) -> Listing:
         check_name(file.name, str(root))
         check_inside(Path(file.origin.url), root)
     return listing
-
-
-def check_name(name: str, where: str) -> str:
-    """Return a name if it can be a path in a folder.
-
-    Nothing is ever written under such a name, but a server that gives another is not to be trusted.
-
-    Raises:
-      LockstepError: it is absolute, leads out of the folder, is not printable, or has a secret.
-    """
-    parts = name.split("/")
-    is_path = "\\" not in name and not {"", ".", ".."} & set(parts)
-    if not (is_path and name.isprintable()) or reveals(name):
-        raise LockstepError(
-            f"{where}: lists a file named {brief(repr(name), 80)}, expected a path inside it"
-        )
-    return name

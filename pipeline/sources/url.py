@@ -13,13 +13,8 @@ from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataUrl
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.sources.listing import (
-    Listing,
-    LocationFile,
-    check_name,
-    token_files,
-    tokenizer_files,
-)
+from pipeline.sources.listing import Listing, LocationFile, token_files, tokenizer_files
+from pipeline.stage.given_files import check_name
 
 # Other addresses have locations of their own, which check more.
 INSTEAD = {

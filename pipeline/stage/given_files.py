@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief, reveals
 
 
 class FileStamp(NamedTuple):
@@ -83,6 +83,23 @@ def check_inside(path: Path, folder: Path) -> None:
         raise LockstepError(
             f"{path}: a link to {os.path.realpath(path)}, expected none that leads out of {folder}"
         )
+
+
+def check_name(name: str, where: str) -> str:
+    """Return a name if it can be a path in a folder.
+
+    Nothing is ever written under such a name, but a server that gives another is not to be trusted.
+
+    Raises:
+      LockstepError: it is absolute, leads out of the folder, is not printable, or has a secret.
+    """
+    parts = name.split("/")
+    is_path = "\\" not in name and not {"", ".", ".."} & set(parts)
+    if not (is_path and name.isprintable()) or reveals(name):
+        raise LockstepError(
+            f"{where}: lists a file named {brief(repr(name), 80)}, expected a path inside it"
+        )
+    return name
 
 
 def check_regular(folder: Path) -> None:

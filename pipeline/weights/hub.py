@@ -6,10 +6,13 @@ $HF_ENDPOINT is the hub's address; the token is $HF_TOKEN, or from a login of th
 import logging
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from pipeline.errors import LockstepError, keep_secret
 from pipeline.net import hub_files, redact
+from pipeline.runfile import Network
+from pipeline.stage.progress import Progress
 from pipeline.weights import hf
 
 log = logging.getLogger(__name__)
@@ -18,8 +21,8 @@ log = logging.getLogger(__name__)
 MODEL = (hf.CONFIG, hf.INDEX, "model*.safetensors", *hf.COMPANIONS)
 
 
-def download(repo_id: str, revision: str | None, cache: Path) -> Path:
-    """Fetch a model into `cache`, except for files that are there already.
+def download(repo_id: str, revision: str | None, store: Path, network: Network) -> Path:
+    """Fetch a model into the store, except for files that are there already.
 
     Without a revision it is the main branch. Return the model's folder, named after its commit.
     """
@@ -27,7 +30,9 @@ def download(repo_id: str, revision: str | None, cache: Path) -> Path:
     if revision is not None:
         name += f" at {revision}"
     expected = "a folder or a model on the hub"
-    folder = hub_files.download(name, repo_id, revision, cache, MODEL, expected)
+    folder = hub_files.download(
+        name, repo_id, revision, store, MODEL, expected, network, partial(Progress, "convert")
+    )
     if revision != folder.name:
         log.warning(f"convert: warning: {hub_files.pin_advice(name, folder.name, 'revision')}")
     return folder

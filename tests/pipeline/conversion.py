@@ -21,6 +21,7 @@ def start(folder: Path, checkpoint: dict | str, architecture: str = "HfLlama") -
     document = tiny.run_document(folder / "tokens")
     document["model"]["LLM"]["checkpoint"] = checkpoint
     document["model"]["LLM"]["architecture"] = architecture
+    document["runtime"]["attempts"] = 1
     tiny.write_run(folder / "run.toml", document)
     return folder / "run.toml"
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from pipeline.errors import LockstepError
 from pipeline.net import hub_files
 from pipeline.runfile.data import DataCorpus
+from pipeline.sources import FetchOptions
 from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
 from pipeline.stage.given_files import check_inside, expand, unchanged
 from pipeline.tokens.tokenizer_files import (
@@ -44,7 +45,7 @@ class CorpusTokenizer(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTokenizer:
+def copy_tokenizer(location: DataCorpus, target: Path, options: FetchOptions) -> CorpusTokenizer:
     """Copy the tokenizer that a run file names, without any other file.
 
     It is the folder `tokenizer`, if that exists and no revision is given, else the hub's.
@@ -58,7 +59,16 @@ def copy_tokenizer(location: DataCorpus, cache: Path, target: Path) -> CorpusTok
         if revision is not None:
             name += f" at {revision}"
         expected = "a folder with a tokenizer.json, or owner/name on the hub"
-        folder = hub_files.download(name, location.tokenizer, revision, cache, NAMES, expected)
+        folder = hub_files.download(
+            name,
+            location.tokenizer,
+            revision,
+            options.store,
+            NAMES,
+            expected,
+            options.network,
+            options.progress,
+        )
         commit = folder.name
         if revision != commit:
             warnings = (hub_files.pin_advice(name, commit, "tokenizer_revision"),)

@@ -1,12 +1,14 @@
 """The hub: a model by its revision, checked and recorded; an export as one commit."""
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import LockstepError
+from pipeline.net import web
 from pipeline.stage import artifacts
 from pipeline.weights import hub
 from tests import tiny
@@ -18,7 +20,10 @@ from tests.pipeline.conversion import (
     start,
     write_model,
 )
+from tests.servers import misbehaviour
 from tests.servers.hub import REPO, Hub, found
+from tests.servers.misbehaviour import Misbehaviour
+from tests.servers.web import Answer
 
 TOKEN = "hf_sentinel"
 
@@ -88,7 +93,8 @@ def test_a_file_with_another_hash_than_the_hubs_is_refused_and_fetched_again(tmp
         (root := tmp_path / served.damaged).mkdir()
         said = refused(root, {"Hub": repo})
         name = f"model.LLM.checkpoint.Hub: {REPO} at {commit}"
-        assert said.startswith(f"{name}: {served.damaged} has hash")
+        assert said.startswith(f"{name}: {served.damaged}: received ")
+        assert "as the server says, 2 times; the damaged copy is removed" in said
     served.damaged = None
     convert_in(root, {"Hub": repo})
 
@@ -105,13 +111,55 @@ def test_a_model_that_the_hub_does_not_have_is_refused_in_one_line(tmp_path, ser
     assert said.endswith("expected a folder or a model on the hub")
 
 
-def test_a_hub_that_does_not_answer_is_one_line_and_status_1(tmp_path, monkeypatch):
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
     with found(monkeypatch, tmp_path / "home"):
         pass
-    status, said = by_hand(tmp_path, {"repo_id": REPO})
-    assert status == 1
-    assert said.splitlines()[-1].startswith(f"error: model.LLM.checkpoint.Hub: {REPO}: ")
-    assert "Traceback" not in said
+    said = refused(tmp_path, {"Hub": {"repo_id": REPO}})
+    assert said.startswith(f"model.LLM.checkpoint.Hub: {REPO}: Failed to establish")
+    assert said.endswith("expected an answer within 1 attempts; run again")
+
+
+@pytest.mark.parametrize("place", ["/revision/", "/tree/"])
+def test_a_hub_that_drips_its_listing_is_left(tmp_path, served, monkeypatch, place):
+    monkeypatch.setattr(web, "LISTING_SECONDS", 0.2)
+    served.add(write_model(tmp_path / "model"))
+    served.faults.append(Misbehaviour(misbehaviour.trickling, where=place))
+    began = time.monotonic()
+    said = refused(tmp_path, {"Hub": {"repo_id": REPO}})
+    assert said.startswith(f"model.LLM.checkpoint.Hub: {REPO}: a listing of over ")
+    assert time.monotonic() - began < 5  # what it has to say takes ten seconds
+
+
+def test_what_came_before_a_cut_is_not_fetched_again(tmp_path, served):
+    commit = served.add(write_model(tmp_path / "model"))
+    served.faults.append(Misbehaviour(misbehaviour.dropped, times=1, where="/large/"))
+    said = refused(tmp_path, {"Hub": {"repo_id": REPO, "revision": commit}})
+    assert said.startswith(f"{REPO}: model.safetensors: ") and said.endswith("again to resume")
+    convert_in(tmp_path, {"Hub": {"repo_id": REPO, "revision": commit}})
+    assert served.sent["model.safetensors"] == len(served.files["model.safetensors"])
+
+
+def test_a_hub_may_say_what_kind_of_file_it_sends(tmp_path, served):
+    def say(answer: Answer) -> Answer:
+        answer.headers["Content-Type"] = "application/json"
+        return answer
+
+    served.add(write_model(tmp_path / "model"))
+    served.faults.append(Misbehaviour(say, where="config.json"))
+    convert_in(tmp_path, {"Hub": {"repo_id": REPO}})
+
+
+def test_a_model_that_was_fetched_is_there_without_the_hub(tmp_path, served, monkeypatch):
+    commit = served.add(write_model(tmp_path / "model"))
+    convert_in(tmp_path, {"Hub": {"repo_id": REPO}})
+    asked = len(served.seen)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out = convert_in(tmp_path, {"Hub": {"repo_id": REPO}})
+    assert artifacts.read_json(out / "source.json")["commit"] == commit
+    assert len(served.seen) == asked
+    (other := tmp_path / "other").mkdir()
+    said = refused(other, {"Hub": {"repo_id": "ours/other"}})
+    assert "HF_HUB_OFFLINE is set, expected what was listed before" in said
 
 
 # ---- Writing ----
