@@ -60,7 +60,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     with paths.building() as folder:
         match checkpoint:
             case runfile.CheckpointInit():
-                source = _init(checkpoint, architecture, folder)
+                source = _init(run, checkpoint, folder)
             case runfile.CheckpointHub():
                 source = _hub(run, checkpoint, paths, folder)
             case runfile.CheckpointGcs():
@@ -80,12 +80,12 @@ def run(run: runfile.Run, paths: Paths) -> None:
 # ---- Fresh weights ----
 
 
-def _init(checkpoint: runfile.CheckpointInit, architecture: str, folder: Path) -> dict[str, Any]:
+def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) -> dict[str, Any]:
     """Write a Hugging Face folder of fresh weights, and read it like any other.
 
     All fresh weights are in memory while they are drawn; afterwards, a tensor at a time.
     """
-    where = "model.LLM.checkpoint.Init.config"
+    where, architecture = "model.LLM.checkpoint.Init.config", run.llm.architecture
     hf_config = {"model_type": (ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
     _check_architecture(architecture, hf_config, where)
     model, model_config = hf.model_of(hf_config, where)
@@ -96,7 +96,7 @@ def _init(checkpoint: runfile.CheckpointInit, architecture: str, folder: Path) -
             raise LockstepError(f"{where}.{key}: unknown key, expected one of {known}")
         if value != written[key]:
             raise LockstepError(f"{where}.{key} is {value!r}, expected {written[key]!r}")
-    memory.check(model.shapes(model_config), where)
+    memory.check(model.shapes(model_config), where, run.runtime.memory_gb)
     with jax.default_device(_cpu()):
         params = model.init(model_config, checkpoint.seed)
     (folder / "hf").mkdir()

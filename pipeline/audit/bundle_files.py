@@ -29,4 +29,5 @@ def read_run(folder: Path, max_gb: int) -> runfile.Run:
             f"{folder}: {size(whole)}, expected at most {max_gb} GB; where a bundle may be "
             "that large, say so with --max-gb"
         )
-    return runfile.parse(read_json(folder / RUN), str(folder / RUN))
+    run = runfile.parse(read_json(folder / RUN), str(folder / RUN))
+    return run.model_copy(update={"runtime": runfile.Runtime()})  # theirs is of another machine

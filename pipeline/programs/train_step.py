@@ -100,10 +100,11 @@ class Programs:
                 f"[peers] scan_layers = false, expected true for {layers:,} layers: more than "
                 f"{MOST_UNROLLED:,} would be compiled one by one"
             )
-        memory.check(self.model.shapes(self.model_config), "the model")
+        limit = run.runtime.memory_gb
+        memory.check(self.model.shapes(self.model_config), "the model", limit)
         rows, length = run.peers.micro_batch, run.llm.max_seq_len
         features = jax.ShapeDtypeStruct((rows, length, self.model_config.hidden_size), np.float32)
-        memory.check(features, f"[peers] micro_batch = {rows} sequences of {length} tokens")
+        memory.check(features, f"[peers] micro_batch = {rows} sequences of {length} tokens", limit)
 
     def _balance(self, optimizer: Optimizer, speed: float) -> Optimizer:
         """Keeps the optimizer from params whose gradient is the load of experts."""

@@ -287,6 +287,9 @@ class Runtime(Table):
     """Seconds without a response or a byte that count as a failure."""
     stream_cache_mb: Count = Network().cache_bytes // 10**6
     """Memory for streamed tokens, in megabytes; applies with [download] stream."""
+    memory_gb: Positive | None = None
+    """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
+    default that of the machine or its container. With swap it may be more."""
 
     @property
     def network(self) -> Network:

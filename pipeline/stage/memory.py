@@ -12,23 +12,26 @@ from pipeline.errors import LockstepError
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # of this container, where it is in one
 
 
-def check(tree: Any, what: str) -> None:
+def check(tree: Any, what: str, memory_gb: float | None) -> None:
     """Check that arrays can be in memory together.
 
     Args:
       tree: Arrays, or their shapes and dtypes.
       what: What errors call them.
+      memory_gb: `[runtime] memory_gb`, the limit; None is the machine's memory.
 
     Raises:
-      LockstepError: They are larger than the machine's memory.
+      LockstepError: They are larger.
     """
     leaves = jax.tree.leaves(tree)
     elements = sum(math.prod(leaf.shape) for leaf in leaves)
     needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    if needed > (present := total()):
+    limit = total() if memory_gb is None else memory_gb * 1e9
+    if needed > limit:
+        whose = "memory here" if memory_gb is None else "[runtime] memory_gb"
         raise LockstepError(
             f"{what}: {elements:,} numbers take {needed / 1e9:,.1f} GB, expected at most the "
-            f"{present / 1e9:,.1f} GB of memory here"
+            f"{limit / 1e9:,.1f} GB of {whose}"
         )
 
 

@@ -16,9 +16,11 @@ from pipeline.weights.trees import load_nested
 from tests import tiny
 
 
-def start(folder: Path, checkpoint: dict | str, architecture: str = "HfLlama") -> Path:
-    """A run file in `folder` with this checkpoint."""
-    document = tiny.run_document(folder / "tokens")
+def start(
+    folder: Path, checkpoint: dict | str, architecture: str = "HfLlama", **changes: object
+) -> Path:
+    """A run file in `folder` with this checkpoint; `changes` as in `tiny.run_document`."""
+    document = tiny.run_document(folder / "tokens", **changes)
     document["model"]["LLM"]["checkpoint"] = checkpoint
     document["model"]["LLM"]["architecture"] = architecture
     document["runtime"]["attempts"] = 1

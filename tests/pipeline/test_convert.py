@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from models.llama import llama
+from pipeline import convert, runfile
+from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
+from pipeline.stage.artifacts import Paths
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 from pipeline.weights.trees import load_nested
 from tests import tiny
-from tests.pipeline.conversion import convert_in, refused, same_params, write_model
+from tests.pipeline.conversion import convert_in, refused, same_params, start, write_model
 from tests.pipeline.trained_run import make_tokenizer
 
 
@@ -61,6 +64,12 @@ def test_a_key_of_the_fresh_config_that_would_do_nothing_is_refused(tmp_path, ch
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_drawn(tmp_path):
     said = refused(tmp_path, init(vocab_size=2**31 - 1, hidden_size=2**30))
     assert "model.LLM.checkpoint.Init.config: 11,529," in said and " GB of memory here" in said
+
+
+def test_the_run_file_may_set_the_memory_that_a_model_fits_into(tmp_path):
+    run_file = start(tmp_path, init(), runtime__memory_gb=1e-6)
+    with pytest.raises(LockstepError, match="numbers take .* of .runtime. memory_gb"):
+        convert.run(runfile.load(run_file), Paths("convert", run_file, tmp_path))
 
 
 # ---- A folder ----

@@ -401,6 +401,13 @@ def test_what_could_harm_the_machine_is_refused_before_it_is_opened(tmp_path, ca
         bundle_files.read_run(tmp_path, 4)
 
 
+def test_the_sender_of_a_bundle_does_not_say_how_much_memory_there_is(tmp_path):
+    run = runfile.load(PROJECT / RUN_FILE).model_dump(mode="json")
+    run["runtime"]["memory_gb"] = 1e9
+    write_json(tmp_path / "run.json", run)
+    assert bundle_files.read_run(tmp_path, 4).runtime.memory_gb is None
+
+
 def test_the_files_of_a_bundle_are_checked_before_jax_is_imported():
     code = "import sys, pipeline.audit.bundle_files; print('jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
