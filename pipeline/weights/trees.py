@@ -27,7 +27,8 @@ def load_tree(path: Path, like: Tree) -> Tree:
     """Read what `save_tree` wrote, in the structure of `like`.
 
     Raises:
-      LockstepError: A tensor is missing, unexpected, or of another shape or dtype than in `like`.
+      LockstepError: A tensor is missing, unexpected, of another shape or dtype than in `like`, or
+        has an infinite value or NaN, with which no training goes on.
     """
     arrays, expected = load_arrays(path), flatten(like)
     for name in sorted(arrays.keys() | expected.keys()):
@@ -37,6 +38,9 @@ def load_tree(path: Path, like: Tree) -> Tree:
         actual, wanted = (f"{a.dtype}{list(a.shape)}" for a in (arrays[name], expected[name]))
         if actual != wanted:
             raise LockstepError(f"{path}: tensor {name} is {actual}, expected {wanted}")
+        if not (finite := np.isfinite(arrays[name])).all():
+            worst = arrays[name][~finite][0]
+            raise LockstepError(f"{path}: tensor {name} has a value of {worst}, expected numbers")
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in expected])
 
 

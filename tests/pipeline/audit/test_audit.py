@@ -21,6 +21,7 @@ from pipeline.protocol.attestation import attest
 from pipeline.protocol.round import Evidence
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.transcript import Transcript
+from pipeline.weights.trees import load_nested
 from pipeline.wire.commitment import tree_hash
 from tests.pipeline.swarm.simulated import BY_TIME, lab, run_of
 
@@ -96,13 +97,13 @@ def edit_round(folder: Path, step: int, edit) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def edit_arrays(folder: Path, step: int, name: str) -> None:
-    """Changes one number of a snapshot's file, and leaves its recorded hash."""
+def edit_arrays(folder: Path, step: int, name: str, by: float = 1) -> None:
+    """Adds to one number of a snapshot's file, and leaves its recorded hash."""
     path = folder / "snapshots" / f"{step:05}" / f"{name}.safetensors"
     arrays = load_file(path)
     first = sorted(arrays)[0]
     arrays[first] = arrays[first].copy()
-    arrays[first].flat[0] += 1
+    arrays[first].flat[0] += by
     path.unlink()  # a hard link may stand elsewhere
     save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, path)
 
@@ -451,6 +452,17 @@ def test_a_snapshots_file_that_is_missing_is_a_finding_that_names_no_machine(aud
     (finding,) = audited.audit(transcript)
     assert (finding.round, finding.kind) == (4, "snapshot")
     assert finding.detail.startswith("snapshots/00004/own-001.safetensors: ")
+
+
+@pytest.mark.parametrize(("step", "value"), [(4, np.nan), (8, np.inf)])
+def test_a_state_that_is_no_number_is_a_finding_whatever_its_hash(audited, transcript, step, value):
+    edit_arrays(transcript, step, "own-001", value)
+    own = load_nested(transcript / "snapshots" / f"{step:05}" / "own-001.safetensors")
+    record(transcript, step, lambda recorded: recorded["own"].__setitem__(1, tree_hash(own)))
+    (finding,) = audited.audit(transcript)
+    assert (finding.round, finding.peer, finding.kind) == (step, None, "snapshot")
+    assert finding.detail.startswith(f"snapshots/{step:05}/own-001.safetensors: tensor ")
+    assert finding.detail.endswith(f" has a value of {value}, expected numbers")
 
 
 def test_another_start_than_the_auditors_is_a_finding(audited, transcript):

@@ -49,6 +49,13 @@ def test_a_tree_of_another_form_is_refused_by_name(tmp_path, tensors, said):
         load_tree(tmp_path / "tree", {"count": TREE["count"]})
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_value_that_is_no_number_is_refused_by_name(tmp_path, value):
+    save_tree(tmp_path / "tree", TREE | {"b": np.array([0, value], np.float32)})
+    with pytest.raises(LockstepError, match=f"tensor b has a value of {value}, expected numbers"):
+        load_tree(tmp_path / "tree", TREE | {"b": np.zeros(2, np.float32)})
+
+
 def test_a_truncated_file_is_refused_by_name(tmp_path):
     save_tree(tmp_path / "tree", TREE)
     (tmp_path / "tree").write_bytes((tmp_path / "tree").read_bytes()[:-1])
