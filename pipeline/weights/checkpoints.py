@@ -40,6 +40,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int):
         from orbax.checkpoint import v1 as ocp
 
+        for name in ("absl", "asyncio"):  # print tracebacks of what orbax raises too
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self.folder = folder
         policy = ocp.training.preservation_policies.LatestN(keep)
         self._checkpointer = ocp.training.Checkpointer(
@@ -80,9 +82,10 @@ class Checkpoints:
         return None
 
     def _load(self, step: int, like: Tree) -> Saved:
-        loaded: dict[str, Any] = self._checkpointer.load_checkpointables(
-            step, {"state": like, "rest": None}
-        )
+        # one after the other: where one is damaged, orbax forgets to await what loads the other
+        loaded: dict[str, Any] = {}
+        for name, form in (("rest", None), ("state", like)):
+            loaded |= self._checkpointer.load_checkpointables(step, {name: form})
         state = jax.tree.map(np.asarray, loaded["state"])
         rest = json.loads(loaded["rest"]["json"])
         if tree_hash(state) != rest.pop("sha256"):

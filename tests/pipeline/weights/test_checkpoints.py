@@ -1,5 +1,6 @@
 """A checkpoint comes back as it was saved, or the one before it does."""
 
+import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def damaged(path: Path) -> Iterator[bytes]:
     yield content[: len(content) // 2]
 
 
-def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_path):
+def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_path, caplog, recwarn):
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, keep=2)
     for step in (1, 2):
@@ -79,7 +80,11 @@ def test_whatever_file_of_a_checkpoint_is_damaged_a_whole_one_comes_back(tmp_pat
             assert saved.rest == {"step": saved.step}
             found.add(saved.step)
             shutil.rmtree(again)
+    gc.collect()
     assert found == {1, 2}
+    # no traceback beside our line, and no coroutine that was never awaited
+    assert {record.name for record in caplog.records} == {"pipeline.weights.checkpoints"}
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
 
 
 def test_a_run_does_not_begin_anew_where_all_its_checkpoints_are_damaged(tmp_path):
