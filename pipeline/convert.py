@@ -125,9 +125,7 @@ def _hub(
     source = expand(checkpoint.repo_id, "model.LLM.checkpoint.Hub.repo_id")
     commit = None
     if checkpoint.revision is not None or not source.is_dir():
-        source = hub.download(
-            checkpoint.repo_id, checkpoint.revision, paths.store, run.runtime.network
-        )
+        source = hub.download(checkpoint.repo_id, checkpoint.revision, paths.store, run.runtime)
         commit = source.name
     return dict(checkpoint) | {"commit": commit} | _read(source, run.llm.architecture, folder)
 

@@ -25,7 +25,7 @@ class HeldOutRows(NamedTuple):
 def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     """Read the first `[held_out] sequences` held-out rows, and keep those where anything counts."""
     listed = read_shards(shards)
-    length, network = run.llm.max_seq_len, run.runtime.network
+    length, network = run.llm.max_seq_len, run.runtime
     sequences = Sequences(shards, listed, "held_out", length, network)
     rows_NW = sequences.take(np.arange(min(len(sequences), run.held_out.sequences)))
     return HeldOutRows(rows_NW[counted(rows_NW, listed.columns).any(axis=1)], listed.columns)

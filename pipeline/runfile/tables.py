@@ -1,6 +1,6 @@
 """Lockstep's own tables of a run file: peers, links, faults, the audit and the rest."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
@@ -254,23 +254,25 @@ class Evaluate(Table):
     """Seed of the sampler."""
 
 
-class Network(NamedTuple):
-    """Settings of the network, from `[runtime]`.
+class Network(Table):
+    """Settings of the network, a part of `[runtime]`."""
 
-    Attributes:
-      connections: Parallel downloads, of files or ranges of files.
-      attempts: Consecutive failures without a received byte before giving up.
-      stall_seconds: Seconds without a response or a byte that count as a failure.
-      cache_bytes: Memory for streamed tokens.
-    """
+    connections: Annotated[int, Field(ge=1, le=256)] = 8
+    """Parallel downloads, of files or ranges of files, 1 to 256."""
+    attempts: Count = 8
+    """Consecutive failures without a received byte after which a download gives up."""
+    stall_seconds: Positive = 30.0
+    """Seconds without a response or a byte that count as a failure."""
+    stream_cache_mb: Positive = 256.0
+    """Memory for streamed tokens, in megabytes; applies with [download] stream."""
 
-    connections: int = 8
-    attempts: int = 8
-    stall_seconds: float = 30.0
-    cache_bytes: int = 256 * 10**6
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of `stream_cache_mb`."""
+        return round(self.stream_cache_mb * 10**6)
 
 
-class Runtime(Table):
+class Runtime(Network):
     """Settings that cannot change a result; no stage runs again when they change."""
 
     log_level: Literal["debug", "info", "warning"] = "info"
@@ -279,20 +281,6 @@ class Runtime(Table):
     """Rounds between training checkpoints: the most work that a kill can cost."""
     keep_steps: Count = 2
     """Number of training checkpoints to keep, the newest ones."""
-    connections: Annotated[int, Field(ge=1, le=256)] = Network().connections
-    """Parallel downloads, of files or ranges of files, 1 to 256."""
-    attempts: Count = Network().attempts
-    """Consecutive failures without a received byte after which a download gives up."""
-    stall_seconds: Positive = Network().stall_seconds
-    """Seconds without a response or a byte that count as a failure."""
-    stream_cache_mb: Count = Network().cache_bytes // 10**6
-    """Memory for streamed tokens, in megabytes; applies with [download] stream."""
     memory_gb: Positive | None = None
     """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
     default that of the machine or its container. With swap it may be more."""
-
-    @property
-    def network(self) -> Network:
-        """The settings of the network."""
-        cache_bytes = self.stream_cache_mb * 10**6
-        return Network(self.connections, self.attempts, self.stall_seconds, cache_bytes)

@@ -131,7 +131,7 @@ def fetch_options(run: Run, paths: Paths) -> FetchOptions:
         store=paths.store,
         limit=run.download.limit,
         stream=run.download.stream,
-        network=run.runtime.network,
+        network=run.runtime,
         progress=partial(Progress, "download"),
     )
 

@@ -93,7 +93,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     programs = Programs(run, hf_config, trained_steps(init), listed.columns)
     start = _read_start(init, run, programs)
     length, vocab_size = run.llm.max_seq_len, hf_config["vocab_size"]
-    data = Sequences(shards, listed, "train", length, run.runtime.network, vocab_size)
+    data = Sequences(shards, listed, "train", length, run.runtime, vocab_size)
     return Setup(run, hf_config, programs, data, start)
 
 

@@ -41,6 +41,11 @@ sys.stdin.readline()
 """
 
 
+def holding(cache_bytes: int, connections: int) -> Network:
+    """The network of a run that may hold so many bytes."""
+    return Network(connections=connections, stream_cache_mb=cache_bytes / 10**6)
+
+
 class Far:
     """Files far away, in place of `remote.read_once`.
 
@@ -147,7 +152,7 @@ def test_any_ranges_are_the_files_bytes_in_any_memory(data):
     origins = [far.put(f"f{size}", size) for size in sizes]
     how = Network(
         connections=data.draw(st.integers(1, 5)),
-        cache_bytes=data.draw(st.sampled_from([1, 100, 700, 3_000, 10**6])),
+        stream_cache_mb=data.draw(st.sampled_from([1e-6, 1e-4, 7e-4, 3e-3, 1.0])),
     )
     if how.cache_bytes == 1:  # each byte is a request
         origins = origins[:1]
@@ -175,7 +180,7 @@ def test_any_ranges_are_the_files_bytes_in_any_memory(data):
 
 
 def test_threads_that_each_read_more_than_the_memory_all_get_their_bytes(far):
-    origin, how = far.put("a", 500_000), Network(connections=3, cache_bytes=30_000)
+    origin, how = far.put("a", 500_000), holding(30_000, 3)
     streams, got = Streams(how), {}
 
     def run(seed: int) -> None:
@@ -294,7 +299,7 @@ def test_a_read_goes_before_what_is_only_expected(far, gate):
 
 
 def test_what_was_read_longest_ago_is_forgotten_first(far):
-    origin, streams = far.put("a", MIB), Streams(Network(connections=1, cache_bytes=3_000))
+    origin, streams = far.put("a", MIB), Streams(holding(3_000, 1))
     one, two, three, four = ([(origin, at, at + 1_000)] for at in (0, 100_000, 200_000, 300_000))
     for wanted in (one, two, three, one, four):  # two goes
         streams.read(wanted)
@@ -303,7 +308,7 @@ def test_what_was_read_longest_ago_is_forgotten_first(far):
 
 
 def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
-    origin, how = far.put("a", MIB), Network(connections=1, cache_bytes=10 * 4 * KIB)
+    origin, how = far.put("a", MIB), holding(10 * 4 * KIB, 1)
     streams = Streams(how)
     streams.read(sequences(origin, range(10)))
     streams.expect(sequences(origin, range(100, 106)))
@@ -315,7 +320,7 @@ def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
 
 
 def test_a_read_displaces_what_was_read_before_what_is_expected(far):
-    origin, streams = far.put("a", MIB), Streams(Network(connections=1, cache_bytes=4 * 4 * KIB))
+    origin, streams = far.put("a", MIB), Streams(holding(4 * 4 * KIB, 1))
     streams.expect(sequences(origin, [10, 20]))
     rested(streams)
     for number in (30, 40, 50, 60):
@@ -324,7 +329,7 @@ def test_a_read_displaces_what_was_read_before_what_is_expected(far):
 
 
 def test_expected_again_what_was_read_before_stays(far):
-    origin, streams = far.put("a", MIB), Streams(Network(connections=1, cache_bytes=4 * 4 * KIB))
+    origin, streams = far.put("a", MIB), Streams(holding(4 * 4 * KIB, 1))
     streams.read(sequences(origin, range(4)))
     streams.expect(sequences(origin, [0, 1, 20, 21]))
     rested(streams)
@@ -332,7 +337,7 @@ def test_expected_again_what_was_read_before_stays(far):
 
 
 def test_a_read_larger_than_the_memory_uses_first_what_is_there(far):
-    origin, streams = far.put("a", MIB), Streams(Network(connections=2, cache_bytes=8 * 4 * KIB))
+    origin, streams = far.put("a", MIB), Streams(holding(8 * 4 * KIB, 2))
     streams.expect(sequences(origin, range(50, 58)))
     rested(streams)
     wanted = sequences(origin, range(58))
@@ -471,7 +476,7 @@ def origin_of(served: Files, name: str) -> Origin:
 
 def test_random_ranges_of_a_server_are_the_files_bytes(served):
     origins, chosen = [origin_of(served, name) for name in ("a.ds", "b.ds")], random.Random(0)
-    how = Network(cache_bytes=MIB)
+    how = holding(MIB, 8)
     streams = Streams(how)
     for _ in range(20):
         wanted = []

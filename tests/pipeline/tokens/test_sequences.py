@@ -421,7 +421,7 @@ def test_rows_of_files_elsewhere_are_the_same_through_the_streams_that_training_
     folder = shards_folder(tmp_path / "shards", files, shuffle=SEEDED)
     here = open_shards(folder, "train", 4).take(np.arange(130))
     send_away(folder, tmp_path / "store", range(3))
-    sequences = open_shards(folder, "train", 4, Network(cache_bytes=400))
+    sequences = open_shards(folder, "train", 4, Network(stream_cache_mb=4e-4))
     spans = [sequences.take(np.arange(start, start + 13)) for start in range(0, 130, 13)]
     np.testing.assert_array_equal(np.concatenate(spans), here)
 
@@ -441,7 +441,7 @@ def far_sequences(tmp_path: Path, shuffle=IN_ORDER, cache_bytes=10**6) -> Sequen
     data = [np.arange(8000)]
     folder = shards_folder(tmp_path / "shards", data, data, vocab=None, shuffle=shuffle)
     send_away(folder, tmp_path / "store", {0, 1})
-    return open_shards(folder, "train", 4, Network(cache_bytes=cache_bytes))
+    return open_shards(folder, "train", 4, Network(stream_cache_mb=cache_bytes / 1e6))
 
 
 def expected_after(sequences: Sequences, start: int, stop: int) -> list[int]:
