@@ -18,7 +18,7 @@ def trained(tmp_path_factory):
     data = tiny.write_data(folder / "tokens")
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
-        hub_server.found(monkeypatch, folder / "home") as hub,
+        hub_server.running_hub(monkeypatch, folder / "home") as hub,
     ):
         hub.datasets[DATASET] = repo = hub_server.Repo()
         repo.commit(tiny.contents(data))

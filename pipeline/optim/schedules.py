@@ -6,6 +6,14 @@ in float64; the difference is below one part in a million.
 With W = warmup_steps, every schedule is for step < W
 
     warmup_init_lr + (base_lr - warmup_init_lr) step / W
+
+Arguments that schedules share:
+
+    base_lr         learning rate at the end of the warm-up
+    warmup_init_lr  learning rate at step 0
+    warmup_steps    W, the steps of the warm-up; 0 is none
+    total_steps     step at which the learning rate is final_lr, more than warmup_steps
+    final_lr        learning rate from then on
 """
 
 from collections.abc import Callable
@@ -19,13 +27,7 @@ LearningRate: TypeAlias = Callable[[ArrayLike], jax.Array]
 
 
 def constant(base_lr: float, warmup_init_lr: float, warmup_steps: int) -> LearningRate:
-    """Return base_lr after the warm-up.
-
-    Args:
-      base_lr: Learning rate at the end of the warm-up.
-      warmup_init_lr: Learning rate at step 0.
-      warmup_steps: Steps of the warm-up; 0 is none.
-    """
+    """Return base_lr after the warm-up."""
     decay = lambda step: jnp.full_like(step, base_lr)  # noqa: E731
     return _warmed_up(decay, base_lr, warmup_init_lr, warmup_steps)
 
@@ -33,15 +35,7 @@ def constant(base_lr: float, warmup_init_lr: float, warmup_steps: int) -> Learni
 def linear(
     base_lr: float, warmup_init_lr: float, warmup_steps: int, total_steps: int, final_lr: float
 ) -> LearningRate:
-    """Return base_lr + (final_lr - base_lr) (step - W) / (total_steps - W), then final_lr.
-
-    Args:
-      base_lr: Learning rate at the end of the warm-up.
-      warmup_init_lr: Learning rate at step 0.
-      warmup_steps: Steps of the warm-up; 0 is none.
-      total_steps: Step at which final_lr is reached, more than warmup_steps.
-      final_lr: Learning rate from then on.
-    """
+    """Return base_lr + (final_lr - base_lr) (step - W) / (total_steps - W), then final_lr."""
     begin, steps = float(warmup_steps), float(total_steps - warmup_steps)
     decay = lambda step: _line(base_lr, final_lr, _part(step, begin, steps))  # noqa: E731
     return _warmed_up(decay, base_lr, warmup_init_lr, warmup_steps)
@@ -54,13 +48,6 @@ def cosine(
 
     p = (step - W) / (total_steps - W) stays 1 after total_steps, and the learning rate final_lr.
     Psyche's p goes on growing: its learning rate rises again, and is base_lr once more at p = 2.
-
-    Args:
-      base_lr: Learning rate at the end of the warm-up.
-      warmup_init_lr: Learning rate at step 0.
-      warmup_steps: Steps of the warm-up; 0 is none.
-      total_steps: Step at which final_lr is reached, more than warmup_steps.
-      final_lr: Learning rate from then on.
     """
     begin, steps = float(warmup_steps), float(total_steps - warmup_steps)
     decay = lambda step: _cosine(base_lr, final_lr, _part(step, begin, steps))  # noqa: E731
@@ -79,15 +66,8 @@ def warmup_stable_decay(
 ) -> LearningRate:
     """Return base_lr for a while; then half a cosine; then a straight line; then its end.
 
-    Args:
-      base_lr: Learning rate at the end of the warm-up.
-      warmup_init_lr: Learning rate at step 0.
-      warmup_steps: Steps of the warm-up; 0 is none.
-      stable_steps: Steps at base_lr after the warm-up.
-      cosine_decay_steps: Steps of the half cosine.
-      cosine_decay_final_lr: Learning rate at the half cosine's end.
-      linear_decay_steps: Steps of the straight line.
-      linear_decay_final_lr: Learning rate at the straight line's end, and after it.
+    After the warm-up, `stable_steps` are at base_lr; `cosine_decay_steps` lead on to
+    `cosine_decay_final_lr`, and `linear_decay_steps` to `linear_decay_final_lr`, which stays.
     """
     curve_steps, line_steps = float(cosine_decay_steps), float(linear_decay_steps)
     curve_begin = float(warmup_steps + stable_steps)

@@ -129,7 +129,7 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     peer that asks later takes part from the next epoch on.
 
     Raises:
-      CoordinatorError: There is no such peer, or the run does not accept it.
+      CoordinatorError: The peer does not exist, or the run does not accept it.
     """
     peers, state, count = tuple(peers), progress.state, len(progress.load_seconds)
     for peer in peers:

@@ -170,7 +170,7 @@ def provider_of(location: Data, options: FetchOptions | None = None) -> ModuleTy
     """Return the module that provides a data location.
 
     Raises:
-      LockstepError: there is none, or it cannot stream as the run wants.
+      LockstepError: this release has none, or the run wants to stream what it makes itself.
     """
     if isinstance(location, DataServer):
         raise LockstepError(

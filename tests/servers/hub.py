@@ -115,7 +115,7 @@ class Hub(Repo, web.Served):
 
 
 @contextmanager
-def found(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
+def running_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
     """A hub without a repository, which the client takes for the hub, here and in processes.
 
     Args:

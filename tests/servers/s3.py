@@ -35,7 +35,7 @@ class S3(web.Served):
 
 
 @contextmanager
-def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+def running_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """An empty bucket that clients take for S3, here and in processes."""
     fsspec_files.file_system.cache_clear()  # of another server's address
     with S3().serving() as bucket:

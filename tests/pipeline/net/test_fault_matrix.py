@@ -243,17 +243,19 @@ def outcome(source: Source, root: Path, pin: str = "") -> str:
     try:
         folder = sources.fetch(source.location, root, pin)
     except LockstepError as error:
-        said = str(error)
-        assert said and said.isprintable(), "one line"
-        assert not any(secret in said for secret in SECRETS), said
-        assert "1.ds" in said or "ours" in said or source.server.address[7:] in said, said
+        message = str(error)
+        assert message and message.isprintable(), "one line"
+        assert not any(secret in message for secret in SECRETS), message
+        assert "1.ds" in message or "ours" in message or source.server.address[7:] in message, (
+            message
+        )
         assert not (root / "data" / "shards").exists()
         folder = None
     else:
-        said = RIGHT
+        message = RIGHT
         sources.check(folder, TRUTH)
     assert elsewhere(root) == outside
-    return said
+    return message
 
 
 def elsewhere(root: Path) -> dict[str, bytes]:
@@ -283,10 +285,10 @@ def test_the_bytes_come_right_or_one_line_says_why_and_the_next_run_is_right(
     pin = pin_of(source, tmp_path / "pinned") if row.pinned else ""
     faults = [dataclasses.replace(f, where=source.places[row.where]) for f in row.faults]
     source.server.faults = list(faults)
-    said = outcome(source, root, pin)
+    message = outcome(source, root, pin)
     assert all(fault.hits for fault in faults), "it happened"
-    assert bool(said) == bool(row.of(kind))
-    assert row.of(kind) in said
+    assert bool(message) == bool(row.of(kind))
+    assert row.of(kind) in message
     if not row.pinned:  # until it is compared with its pin, nothing is known against it
         sources.check_store(root, TRUTH)
     source.server.faults.clear()
@@ -347,8 +349,8 @@ def test_a_server_is_asked_again_when_it_says_but_not_in_a_year(
 ):
     waited = []
     monkeypatch.setattr(retry, "pause", lambda seconds, _: waited.append(seconds))
-    said = m.soon() if retry_after == "a date" else retry_after
-    spoil(source, m.status(503, said))
+    header = m.soon() if retry_after == "a date" else retry_after
+    spoil(source, m.status(503, header))
     assert outcome(source, root) == RIGHT
     assert len(waited) == 1
     assert least <= waited[0] <= most
@@ -445,10 +447,10 @@ def echoed(source: Source, where: str) -> Spoil:
     word = ECHO % (HUB_TOKEN if isinstance(source.server, sources.hub_server.Hub) else PASSWORD)
 
     def spoil(answer):
-        said = {where: word.encode().decode("latin-1")}
+        headers = {where: word.encode().decode("latin-1")}
         match where:
             case "reason":
-                return dataclasses.replace(answer, status=403, reason=said[where])
+                return dataclasses.replace(answer, status=403, reason=headers[where])
             case "path" | "oid" | "sha":
                 text = bytes(answer.body).decode()
                 body = re.sub(
@@ -459,8 +461,8 @@ def echoed(source: Source, where: str) -> Spoil:
                     answer, body=body.encode(), headers=answer.headers | size
                 )
             case "Content-Range":
-                return dataclasses.replace(answer, status=206, headers=answer.headers | said)
-        return dataclasses.replace(answer, headers=answer.headers | said)
+                return dataclasses.replace(answer, status=206, headers=answer.headers | headers)
+        return dataclasses.replace(answer, headers=answer.headers | headers)
 
     return spoil
 
@@ -483,8 +485,8 @@ def echoed(source: Source, where: str) -> Spoil:
 def test_what_a_server_repeats_of_a_request_is_not_shown(source, root, where, of):
     fault = Misbehaviour(echoed(source, where), where=source.places[of])
     source.server.faults.append(fault)
-    said = outcome(source, root)  # one printable line, without any of SECRETS
-    assert said and fault.hits
+    message = outcome(source, root)  # one printable line, without any of SECRETS
+    assert message and fault.hits
 
 
 @each_kind
@@ -496,14 +498,18 @@ def test_credentials_are_for_one_server(source, request, root):
         if request.node.callspec.params["source"] == "plain":
             other.tags["1.ds"] = source.server.tags["d/1.ds"]
         assert outcome(source, root) == RIGHT
-        assert [(said, method) for method, _, said in other.seen] == [(None, "GET")]
+        assert [(authorization, method) for method, _, authorization in other.seen] == [
+            (None, "GET")
+        ]
 
 
 @pytest.mark.parametrize("source", ["hub"], indirect=True)
 def test_the_hubs_token_does_not_reach_the_server_of_large_files(source, root):
     assert outcome(source, root) == RIGHT
-    assert {said for _, _, said in source.server.seen} == {f"Bearer {sources.HUB_TOKEN}"}
-    assert {said for _, _, said in source.server.elsewhere} == {None}
+    assert {authorization for _, _, authorization in source.server.seen} == {
+        f"Bearer {sources.HUB_TOKEN}"
+    }
+    assert {authorization for _, _, authorization in source.server.elsewhere} == {None}
 
 
 BAD_PATHS = ("../x.ds", "a/../../x.ds", "/etc/x.ds", "a//x.ds", "a\\..\\x.ds", "./x.ds")
@@ -517,8 +523,8 @@ def test_a_name_that_is_no_path_in_a_folder_is_refused_and_nothing_is_written(so
     if isinstance(source.server, sources.hub_server.Hub):
         files = source.server.datasets[sources.DATASET].files
         files[name] = files.pop(f"d/{name}")
-    said = outcome(source, root)
-    assert f"lists a file named {name!r}, expected a path inside it" in said
+    message = outcome(source, root)
+    assert f"lists a file named {name!r}, expected a path inside it" in message
     assert not (root / "data" / "store" / "files").exists()
 
 

@@ -60,8 +60,8 @@ def kill_at(process: subprocess.Popen, source: Source, count: int) -> None:
 
 
 def finish(process: subprocess.Popen) -> None:
-    said = process.communicate()[0]
-    assert process.returncode == 0, said
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
 
 
 @pytest.mark.parametrize("source", KINDS, indirect=True)
@@ -103,14 +103,14 @@ def test_many_kills_at_any_moment_lose_nothing_that_came(shards, tmp_path):
     with Files(shards, bytes_per_second=BYTES_PER_SECOND).serving() as files:
         wishes = json.dumps([(files.url(n), len(shards[n]), files.tags[n]) for n in shards])
         command = [sys.executable, "-c", PROGRAM, wishes, tmp_path / "data" / "store"]
-        kills, said = 0, None
-        while said is None:
+        kills, output = 0, None
+        while output is None:
             process = subprocess.Popen(
                 command, cwd=PROJECT, env=tiny.environment(PROJECT), stdout=subprocess.PIPE
             )
             try:  # from before it has begun to after it has ended; later where a start takes longer
                 patience = rng.uniform(0.2, 0.6) + 0.1 * kills
-                said = process.communicate(timeout=patience)[0].decode()
+                output = process.communicate(timeout=patience)[0].decode()
                 break
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -119,7 +119,7 @@ def test_many_kills_at_any_moment_lose_nothing_that_came(shards, tmp_path):
             sources.check_store(tmp_path, shards)
         found = [hashlib.sha256(content).hexdigest() for content in shards.values()]
     assert process.returncode == 0
-    assert said.split() == found
+    assert output.split() == found
     assert kills > 1
     twice = sum(files.sent.values()) - sum(map(len, shards.values()))
     assert 0 <= twice <= kills * len(shards) * LOST_BYTES, (twice, kills)

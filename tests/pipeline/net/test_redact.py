@@ -18,6 +18,6 @@ def test_the_cause_is_said_where_the_error_does_not_say_it(monkeypatch):
 
 
 def test_a_page_is_cut():
-    said = redact.message(OSError("<html>" * 1000))
-    assert len(said) < 500
-    assert said.endswith("...")
+    message = redact.message(OSError("<html>" * 1000))
+    assert len(message) < 500
+    assert message.endswith("...")

@@ -130,7 +130,7 @@ def sequences(origin: Origin, numbers, size: int = 4 * KIB) -> list[tuple[Origin
     return [(origin, number * size, (number + 1) * size) for number in numbers]
 
 
-def asked_for(far: Far, streams: Streams, *wanted: list[tuple[Origin, int, int]]) -> list:
+def requests_for(far: Far, streams: Streams, *wanted: list[tuple[Origin, int, int]]) -> list:
     """What is asked for when these are read, one after the other."""
     far.asked.clear()
     for ranges in wanted:
@@ -209,8 +209,8 @@ def test_another_version_of_a_file_is_another_file(far):
 
 def test_a_range_outside_its_file_is_refused_before_anything_is_asked(far):
     origin, streams = far.put("https://me:secret@far/a.ds", 5_000), Streams(Network())
-    said = "https://far/a.ds: bytes 4000 to 5001 requested, expected a range of its 5000 bytes"
-    assert refused(streams, (origin, 0, 10), (origin, 4_000, 5_001)) == said
+    message = "https://far/a.ds: bytes 4000 to 5001 requested, expected a range of its 5000 bytes"
+    assert refused(streams, (origin, 0, 10), (origin, 4_000, 5_001)) == message
     assert not far.asked
 
 
@@ -221,7 +221,7 @@ def test_a_round_of_sequences_in_a_row_is_one_request(far):
     origin = far.put("a", MIB)
     wanted = sequences(origin, range(10, 200))
     random.Random(0).shuffle(wanted)
-    assert asked_for(far, Streams(Network()), wanted) == [("a", 10 * 4 * KIB, 200 * 4 * KIB)]
+    assert requests_for(far, Streams(Network()), wanted) == [("a", 10 * 4 * KIB, 200 * 4 * KIB)]
 
 
 def test_shuffled_sequences_fetch_at_most_twice_their_bytes(far):
@@ -238,10 +238,10 @@ def test_shuffled_sequences_fetch_at_most_twice_their_bytes(far):
 def test_a_gap_is_fetched_only_where_it_is_shorter_than_what_follows(far):
     origin = far.put("a", MIB)
     wanted = [(origin, 0, 100), (origin, 200, 300), (origin, 401, 501)]
-    assert asked_for(far, Streams(Network()), wanted) == [("a", 0, 300), ("a", 401, 501)]
+    assert requests_for(far, Streams(Network()), wanted) == [("a", 0, 300), ("a", 401, 501)]
     far_off = 100_000 + GAP_BYTES + 1
     wanted = [(origin, 0, 100_000), (origin, far_off, far_off + 100_000)]
-    asked = sorted(asked_for(far, Streams(Network()), wanted))
+    asked = sorted(requests_for(far, Streams(Network()), wanted))
     assert asked == [("a", start, stop) for _, start, stop in wanted]
 
 
@@ -303,8 +303,8 @@ def test_what_was_read_longest_ago_is_forgotten_first(far):
     one, two, three, four = ([(origin, at, at + 1_000)] for at in (0, 100_000, 200_000, 300_000))
     for wanted in (one, two, three, one, four):  # two goes
         streams.read(wanted)
-    assert asked_for(far, streams, one, three, four) == []
-    assert asked_for(far, streams, two) == [("a", 100_000, 101_000)]
+    assert requests_for(far, streams, one, three, four) == []
+    assert requests_for(far, streams, two) == [("a", 100_000, 101_000)]
 
 
 def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
@@ -316,7 +316,7 @@ def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
     rested(streams)
     streams.expect(sequences(origin, range(50, 60)))  # none of these
     assert rested(streams).held_bytes == how.cache_bytes
-    assert not asked_for(far, streams, sequences(origin, [*range(100, 106), *range(200, 204)]))
+    assert not requests_for(far, streams, sequences(origin, [*range(100, 106), *range(200, 204)]))
 
 
 def test_a_read_displaces_what_was_read_before_what_is_expected(far):
@@ -325,7 +325,7 @@ def test_a_read_displaces_what_was_read_before_what_is_expected(far):
     rested(streams)
     for number in (30, 40, 50, 60):
         streams.read(sequences(origin, [number]))
-    assert not asked_for(far, streams, sequences(origin, [10, 20]))
+    assert not requests_for(far, streams, sequences(origin, [10, 20]))
 
 
 def test_expected_again_what_was_read_before_stays(far):
@@ -333,7 +333,7 @@ def test_expected_again_what_was_read_before_stays(far):
     streams.read(sequences(origin, range(4)))
     streams.expect(sequences(origin, [0, 1, 20, 21]))
     rested(streams)
-    assert not asked_for(far, streams, sequences(origin, [0, 1, 20, 21]))
+    assert not requests_for(far, streams, sequences(origin, [0, 1, 20, 21]))
 
 
 def test_a_read_larger_than_the_memory_uses_first_what_is_there(far):
@@ -368,8 +368,8 @@ def test_an_answer_that_ends_early_counts_as_broken(far, monkeypatch):
     )
     assert Streams(Network(attempts=2)).read([(origin, 0, 10_000)]) == [far.files["a"]]
     far.files["a"] = far.files["a"][:8_000]
-    said = refused(Streams(Network(attempts=2)), (origin, 0, 10_000))
-    assert said == (
+    message = refused(Streams(Network(attempts=2)), (origin, 0, 10_000))
+    assert message == (
         "a: the answer ended early, expected 2000 more bytes within 2 attempts; run again to resume"
     )
 
@@ -496,8 +496,8 @@ def test_a_range_of_an_unnamed_version_is_refused_from_the_first_byte_on(served)
     origin = origin_of(served, "a.ds")
     served.faults.append(Misbehaviour(misbehaviour.untagged))
     for start in (0, 5_000):
-        said = refused(Streams(Network()), (origin, start, start + 9))
-        assert said.endswith(f"a part of the file is, expected {origin.tag!r} as before")
+        message = refused(Streams(Network()), (origin, start, start + 9))
+        assert message.endswith(f"a part of the file is, expected {origin.tag!r} as before")
     unnamed = origin.model_copy(update={"tag": None})
     assert "expected an ETag or a date" in refused(Streams(Network()), (unnamed, 0, 9))
 
@@ -513,6 +513,6 @@ def test_a_process_ends_at_once_while_requests_hang(served, how):
     assert process.stdout.readline() == "hangs\n"
     wait_until(lambda: served.seen)
     began = time.monotonic()
-    _, said = process.communicate("\n", timeout=SECONDS)
-    assert (process.returncode, said) == (0, "")
+    _, errors = process.communicate("\n", timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "")
     assert time.monotonic() - began < 5

@@ -88,7 +88,7 @@ def _plain(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
 @contextmanager
 def _hub(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
     patch.setenv("HF_TOKEN", HUB_TOKEN)
-    with hub_server.found(patch, home) as hub:
+    with hub_server.running_hub(patch, home) as hub:
         hub.token = HUB_TOKEN
         repo = hub.datasets[DATASET] = Repo()
         yield Source(

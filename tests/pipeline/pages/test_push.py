@@ -22,7 +22,7 @@ from tests import tiny
 from tests.pipeline import trained_run
 from tests.pipeline.conversion import convert_in, write_model
 from tests.servers.bucket import Bucket
-from tests.servers.hub import REPO, found
+from tests.servers.hub import REPO, running_hub
 
 TOKEN = "hf_sentinel"
 FORM = "owner/name on the hub or gs://bucket/prefix, each name of at most 64 bytes"
@@ -50,7 +50,7 @@ def root(exported, tmp_path) -> Path:
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with found(monkeypatch, tmp_path / "home") as server:
+    with running_hub(monkeypatch, tmp_path / "home") as server:
         yield server
 
 

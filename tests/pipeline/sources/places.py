@@ -100,7 +100,7 @@ def _of_kind(kind: str) -> Callable:
 
 @contextmanager
 def _url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with s3_server.found(monkeypatch) as bucket:
+    with s3_server.running_s3(monkeypatch) as bucket:
         bucket.objects |= {f"tokens/{name}": content for name, content in TRUTH.items()}
         yield Place({"Url": {"url": f"s3://{bucket.name}/tokens", **HOW}}, [bucket])
 

@@ -33,7 +33,7 @@ from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.stage.progress import Progress
 from tests.pipeline.sources.options import options, refusal
 from tests.pipeline.trained_run import make_tokenizer
-from tests.servers.hub import REPO, Hub, found
+from tests.servers.hub import REPO, Hub, running_hub
 
 BOS = {"eos_token": "<bos>"}
 LETTERS = "abcdefghijklmnop"
@@ -859,7 +859,7 @@ def test_a_sentencepiece_tokenizer_without_pre_tokenizer_works(tmp_path, lines):
 @pytest.fixture
 def hub(tmp_path, monkeypatch) -> Hub:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with found(monkeypatch, tmp_path / "home") as served:
+    with running_hub(monkeypatch, tmp_path / "home") as served:
         yield served
 
 

@@ -70,8 +70,8 @@ def test_a_private_bucket_is_read_with_the_environments_credentials(bucket, tmp_
     (out := tmp_path / "out").mkdir()
     sources.fetch(location, out, options.options(tmp_path / "store"))
     assert (out / "train" / "00000.ds").read_bytes() == b"0.ds"
-    asked = {said for method, _, said in bucket.seen if method == "GET"}
-    assert asked == {f"Bearer {bucket.token}"}
+    authorizations = {authorization for method, _, authorization in bucket.seen if method == "GET"}
+    assert authorizations == {f"Bearer {bucket.token}"}
     for path in (*out.rglob("*"), *(tmp_path / "store").rglob("*")):
         assert path.is_dir() or bucket.token.encode() not in path.read_bytes()
 

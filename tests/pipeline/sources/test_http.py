@@ -51,8 +51,8 @@ def test_numbered_files_come_in_the_order_of_their_numbers(files, tmp_path):
 def test_a_file_of_odd_length_is_refused_before_it_is_fetched(files, tmp_path):
     files.put("0.ds", b"123")
     where = at({"SingleUrl": files.url("0.ds")})
-    said = refusal(fetch, where, tmp_path / "out")
-    assert said.startswith(f"{files.url('0.ds')}: found 3 bytes, expected a multiple")
+    message = refusal(fetch, where, tmp_path / "out")
+    assert message.startswith(f"{files.url('0.ds')}: found 3 bytes, expected a multiple")
     assert not files.sent.get("0.ds")
 
 
@@ -60,8 +60,8 @@ def test_an_id_beyond_what_four_bytes_may_hold_is_named_with_file_and_offset(fil
     tokens = [1, 2, 2**31, 3]
     files.put("0.ds", b"".join(token.to_bytes(4, "little") for token in tokens))
     where = at({"SingleUrl": files.url("0.ds")}, token_size_in_bytes="FourBytes")
-    said = refusal(fetch, where, tmp_path / "out")
-    assert said.startswith(f"{files.url('0.ds')}: found token id {2**31} at token 2, ")
+    message = refusal(fetch, where, tmp_path / "out")
+    assert message.startswith(f"{files.url('0.ds')}: found token id {2**31} at token 2, ")
 
 
 @pytest.mark.parametrize("password", ["open%sesame", "öpen%sesame"])
@@ -87,16 +87,16 @@ def test_a_file_without_a_version_is_not_read_while_training(files, tmp_path):
     files.faults.append(Misbehaviour(misbehaviour.untagged, where="^HEAD"))
     where = at({"SingleUrl": files.url("0.ds")})
     fetch(where, tmp_path / "out")
-    said = refusal(fetch, where, tmp_path / "other", stream=True)
-    assert said.startswith(f"{files.url('0.ds')}: the server names no version of it")
+    message = refusal(fetch, where, tmp_path / "other", stream=True)
+    assert message.startswith(f"{files.url('0.ds')}: the server names no version of it")
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain"])
 def test_a_page_to_sign_in_that_answers_for_a_file_is_not_taken_for_tokens(files, tmp_path, kind):
     files.put("0.ds", bytes(70))
     files.faults.append(Misbehaviour(misbehaviour.sign_in(kind), where=""))
-    said = refusal(fetch, at({"SingleUrl": files.url("0.ds")}), tmp_path / "out")
-    assert said.startswith(f"{files.url('0.ds')}: found text, '<!doctype html>")
+    message = refusal(fetch, at({"SingleUrl": files.url("0.ds")}), tmp_path / "out")
+    assert message.startswith(f"{files.url('0.ds')}: found text, '<!doctype html>")
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_a_page_to_sign_in_that_answers_for_a_file_is_not_taken_for_tokens(files
     ["hf://x", "gs://b/x", "http://[::1", "http:///x", "x", "http://h:port/x", "HTTPS:/x"],
 )
 def test_what_is_no_address_of_a_web_server_is_one_line(files, tmp_path, address):
-    said = refusal(fetch, at({"SingleUrl": address}), tmp_path / "out")
-    assert said.startswith(f"{address}: ") and "expected " in said
+    message = refusal(fetch, at({"SingleUrl": address}), tmp_path / "out")
+    assert message.startswith(f"{address}: ") and "expected " in message
     mixed_there = mixed(files, {"shuffle": "DontShuffle", "providers": [named(address)]})
-    assert refusal(fetch, mixed_there, tmp_path / "other") == said
+    assert refusal(fetch, mixed_there, tmp_path / "other") == message
     where = runfile.DataWeightedHttp(url=address)
     assert refusal(fetch, where, tmp_path / "third").startswith(f"{address}: ")
 
 
 def test_more_numbered_files_than_can_be_asked_for_are_refused(files, tmp_path):
-    said = refusal(fetch, numbered(files, 0, 0, 2**32 - 1), tmp_path / "out")
-    assert said.endswith(
+    message = refusal(fetch, numbered(files, 0, 0, 2**32 - 1), tmp_path / "out")
+    assert message.endswith(
         "num_files is 4294967295, expected at most 100000: each is asked for its size"
     )
 
@@ -122,10 +122,10 @@ def test_more_numbered_files_than_can_be_asked_for_are_refused(files, tmp_path):
 def test_a_mixture_of_more_files_than_can_be_asked_for_is_refused(files, tmp_path):
     where = {"url_template": files.url("{}.ds"), "start_index": 0, "n_left_pad_zeros": 0}
     one = HOW | {"location": {"NumberedFiles": where | {"num_files": 60_000}}}
-    said = refusal(
+    message = refusal(
         fetch, mixed(files, {"shuffle": "DontShuffle", "providers": [one] * 2}), tmp_path
     )
-    assert "has 120000 files, expected at most 100000" in said
+    assert "has 120000 files, expected at most 100000" in message
     assert [method for method, *_ in files.seen] == ["GET"]  # of the document
 
 
@@ -172,8 +172,8 @@ def test_locations_of_different_token_size_are_refused(files, tmp_path):
     files.put("0.ds", b"1234")
     both = [single(files, "0.ds"), single(files, "0.ds", token_size_in_bytes="FourBytes")]
     where = mixed(files, {"shuffle": "DontShuffle", "providers": both})
-    said = refusal(fetch, where, tmp_path / "out")
-    assert "found tokens of FourBytes and TwoBytes, expected one token size" in said
+    message = refusal(fetch, where, tmp_path / "out")
+    assert "found tokens of FourBytes and TwoBytes, expected one token size" in message
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_locations_of_different_token_size_are_refused(files, tmp_path):
 )
 def test_a_document_of_another_form_is_one_line(files, tmp_path, document):
     where = mixed(files, document)
-    said = refusal(fetch, where, tmp_path / "out")
+    message = refusal(fetch, where, tmp_path / "out")
     expected = "expected JSON: " if document == b"<html>" else "invalid weighted configuration: "
-    assert said.startswith(f"{files.url('mix.json')}: {expected}")
+    assert message.startswith(f"{files.url('mix.json')}: {expected}")
 
 
 @pytest.mark.parametrize("weights", [(1, 2), (0.5, 1.5), None])

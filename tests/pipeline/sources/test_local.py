@@ -92,7 +92,7 @@ def test_only_token_files_of_the_folder_itself_are_read(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "held_out", "said"),
+    ("names", "held_out", "warning"),
     [
         (["a.ds", "b.ds", "c.ds"], ["c.ds"], "so the last file, c.ds, is held out"),
         (["a.ds"], [], "nothing is held out"),
@@ -100,7 +100,7 @@ def test_only_token_files_of_the_folder_itself_are_read(root, tmp_path):
     ],
 )
 def test_without_a_held_out_folder_the_last_file_is_held_out_and_a_warning_says_so(
-    root, tmp_path, names, held_out, said
+    root, tmp_path, names, held_out, warning
 ):
     for number, name in enumerate(names):
         put(root / name, number)
@@ -108,8 +108,8 @@ def test_without_a_held_out_folder_the_last_file_is_held_out_and_a_warning_says_
     train = [name for name in names if name.endswith(".ds") and name not in held_out]
     assert fetched.source["files"] == {"train": train, "held_out": held_out}
     assert len(read(tmp_path / "out")) == len(train) + len(held_out)
-    assert len(fetched.warnings) == (said is not None)
-    assert said is None or (str(root) in fetched.warnings[0] and said in fetched.warnings[0])
+    assert len(fetched.warnings) == (warning is not None)
+    assert warning is None or (str(root) in fetched.warnings[0] and warning in fetched.warnings[0])
 
 
 @pytest.mark.parametrize("measured", [64, 0])
@@ -129,16 +129,18 @@ def test_a_run_that_measures_nothing_trains_on_what_is_held_out_only_by_default(
     data = begin.read(run, tmp_path / "init", tmp_path / "out").data
     trained = [0, 1] if measured or named else [0, 1, 2]
     assert data.take(np.arange(len(data)))[:, 0].tolist() == trained
-    said = list(dry_run.lines(run, Paths("download", tmp_path / "run.toml", tmp_path)))
-    assert f"  files      {len(trained)} to train on, {3 - len(trained)} held out" in said
+    lines = list(dry_run.lines(run, Paths("download", tmp_path / "run.toml", tmp_path)))
+    assert f"  files      {len(trained)} to train on, {3 - len(trained)} held out" in lines
 
 
 def test_what_a_limit_leaves_is_what_a_run_trains_on(root, tmp_path):
     for number in range(3):
         put(root / f"{number}.ds", number)
-    asked = options(tmp_path / "store", Limit(files=1))
+    wanted = options(tmp_path / "store", Limit(files=1))
     (tmp_path / "out").mkdir()
-    assert not sources.fetch(DataLocal(path=str(root)), tmp_path / "out", asked).held_out_by_default
+    assert not sources.fetch(
+        DataLocal(path=str(root)), tmp_path / "out", wanted
+    ).held_out_by_default
 
 
 @pytest.mark.parametrize("below", [True, False])
@@ -202,10 +204,10 @@ def test_a_file_that_changes_while_it_is_read_in_place_is_refused(root, tmp_path
 
 def test_the_hash_is_that_of_what_was_copied(root, tmp_path, monkeypatch):
     put(root / "a.ds", 1)
-    found = store.fetch
+    fetch_all = store.fetch
 
     def fetch_then_change(*arguments):
-        done = found(*arguments)
+        done = fetch_all(*arguments)
         put(root / "a.ds", 2)
         return done
 

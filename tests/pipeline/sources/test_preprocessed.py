@@ -52,8 +52,8 @@ def rows_of(*firsts: int) -> dict:
 def fetch(source: object, tmp_path: Path, limit: Limit | None = None, **how: object) -> Fetched:
     folder = tmp_path / "out"
     folder.mkdir(parents=True)
-    asked = options(tmp_path / "store", limit, **how)
-    return sources.fetch(DataPreprocessed(source=str(source)), folder, asked)
+    wanted = options(tmp_path / "store", limit, **how)
+    return sources.fetch(DataPreprocessed(source=str(source)), folder, wanted)
 
 
 def sequences(fetched: Fetched, tmp_path: Path, of: str = "train") -> list[list[int]]:
@@ -141,16 +141,16 @@ def test_a_tokenizer_beside_the_files_comes_along_and_bounds_their_ids(root, tmp
     assert fetch(root, tmp_path).vocab_size == 8
     assert (tmp_path / "out/tokenizer/tokenizer.json").is_file()
     put(root / "train/0.parquet", rows_of(0, 5))
-    said = refusal(fetch, root, tmp_path / "again")
-    assert "train/0.parquet: column inputs, row 1: found 8, expected a token id" in said
-    assert said.endswith("from 0 and below 8")
+    message = refusal(fetch, root, tmp_path / "again")
+    assert "train/0.parquet: column inputs, row 1: found 8, expected a token id" in message
+    assert message.endswith("from 0 and below 8")
 
 
 # ---- Splits ----
 
 
 @pytest.mark.parametrize(
-    ("names", "train", "held_out", "said"),
+    ("names", "train", "held_out", "warning"),
     [
         (["train-0", "test-0", "val-0"], ["train-0"], ["val-0"], "1 files of split test are not"),
         (["train/0", "dev/0", "dev/1"], ["train/0"], ["dev/0", "dev/1"], None),
@@ -163,7 +163,7 @@ def test_a_tokenizer_beside_the_files_comes_along_and_bounds_their_ids(root, tmp
         ([".hidden/a", ".a", "b", "Test-1"], ["b"], ["Test-1"], None),
     ],
 )
-def test_names_say_what_is_held_out(root, tmp_path, names, train, held_out, said):
+def test_names_say_what_is_held_out(root, tmp_path, names, train, held_out, warning):
     for number, name in enumerate(names):
         put(root / f"{name}.parquet", rows_of(number))
     fetched = fetch(root, tmp_path)
@@ -171,8 +171,8 @@ def test_names_say_what_is_held_out(root, tmp_path, names, train, held_out, said
         "train": [f"{name}.parquet" for name in train],
         "held_out": [f"{name}.parquet" for name in held_out],
     }
-    assert len(fetched.warnings) == (said is not None)
-    assert said is None or said in fetched.warnings[0]
+    assert len(fetched.warnings) == (warning is not None)
+    assert warning is None or warning in fetched.warnings[0]
     expected = [names.index(name) for name in train]
     assert [row[0] for row in sequences(fetched, tmp_path)] == expected
 
@@ -197,8 +197,8 @@ def test_a_limit_takes_the_first_rows(root, tmp_path, limit, firsts, read):
     fetched = fetch(root, tmp_path, Limit(**limit))
     assert [row[0] for row in sequences(fetched, tmp_path)] == firsts
     assert len(fetched.source["files"]["train"]) == read
-    asked = options(tmp_path / "store", Limit(**limit))
-    survey = sources.survey(DataPreprocessed(source=str(root)), asked)
+    wanted = options(tmp_path / "store", Limit(**limit))
+    survey = sources.survey(DataPreprocessed(source=str(root)), wanted)
     train = [file for file in survey.files if file.split == "train"]
     assert (len(train), survey.train_files) == (read, 3)
     whole = limit.get("tokens", 0) % ROW
@@ -220,7 +220,7 @@ def test_a_survey_says_what_there_is_without_reading_rows(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"text": ["a"]}, "found columns text, expected inputs among them"),
         ({"inputs": [1, 2]}, "column inputs is of int64, expected lists of integers"),
@@ -278,21 +278,21 @@ def test_a_survey_says_what_there_is_without_reading_rows(root, tmp_path):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_what_a_row_may_not_have_is_named_by_file_column_and_row(root, tmp_path, columns, said):
+def test_what_a_row_may_not_have_is_named_by_file_column_and_row(root, tmp_path, columns, message):
     put(root / "val-0.parquet", rows_of(0))
     put(root / "train-0.parquet", columns)
-    assert f"{root / 'train-0.parquet'}: {said}" in refusal(fetch, root, tmp_path)
+    assert f"{root / 'train-0.parquet'}: {message}" in refusal(fetch, root, tmp_path)
 
 
 def test_files_of_other_columns_or_other_rows_are_refused(root, tmp_path):
     put(root / "train-0.parquet", ALL)
     put(root / "train-1.parquet", {name: ALL[name] for name in ("inputs", "labels")})
-    said = refusal(fetch, root, tmp_path)
-    assert "train-1.parquet: found columns inputs, labels, expected inputs, labels, posi" in said
-    assert said.endswith(f"as in {root / 'train-0.parquet'}")
+    message = refusal(fetch, root, tmp_path)
+    assert "train-1.parquet: found columns inputs, labels, expected inputs, labels, posi" in message
+    assert message.endswith(f"as in {root / 'train-0.parquet'}")
     put(root / "train-1.parquet", {"inputs": [[1, 2, 3]]} | dict.fromkeys(ALL, [[0, 0, 0]]))
-    said = refusal(fetch, root, tmp_path / "again")
-    assert "train-1.parquet: column inputs, row 0: found 3 numbers, expected 4" in said
+    message = refusal(fetch, root, tmp_path / "again")
+    assert "train-1.parquet: column inputs, row 0: found 3 numbers, expected 4" in message
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(root, tmp_path, monkeypatch):
@@ -305,8 +305,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(root, tmp_path, monkeyp
         return hashed(path)
 
     monkeypatch.setattr(preprocessed, "sha256_file", hash_then_change)
-    said = refusal(fetch, root, tmp_path)
-    assert said.startswith(f"{root / 'train-0.parquet'}: changed while it was read")
+    message = refusal(fetch, root, tmp_path)
+    assert message.startswith(f"{root / 'train-0.parquet'}: changed while it was read")
 
 
 def test_a_column_that_is_there_twice_is_one_line(root, tmp_path):
@@ -321,8 +321,10 @@ def test_a_few_bytes_that_unpack_to_a_row_without_end_are_refused_unread(
     monkeypatch.setattr("pipeline.sources.parquet.ROW_TOKENS", 1000)
     put(root / "train.parquet", {"inputs": [[7] * 2001, [7]]})
     monkeypatch.setattr(Parquet, "_first_length", pytest.fail)
-    said = refusal(fetch, root, tmp_path)
-    assert said.endswith("column inputs has 2002 numbers in 2 rows, expected at most 1000 in a row")
+    message = refusal(fetch, root, tmp_path)
+    assert message.endswith(
+        "column inputs has 2002 numbers in 2 rows, expected at most 1000 in a row"
+    )
 
 
 def test_no_parquet_file_is_one_line(root, tmp_path):
@@ -332,8 +334,8 @@ def test_no_parquet_file_is_one_line(root, tmp_path):
     assert refusal(fetch, root, tmp_path).endswith("expected a parquet file")
     # one whose data alone are damaged
     (root / "a.parquet").write_bytes(content[:4] + b"\xff" * 20 + content[24:])
-    said = refusal(fetch, root, tmp_path / "again")
-    assert said.startswith(f"{root / 'a.parquet'}: ")
+    message = refusal(fetch, root, tmp_path / "again")
+    assert message.startswith(f"{root / 'a.parquet'}: ")
 
 
 def test_a_file_without_rows_is_said_and_nothing_but_such_is_refused(root, tmp_path):
@@ -352,9 +354,9 @@ def test_a_file_without_rows_is_said_and_nothing_but_such_is_refused(root, tmp_p
 
 
 def test_a_folder_that_is_not_there_or_has_no_parquet_is_refused(root, tmp_path):
-    said = refusal(fetch, tmp_path / "nothing", tmp_path)
-    assert said.startswith("model.LLM.data_location.Preprocessed: found no folder ")
-    assert "or owner/name of a dataset on the hub" in said
+    message = refusal(fetch, tmp_path / "nothing", tmp_path)
+    assert message.startswith("model.LLM.data_location.Preprocessed: found no folder ")
+    assert "or owner/name of a dataset on the hub" in message
     (root / "a.txt").touch()
     assert "found no file that ends in .parquet" in refusal(fetch, root, tmp_path / "again")
     put(root / "test-0.parquet", rows_of(0))
@@ -370,8 +372,8 @@ def test_a_file_that_may_not_be_read_is_refused(root, tmp_path, monkeypatch):
 def test_without_pyarrow_the_extra_is_named(root, tmp_path, monkeypatch):
     put(root / "a.parquet", rows_of(0))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    said = refusal(fetch, root, tmp_path)
-    assert "pyarrow is not installed, expected the extra parquet: pip install" in said
+    message = refusal(fetch, root, tmp_path)
+    assert "pyarrow is not installed, expected the extra parquet: pip install" in message
 
 
 # ---- On the hub ----
@@ -384,7 +386,7 @@ def test_a_dataset_of_the_hub_gives_what_the_folder_gives(root, tmp_path, monkey
     put_tokenizer(root / "tokenizer.json", 64)
     expected = sequences(fetch(root, tmp_path / "a"), tmp_path / "a")
     files = {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*.*")}
-    with hub_server.found(monkeypatch, tmp_path / "home") as hub:
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
         hub.datasets["ours/rows"] = Repo()
         commit = hub.datasets["ours/rows"].commit(files | {"README.md": b"rows"})
         location = DataPreprocessed(source=" ours/rows\n")
@@ -403,11 +405,11 @@ def test_a_limit_of_tokens_fetches_no_more_than_it_needs(root, tmp_path, monkeyp
     for number in range(9):
         put(root / "a.parquet", rows_of(number))
         contents[f"train-{number}.parquet"] = (root / "a.parquet").read_bytes()
-    with hub_server.found(monkeypatch, tmp_path / "home") as hub:
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
         hub.datasets["ours/rows"] = Repo()
         hub.datasets["ours/rows"].commit(contents)
         fetched = fetch("ours/rows", tmp_path / "b", Limit(tokens=2 * ROW))
-        asked = {path for method, path, _ in hub.elsewhere if method == "GET"}
+        paths = {path for method, path, _ in hub.elsewhere if method == "GET"}
     assert list(fetched.source["files"]["train"]) == ["train-0.parquet", "train-1.parquet"]
-    assert len(asked) == 4 + 1  # as many as are fetched at once, and what is held out
+    assert len(paths) == 4 + 1  # as many as are fetched at once, and what is held out
     assert json.dumps(fetched.source)

@@ -158,7 +158,11 @@ def elsewhere(tmp_path, monkeypatch) -> Iterator[Elsewhere]:
         bucket.claims[name] = {"size": str(100 * 10**9)}
     bucket.put(f"{BUCKET[1]}/README.md", b"No tokens.")
     bucket.put(f"{BUCKET[1]}-sample/000_fineweb-edu.ds", bytes(2 * 2048))
-    with bucket.serving(), files.serving(), hub_server.found(monkeypatch, tmp_path / "hf") as hub:
+    with (
+        bucket.serving(),
+        files.serving(),
+        hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub,
+    ):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.address)
         files.put("000_tiny-test.ds", bytes(2 * 64 * 200_000))
         files.put("code.ds", bytes(2 * 2048 * 7))
@@ -307,10 +311,10 @@ def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table,
     place[key] += 1
     with pytest.raises(LockstepError) as caught:
         runfile.parse(document, "run.toml")
-    said = str(caught.value)
-    assert said.startswith(f"run.toml: {named}expected ")
-    assert str(place[key]) in said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(f"run.toml: {named}expected ")
+    assert str(place[key]) in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.servers import s3 as s3_server
 
 @pytest.fixture
 def bucket(monkeypatch):
-    with s3_server.found(monkeypatch) as served:
+    with s3_server.running_s3(monkeypatch) as served:
         yield served
 
 
@@ -69,17 +69,19 @@ def test_no_such_bucket_and_a_wrong_key_are_one_line(bucket, tmp_path, monkeypat
     bucket.objects |= {"a/0.ds": b"1234"}
     fsspec_files.file_system.cache_clear()
     bucket.key = "AKIAOTHER"
-    said = refusal("s3://ours/a", tmp_path)
-    assert said.startswith("s3://ours/a: ") and "expected a readable folder or file" in said
-    assert bucket.secret not in said
+    message = refusal("s3://ours/a", tmp_path)
+    assert message.startswith("s3://ours/a: ") and "expected a readable folder or file" in message
+    assert bucket.secret not in message
 
 
 def test_addresses_of_other_locations_are_sent_there_and_an_unknown_kind_is_refused(tmp_path):
     assert "expected Http for it" in refusal("https://example.org/a.ds", tmp_path)
     assert "expected Hub for it" in refusal("hf://datasets/a/b", tmp_path)
     assert "expected Local for it" in refusal("/a/folder", tmp_path)
-    said = refusal("nonsense://place", tmp_path)
-    assert said.startswith("nonsense://place: ") and said.endswith("expected an address of fsspec")
+    message = refusal("nonsense://place", tmp_path)
+    assert message.startswith("nonsense://place: ") and message.endswith(
+        "expected an address of fsspec"
+    )
 
 
 def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkeypatch):

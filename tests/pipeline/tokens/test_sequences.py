@@ -75,9 +75,9 @@ def elsewhere(file: ShardFile, url: str, size: int, **of_origin) -> ShardFile:
 
 def edit(folder: Path, change) -> None:
     path = folder / "shards.json"
-    said = json.loads(path.read_text())
-    change(said)
-    path.write_text(json.dumps(said))
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -126,14 +126,14 @@ def test_a_split_without_files_has_no_sequences(tmp_path):
 
 def test_shards_json_lists_files_by_name_with_length_and_hash(tmp_path):
     shards_folder(tmp_path, [np.arange(8)] * 2, [np.arange(4)])
-    said = json.loads((tmp_path / "shards.json").read_text())
-    files = [(f["path"], f["split"], f["tokens"]) for f in said["files"]]
+    document = json.loads((tmp_path / "shards.json").read_text())
+    files = [(f["path"], f["split"], f["tokens"]) for f in document["files"]]
     train = [(f"train/0000{number}.ds", "train", 8) for number in range(2)]
     assert files == [*train, ("held_out/00000.ds", "held_out", 4)]
     # SHA-256 of 00 00 01 00 02 00 03 00
     sha256 = "245bbd9d484dcf27c714e2690cd6544973de5d54aa9cd82eab23d6046a65faa8"
-    assert said["files"][2]["sha256"] == sha256
-    assert said["shuffle"] == "DontShuffle"
+    assert document["files"][2]["sha256"] == sha256
+    assert document["shuffle"] == "DontShuffle"
     assert read_shards(tmp_path).split("held_out")[0].tokens == 4
 
 
@@ -151,8 +151,8 @@ def test_what_is_damaged_or_missing_of_the_folder_is_refused_with_its_name(tmp_p
 
 
 def test_a_length_that_is_not_a_multiple_of_the_token_size_is_refused():
-    said = refusal(count_tokens, 5, 2, "a.ds")
-    assert said == "a.ds: found 5 bytes, expected a multiple of the token size, 2 bytes"
+    message = refusal(count_tokens, 5, 2, "a.ds")
+    assert message == "a.ds: found 5 bytes, expected a multiple of the token size, 2 bytes"
     assert count_tokens(6, 2, "a.ds") == 3
     assert "found 6 bytes" in refusal(count_tokens, 6, 4, "a.ds")
     assert "a.ds: found 0 bytes" in refusal(count_tokens, 0, 2, "a.ds")
@@ -205,29 +205,32 @@ def test_index_beyond_the_end_is_refused_naming_it_and_the_number(tmp_path, inde
     assert "the 4 train sequences" in message
 
 
-def part_said(weight: float | None) -> dict:
+def part_document(weight: float | None) -> dict:
     return {"shuffle": "DontShuffle", "weight": weight}
 
 
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        ("format: missing", lambda said: said.pop("format")),
-        (f"format is 1, {ANOTHER}", lambda said: said.update(format=1)),
-        (f"format is 3, {ANOTHER}", lambda said: said.update(format=3, more={})),
-        ("token_size_in_bytes", lambda said: said.update(token_size_in_bytes=3)),
-        ("files[0].tokens", lambda said: said["files"][0].update(tokens=0)),
-        ("files[0].path", lambda said: said["files"][0].update(path="../outside.ds")),
-        ("files[0].path", lambda said: said["files"][0].update(path="/train/00000.ds")),
-        ("files[0].path", lambda said: said["files"][0].update(path="train/../../x.ds")),
-        ("files[0].extra", lambda said: said["files"][0].update(extra=1)),
-        ("files is ", lambda said: said["files"][0].update(sha256=None)),
-        ("files is ", lambda said: said["files"][0].update(part=1)),
-        ("columns", lambda said: said.update(columns=["labels"])),
-        ("columns", lambda said: said.update(columns=["inputs", "labels", "labels"])),
-        ("parts", lambda said: said.update(parts=[part_said(0.5), part_said(None)])),
-        ("shuffle", lambda said: said.update(shuffle={"Seeded": [1, 2]})),
-        ("vocab_size", lambda said: said.pop("vocab_size")),
+        ("format: missing", lambda document: document.pop("format")),
+        (f"format is 1, {ANOTHER}", lambda document: document.update(format=1)),
+        (f"format is 3, {ANOTHER}", lambda document: document.update(format=3, more={})),
+        ("token_size_in_bytes", lambda document: document.update(token_size_in_bytes=3)),
+        ("files[0].tokens", lambda document: document["files"][0].update(tokens=0)),
+        ("files[0].path", lambda document: document["files"][0].update(path="../outside.ds")),
+        ("files[0].path", lambda document: document["files"][0].update(path="/train/00000.ds")),
+        ("files[0].path", lambda document: document["files"][0].update(path="train/../../x.ds")),
+        ("files[0].extra", lambda document: document["files"][0].update(extra=1)),
+        ("files is ", lambda document: document["files"][0].update(sha256=None)),
+        ("files is ", lambda document: document["files"][0].update(part=1)),
+        ("columns", lambda document: document.update(columns=["labels"])),
+        ("columns", lambda document: document.update(columns=["inputs", "labels", "labels"])),
+        (
+            "parts",
+            lambda document: document.update(parts=[part_document(0.5), part_document(None)]),
+        ),
+        ("shuffle", lambda document: document.update(shuffle={"Seeded": [1, 2]})),
+        ("vocab_size", lambda document: document.pop("vocab_size")),
     ],
 )
 def test_malformed_shards_json_is_refused_naming_the_key(tmp_path, key, change):
@@ -298,8 +301,8 @@ def send_away(folder: Path, store: Path, which) -> None:
     """Moves files out of the folder, to be read where they go."""
     store.mkdir(exist_ok=True)
 
-    def change(said: dict) -> None:
-        for number, file in enumerate(said["files"]):
+    def change(document: dict) -> None:
+        for number, file in enumerate(document["files"]):
             if number in which:
                 here, there = folder / file["path"], store / f"{number}.ds"
                 here.rename(there)
@@ -429,7 +432,7 @@ def test_rows_of_files_elsewhere_are_the_same_through_the_streams_that_training_
 def test_a_file_elsewhere_is_read_only_as_far_as_its_tokens_go(tmp_path, streams):
     folder = shards_folder(tmp_path / "shards", [np.arange(40)])
     send_away(folder, tmp_path / "store", {0})
-    edit(folder, lambda said: said["files"][0].update(tokens=19))
+    edit(folder, lambda document: document["files"][0].update(tokens=19))
     sequences = open_shards(folder, "train", 4, network := Network(connections=3))
     assert len(sequences) == 4
     assert sequences.take(np.arange(4)).tolist() == np.arange(16).reshape(4, 4).tolist()

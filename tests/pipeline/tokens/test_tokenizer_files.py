@@ -94,8 +94,8 @@ def test_sentencepieces_become_a_tokenizer_of_the_same_ids_or_are_refused(tmp_pa
         minloglevel=2,
     )
     (tmp_path / PIECES).write_bytes(model.getvalue())
-    said = refusal(tmp_path)  # without a class, transformers leaves the first space out
-    assert "makes a TokenizersBackend of other ids" in said and "tokenizer_class of" in said
+    message = refusal(tmp_path)  # without a class, transformers leaves the first space out
+    assert "makes a TokenizersBackend of other ids" in message and "tokenizer_class of" in message
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     convert_older(tmp_path, "ours")
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

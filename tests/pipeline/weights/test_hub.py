@@ -21,7 +21,7 @@ from tests.pipeline.conversion import (
     write_model,
 )
 from tests.servers import misbehaviour
-from tests.servers.hub import REPO, Hub, found
+from tests.servers.hub import REPO, Hub, running_hub
 from tests.servers.misbehaviour import Misbehaviour
 from tests.servers.web import Answer
 
@@ -32,7 +32,7 @@ TOKEN = "hf_sentinel"
 def served(tmp_path, monkeypatch) -> Iterator[Hub]:
     """A hub without a repository, and nobody's token."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with found(monkeypatch, tmp_path / "home") as hub:
+    with running_hub(monkeypatch, tmp_path / "home") as hub:
         yield hub
 
 
@@ -112,7 +112,7 @@ def test_a_model_that_the_hub_does_not_have_is_refused_in_one_line(tmp_path, ser
 
 
 def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
-    with found(monkeypatch, tmp_path / "home"):
+    with running_hub(monkeypatch, tmp_path / "home"):
         pass
     said = refused(tmp_path, {"Hub": {"repo_id": REPO}})
     assert said.startswith(f"model.LLM.checkpoint.Hub: {REPO}: Failed to establish")
