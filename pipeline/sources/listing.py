@@ -1,7 +1,8 @@
 """Listings: which files of tokens a data location has, and what servers say of each.
 
 Files that end in .ds, .bin or .npy are raw tokens, as Psyche reads them, without a header. A
-tokenizer comes from a folder `tokenizer/`, or from a `tokenizer.json` beside the files.
+tokenizer comes from a folder `tokenizer/`, where it may be in an older form, or from a
+`tokenizer.json` beside the files.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from pipeline.runfile.table import Table
 from pipeline.sources import TOKENIZER, FetchOptions
 from pipeline.stage.given_files import check_inside, check_name, stamp
 from pipeline.tokens.shards import Part
-from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
+from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER_FILES
 
 EXTENSIONS = (".ds", ".bin", ".npy")
 
@@ -93,8 +94,9 @@ def token_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
 def tokenizer_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
     """Return the files of the tokenizer in `tokenizer/`, or beside the others, by their names."""
     by_name = {file.name: file for file in files}
-    for folder in (f"{TOKENIZER}/", ""):
-        if f"{folder}tokenizer.json" in by_name:
+    # beside other files, a vocab.json may be of something else
+    for folder, kinds in ((f"{TOKENIZER}/", KINDS), ("", KINDS[:1])):
+        if any(f"{folder}{kind}" in by_name for kind in kinds):
             return tuple(
                 by_name[f"{folder}{name}"].model_copy(update={"name": name})
                 for name in TOKENIZER_FILES

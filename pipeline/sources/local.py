@@ -17,6 +17,7 @@ from pipeline.sources.listing import (
     tokenizer_files,
 )
 from pipeline.stage.given_files import expand
+from pipeline.tokens.tokenizer_files import KINDS
 
 PATH = "model.LLM.data_location.Local"
 
@@ -25,8 +26,8 @@ def listing(location: DataLocal, network: Network) -> Listing:
     """Return the folder's token files, and its tokenizer.
 
     Raises:
-      LockstepError: there is no such folder, or a `tokenizer/` in it without a tokenizer.json; or a
-        file is a link out of the folder.
+      LockstepError: there is no such folder, or a `tokenizer/` in it without a tokenizer; or a file
+        is a link out of the folder.
     """
     root = expand(location.path, PATH)
     if not root.is_dir():
@@ -34,8 +35,9 @@ def listing(location: DataLocal, network: Network) -> Listing:
             f"{PATH}: found no folder {root.absolute()}, expected one of "
             f"{', '.join(EXTENSIONS)} files"
         )
-    if (root / TOKENIZER).is_dir() and not (root / TOKENIZER / "tokenizer.json").is_file():
-        raise LockstepError(f"{root / TOKENIZER}: found no tokenizer.json, expected one")
+    tokenizer = root / TOKENIZER
+    if tokenizer.is_dir() and not any((tokenizer / kind).is_file() for kind in KINDS):
+        raise LockstepError(f"{tokenizer}: found no tokenizer.json, expected one")
     files = [
         local_file(path, root)
         for folder in (root, root / HELD_OUT, root / TOKENIZER)

@@ -20,7 +20,7 @@ from pipeline.stage import artifacts
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.ids import check_file_ids
 from pipeline.tokens.shards import ShardFile, shard_path
-from pipeline.tokens.tokenizer_files import load_tokenizer, vocab_size
+from pipeline.tokens.tokenizer_files import convert_older, load_tokenizer, vocab_size
 
 HEAD_BYTES, TEXT_BYTES = 512, 32  # in which tokens are looked for; so few may look like text
 NUMPY_MAGIC = b"\x93NUMPY"
@@ -103,9 +103,10 @@ def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> in
     for file, stored in zip(listing.tokenizer, fetched, strict=True):
         path = folder / TOKENIZER / file.name
         _place(stored, path, file.origin, file.origin.size)
-        if file.name == "tokenizer.json":
-            vocab = vocab_size(load_tokenizer(path, file.label))
-    return vocab
+    convert_older(folder / TOKENIZER, f"the tokenizer of {listing.read}")
+    labels = {file.name: file.label for file in listing.tokenizer}
+    path = folder / TOKENIZER / "tokenizer.json"
+    return vocab_size(load_tokenizer(path, labels.get(path.name)))
 
 
 def _is_unproven(one: ChosenFile, size: int) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 PIECES = "tokenizer.model"  # of SentencePiece
 OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a tokenizer.json from
+KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder
 PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # ids of which are compared after a conversion
 # Nothing else is fetched or copied: no code, no pickle.
 TOKENIZER_FILES = (

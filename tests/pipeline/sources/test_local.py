@@ -18,6 +18,7 @@ from pipeline.swarm import begin
 from pipeline.tokens.shards import write_shards
 from tests import tiny
 from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.trained_run import make_tokenizer
 
 
 @pytest.fixture
@@ -154,6 +155,20 @@ def test_tokenizer_is_copied_and_gives_the_vocabulary(root, tmp_path, below):
     assert fetched.vocab_size == 50
     copied = {path.name for path in (tmp_path / "out" / "tokenizer").iterdir()}
     assert copied == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_a_tokenizer_in_an_older_form_is_converted(root, tmp_path):
+    put(root / "a.ds", 1, 49)
+    (folder := root / "tokenizer").mkdir()
+    before = make_tokenizer()
+    before.model.save(str(folder))
+    assert "the tokenizer of " in refusal(fetch, root, tmp_path / "other")  # of which class?
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    given = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert fetch(root, tmp_path / "out").vocab_size == before.get_vocab_size()
+    made = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer" / "tokenizer.json"))
+    assert made.encode("a text").ids == before.encode("a text").ids
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == given
 
 
 def test_without_a_tokenizer_the_vocabulary_is_unknown(root, tmp_path):
