@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--attention", choices=("matmul", "cudnn"), default="matmul")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="before memory is read")
     parser.add_argument("--restart", action="store_true")
     parser.add_argument("--alone", choices=("memory", "restart"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -160,8 +161,9 @@ def peak_bytes(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
 
     from benchmarks.trial import Trial
 
+    allocator.trim_after_compiling()
     trial = Trial(run)
-    for _ in range(3):
+    for _ in range(chosen.rounds):
         for part in (trial.step, trial.exchange, trial.apply):
             part()
     return {
@@ -206,6 +208,7 @@ def first_round(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict
 def _alone(kind: str, size: str, peers: int, chosen: argparse.Namespace) -> dict:
     """The line of one case, from a process of its own."""
     options = {"--size": size, "--peers": peers, "--topk": chosen.topk, "--alone": kind}
+    options |= {"--rounds": chosen.rounds}
     options |= {"--precision": chosen.precision, "--attention": chosen.attention}
     arguments = [str(x) for pair in options.items() for x in pair]
     command = [sys.executable, "-m", "benchmarks.distro", *arguments]

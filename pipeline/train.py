@@ -19,7 +19,7 @@ from pipeline.errors import LockstepError
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver
-from pipeline.stage import artifacts, devices, signals
+from pipeline.stage import allocator, artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
@@ -44,6 +44,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     """Train data/init on data/shards, resuming from this key's newest checkpoint."""
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
+    allocator.trim_after_compiling()
     cudnn.check(run, artifacts.read_json(init / "hf" / "config.json"))
     _check_kind(run, shards, read_shards(shards))
     setup = begin.read(run, init, shards)

@@ -19,7 +19,7 @@ from pipeline.audit.audit import audit
 from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, contradictions, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
-from pipeline.stage import artifacts, devices
+from pipeline.stage import allocator, artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
@@ -32,6 +32,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     """Write data/verdict: verdict.json, verdict.txt, bundles, and metrics/witness.json."""
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
+    allocator.trim_after_compiling()
     setup, transcript = begin.read(run, init, shards), Transcript(trained / "transcript")
     why = why_not_bitwise(run, transcript.header)
     replay = Replay(setup, transcript, bitwise=not why)

@@ -4,8 +4,12 @@ XLA allocates and frees the buffers of each step anew. By default glibc returns 
 kernel, and the next step pays for a page fault every 4 kB. Kept in one arena of huge pages, the
 same buffers are reused at once. This costs memory (benchmarks/RESULTS.md) and changes no bit of a
 result; `GLIBC_TUNABLES=` in front of a command leaves the allocator alone.
+
+Compiling a step takes hundreds of MB, in small blocks that leave gaps too short for a step's
+buffers. So what is unused then returns to the kernel.
 """
 
+import ctypes
 import os
 import platform
 import sys
@@ -15,7 +19,10 @@ TUNABLES = {
     "arena_max": 1,  # one pool for all threads
     "mmap_max": 0,  # large blocks come from the pool too
     "trim_threshold": 2**32,  # unused bytes above which memory returns to the kernel
+    "mxfast": 0,  # small free blocks join their neighbours at once, so large ones fit there again
 }
+SETTINGS = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
+COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's name of the event
 
 
 def tune() -> None:
@@ -25,6 +32,22 @@ def tune() -> None:
     """
     if "GLIBC_TUNABLES" in os.environ or platform.libc_ver()[0] != "glibc":
         return
-    text = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
-    os.environ["GLIBC_TUNABLES"] = text
+    os.environ["GLIBC_TUNABLES"] = SETTINGS
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def trim_after_compiling() -> None:
+    """Return unused memory to the kernel after each program that JAX compiles from now on.
+
+    Only where `tune` has set the allocator.
+    """
+    if os.environ.get("GLIBC_TUNABLES") == SETTINGS:
+        import jax
+
+        jax.monitoring.register_event_duration_secs_listener(_trim)
+
+
+def _trim(event: str, seconds: float, **_: str | int) -> None:
+    del seconds
+    if event == COMPILED:
+        ctypes.CDLL(None).malloc_trim(0)

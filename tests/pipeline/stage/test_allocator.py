@@ -4,9 +4,12 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import jax
 import pytest
 
+from pipeline.stage import allocator
 from pipeline.stage.keys import PROJECT
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
@@ -41,3 +44,21 @@ def test_a_users_own_settings_stand():
         "glibc.malloc.arena_max=3 ['--option', 'a b']",
     ]
     assert said(GLIBC_TUNABLES="")[1] == " ['--option', 'a b']"
+
+
+def test_each_compilation_ends_with_a_trim_where_the_settings_are_ours(monkeypatch):
+    trims: list[int] = []
+    libc = SimpleNamespace(malloc_trim=trims.append)
+    monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(CDLL=lambda name: libc))
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=3")
+    allocator.trim_after_compiling()  # does nothing
+    monkeypatch.setenv("GLIBC_TUNABLES", allocator.SETTINGS)
+    allocator.trim_after_compiling()
+    try:
+        double = jax.jit(lambda x: 2 * x)
+        double(1.0)
+        assert trims == [0]
+        double(2.0)  # compiled already
+        assert trims == [0]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(allocator._trim)
