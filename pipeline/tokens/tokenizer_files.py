@@ -80,15 +80,18 @@ def convert_older(folder: Path, name: str) -> None:
             folder, use_fast=True, trust_remote_code=False, local_files_only=True
         )
         fast = tokenizer.backend_tokenizer
-    except Exception as error:  # of any kind: the library checks little
+        _check_converted(tokenizer, folder, what)
+    except LockstepError:
+        raise
+    except Exception as error:  # of any kind: the libraries check little
         reason = brief(str(error).partition("\n")[0], 200)
         raise LockstepError(f"{what}, expected what transformers converts: {reason}") from error
-    _check_converted(tokenizer, folder, what)
     write_text(folder / TOKENIZER, fast.to_str(pretty=True))
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     # every version of transformers takes this class as it is in tokenizer.json
-    base = {"tokenizer_class": "PreTrainedTokenizerFast"} | tokenizer.special_tokens_map
-    write_json(folder / SETTINGS, base | settings)
+    made = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    made |= {key: text for key, text in tokenizer.special_tokens_map.items() if type(text) is str}
+    write_json(folder / SETTINGS, made | settings)
 
 
 def _check_converted(tokenizer: "TokenizersBackend", folder: Path, what: str) -> None:
