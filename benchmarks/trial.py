@@ -36,7 +36,9 @@ class Trial:
         each, vocabulary = capacity(run, count), hf_config["vocab_size"]
         shape = each, run.llm.max_seq_len
         tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
-        work = Work(micro_batches(tokens_NT, each, run.peers.micro_batch), each)
+        work = Work(
+            micro_batches(tokens_NT, each, run.peers.micro_batch, run.llm.inner_steps), each
+        )
         self.work = dict.fromkeys(range(count), work)
         self.tokens = count * each * run.llm.max_seq_len
         self.rounds = 0

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import OUT, RUN_FILE, STAGES
+from pipeline.weights.trees import load_arrays
 from tests import tiny
 
 ENGINES = {"dvc": ("dvc", "repro", "-q"), "snakemake": ("snakemake", "-q", "all")}
@@ -122,6 +124,25 @@ def test_a_run_killed_at_a_write_of_each_kind_ends_with_the_same_bytes(tmp_path)
         tiny.make(run_file, project, stage)
     expect_equal(project, whole)
     expect_nothing_in_progress(project)
+
+
+def test_local_steps_killed_between_exchanges_end_with_the_same_bytes_and_pass_the_audit(tmp_path):
+    """A peer's inner optimizer is in checkpoints, snapshots and windows, and no payload is kept."""
+    data, run_file = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml"
+    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=tiny.DILOCO))
+    project, whole = tmp_path / "project", tmp_path / "whole"
+    stages = ("download", "convert", "train", "witness")
+    tiny.make(run_file, whole, *stages)
+    tiny.make(run_file, project, *stages[:2])
+    kill_at_write("train", run_file, project, "00003/.own-001.safetensors")
+    kill_at_write("train", run_file, project, "00006/.own-001.safetensors")
+    tiny.make(run_file, project, *stages[2:])
+    made, expected = (tiny.contents(root / "data/trained") for root in (project, whole))
+    assert made == expected
+    assert not [name for name in made if name.startswith("transcript/payloads/")]
+    own = load_arrays(project / "data/trained/transcript/snapshots/00003/own-000.safetensors")
+    assert any(name.startswith("inner_shared/") and array.any() for name, array in own.items())
+    assert read_json(project / "data/verdict/verdict.json")["accepted"]
 
 
 def killed_run(tmp_path: Path, kills: int, seed: int) -> None:

@@ -43,10 +43,14 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         updates, shared = optimizer.receive(messages, present, others(params), shared, step)
         return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
 
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        return optimizer.compare(own, message, others(params), step)
+
     def areas(params: Tree) -> Tree:
         return optimizer.areas(others(params))
 
-    return Optimizer(init, lookahead, accumulate, send, receive, optimizer.compare, areas)
+    steps = optimizer.inner_steps
+    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, steps)
 
 
 class Balanced(NamedTuple):
@@ -120,9 +124,9 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         moves = jax.tree.map(move, messages.load)
         return unflatten_dict(flatten_dict(updates) | flatten_dict(moves)), shared
 
-    def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         """Also the share of choices that fell on another expert: half of what shares differ by."""
-        distance, inside = optimizer.compare(own.optimizer, message.optimizer)
+        distance, inside = optimizer.compare(own.optimizer, message.optimizer, params, step)
         for mine, sent in zip(*map(jax.tree.leaves, (own.load, message.load)), strict=True):
             off = jnp.sum(jnp.abs(_share(mine) - _share(sent)), axis=-1) / 2
             distance = jnp.maximum(distance, jnp.max(off))
@@ -131,7 +135,8 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     def areas(params: Tree) -> Tree:
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
-    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas)
+    steps = optimizer.inner_steps
+    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, steps)
 
 
 def _share(load: jax.Array) -> jax.Array:

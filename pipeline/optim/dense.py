@@ -63,7 +63,8 @@ def dense(
         updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), d, params)
         return updates, shared
 
-    def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        del params, step
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message, own))
         return off / (optax.tree.norm(own) + TINY), optax.EmptyState()
 

@@ -184,7 +184,8 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
         directions = momentum.directions(params, messages, present)
         return momentum.updates(params, directions, decay, step), shared
 
-    def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        del params, step
         return momentum.distance(own.delta, message), after_sending(own, message)
 
     areas = momentum.compressor.areas
@@ -264,7 +265,8 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         when = step + (overlap == 2)
         return momentum.updates(params, shared.direction, decay, when), WaitingDirection(waiting)
 
-    def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        del params, step
         return momentum.distance(own.delta, message), own._replace(sent=_positions(message))
 
     areas = momentum.compressor.areas

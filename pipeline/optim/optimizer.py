@@ -39,7 +39,7 @@ class LookaheadFn(Protocol):
           params: What all peers agree on.
           own: The peer's state.
           shared: The state that is one copy.
-          step: int32 [], counted from 1.
+          step: As of `AccumulateFn`.
         """
 
 
@@ -47,13 +47,14 @@ class AccumulateFn(Protocol):
     """accumulate(grads, own, params, step) -> own."""
 
     def __call__(self, grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        """Return the peer's state after one local batch.
+        """Return the peer's state after one local step.
 
         Args:
           grads: Mean gradient of the peer's batch; shapes of `params`.
           own: The peer's state.
           params: What all peers agree on.
-          step: int32 [], counted from 1.
+          step: int32 [], counted from 1; with several local steps in a round float32, the rounds
+            that are done after this one, so that the last one of round 3 sees 3.0.
         """
 
 
@@ -97,9 +98,11 @@ class ReceiveFn(Protocol):
 
 
 class CompareFn(Protocol):
-    """compare(own, message) -> distance, own."""
+    """compare(own, message, params, step) -> distance, own."""
 
-    def __call__(self, own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
+    def __call__(
+        self, own: Tree, message: Tree, params: Tree, step: jax.Array
+    ) -> tuple[jax.Array, Tree]:
         """Return how far a message lies from the one that this state would send.
 
         Serves an audit on other hardware, where bits cannot be equal.
@@ -107,6 +110,8 @@ class CompareFn(Protocol):
         Args:
           own: The peer's state, after `accumulate`.
           message: What the peer sent.
+          params: What all peers agree on.
+          step: int32 [], counted from 1.
 
         Returns:
           distance: float32 [], as a share of the message's scale; 0 is equal.
@@ -133,8 +138,9 @@ class Optimizer(NamedTuple):
 
         own, shared = init(params)
         each round, each peer:
-          grads        at lookahead(params, own, shared, step)
-          own          = accumulate(grads, own, params, step)
+          inner_steps times:
+            grads      at lookahead(params, own, shared, step)
+            own        = accumulate(grads, own, params, step)
           message, own = send(own, params, shared, step)
         each round, everybody alike:
           updates, shared = receive(messages, present, params, shared, step)
@@ -150,6 +156,7 @@ class Optimizer(NamedTuple):
     receive: ReceiveFn
     compare: CompareFn
     areas: AreasFn
+    inner_steps: int = 1
 
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
@@ -183,7 +190,7 @@ class OptimizerState(NamedTuple):
     """State of `as_transform`.
 
     Attributes:
-      count: int32 [], the steps taken; in the next one, functions of `Optimizer` see count + 1.
+      count: int32 [], the local steps taken.
       own: The peer's state.
       shared: The state that is one copy.
     """
@@ -196,8 +203,10 @@ class OptimizerState(NamedTuple):
 def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTransformation:
     """Compose an optimizer and an exchange into a transform for any jitted step.
 
-    Gradients are to be taken at `optimizer.lookahead(params, state.own, state.shared, state.count +
-    1)`, which is the params themselves except for DisTrO with overlap.
+    Gradients are to be taken at `optimizer.lookahead(params, state.own, state.shared,
+    next_step(optimizer, state.count))`, which is the params themselves except with local steps, and
+    for DisTrO with overlap. With several local steps in a round, the last one alone exchanges, and
+    updates of the others are zero; under `shard_map` that takes `check_vma=False`.
 
     A peer whose gradient has an infinity or a NaN counts as absent in that step, and its own state
     stays as it was. `optax.apply_if_finite` around this would decide for each peer alone: their
@@ -226,18 +235,37 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
         if params is None:
             raise ValueError("update(updates, state, params): params are needed, for their decay")
         count, own, shared = state
-        step, grads, params = count + 1, _nested(updates), _nested(params)
+        grads, params = _nested(updates), _nested(params)
         finite = jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
-        after = optimizer.accumulate(grads, own, params, step)
-        message, after = optimizer.send(after, params, shared, step)
-        own = jax.tree.map(partial(jnp.where, finite), after, own)
-        _, (received, present) = exchange((message, finite), step)
-        steps, shared = optimizer.receive(received, present, params, shared, step)
+        taken = optimizer.accumulate(grads, own, params, next_step(optimizer, count))
+
+        def end_round() -> tuple[Tree, Tree, Tree]:
+            step = count // optimizer.inner_steps + 1
+            message, after = optimizer.send(taken, params, shared, step)
+            after = jax.tree.map(partial(jnp.where, finite), after, own)
+            _, (received, present) = exchange((message, finite), step)
+            steps, agreed = optimizer.receive(received, present, params, shared, step)
+            return steps, after, agreed
+
+        def go_on() -> tuple[Tree, Tree, Tree]:
+            still = jax.tree.map(jnp.zeros_like, jax.eval_shape(end_round)[0])
+            return still, jax.tree.map(partial(jnp.where, finite), taken, own), shared
+
+        if optimizer.inner_steps == 1:
+            steps, own, shared = end_round()
+        else:
+            last = (count + 1) % optimizer.inner_steps == 0
+            steps, own, shared = jax.lax.cond(last, end_round, go_on)
         steps = flatten_dict(steps)
         updates = jax.tree.map_with_path(lambda path, _: steps[_names(path)], updates)
-        return updates, OptimizerState(step, own, shared)
+        return updates, OptimizerState(count + 1, own, shared)
 
     return optax.GradientTransformation(init, update)
+
+
+def next_step(optimizer: Optimizer, count: jax.Array) -> jax.Array:
+    """Return the `step` that the functions of a local step see after `count` local steps."""
+    return count + 1 if optimizer.inner_steps == 1 else (count + 1) / optimizer.inner_steps
 
 
 def _nested(tree: Tree) -> Tree:

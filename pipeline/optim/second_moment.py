@@ -134,8 +134,8 @@ def normalized(
         message, inside = optimizer.send(own.optimizer, params, shared, step)
         return message, own._replace(optimizer=inside)
 
-    def compare(own: Tree, message: Tree) -> tuple[jax.Array, Tree]:
-        distance, inside = optimizer.compare(own.optimizer, message)
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        distance, inside = optimizer.compare(own.optimizer, message, params, step)
         return distance, own._replace(optimizer=inside)
 
     return optimizer._replace(

@@ -11,6 +11,8 @@ from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.local.diloco import diloco
+from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.schedules import LearningRate
@@ -62,13 +64,18 @@ def build(table: tables.OptimizerVariant, setting: Setting, groups: Collection[s
             f"[peers] overlap = {setting.overlap}, expected 0 with {variant_name(table)}: its "
             "peers wait for all messages"
         )
-    for key in table.by_group:
-        for group in getattr(table, key):
-            if group not in groups:
-                raise LockstepError(
-                    f"{variant_name(table)}.{key}: the model's params have no group {group}, "
-                    f"expected some of {', '.join(sorted(groups))}"
-                )
+    named = [
+        (f"{name}.{key}", group)
+        for name, part in table.parts.items()
+        for key in part.by_group
+        for group in getattr(part, key)
+    ]
+    for key, group in named:
+        if group not in groups:
+            raise LockstepError(
+                f"{key}: the model's params have no group {group}, "
+                f"expected some of {', '.join(sorted(groups))}"
+            )
     return optimizer_of(table, setting)
 
 
@@ -119,6 +126,17 @@ def _muon(table: tables.OptimizerMuon, setting: Setting) -> Optimizer:
 @optimizer_of.register
 def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
     return sgd(setting.learning_rate, **dict(table))
+
+
+@optimizer_of.register
+def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
+    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
+    return diloco(**settings)
+
+
+@optimizer_of.register
+def _fedavg(table: tables.OptimizerFedAvg, setting: Setting) -> Optimizer:
+    return fedavg(optimizer_of(table.inner, setting), inner_steps=table.inner_steps)
 
 
 def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum:

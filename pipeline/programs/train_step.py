@@ -177,11 +177,40 @@ class Programs:
           count: Number of sequences assigned to this peer, int32.
           step: The round, int32, from 1.
         """
-        own, loss = self._inner(params, own, shared, rows_MBW, count, step)
+        own, loss = self._local_steps(params, own, shared, rows_MBW, count, step)
         message, own = self.optimizer.send(own, params, shared, step)
         return PeerResult(self.keep_cut(own), message, loss)
 
-    def _inner(
+    def _local_steps(
+        self,
+        params: Tree,
+        own: Tree,
+        shared: Tree,
+        rows_MBW: jax.Array,
+        count: jax.Array,
+        step: jax.Array,
+    ) -> tuple[Tree, jax.Array]:
+        """The peer's state after its local steps of a round, each on its lot, and their mean loss.
+
+        Where there are fewer sequences than local steps, the last lots are empty: nothing is done.
+        """
+        steps = self.optimizer.inner_steps
+        if steps == 1:
+            return self._local_step(params, own, shared, rows_MBW, count, step)
+        rows_HMBW = rows_MBW.reshape(steps, -1, *rows_MBW.shape[1:])
+
+        def take(h: jax.Array, before: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
+            own, total = before
+            lot = count // steps + (h < count % steps)
+            done = step - 1 + (h + 1) / steps  # rounds
+            after, loss = self._local_step(params, own, shared, rows_HMBW[h], lot, done)
+            own = jax.tree.map(partial(jnp.where, lot > 0), after, own)
+            return self.keep_cut(own), total + loss
+
+        own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(own), jnp.zeros(())))
+        return own, total / jnp.minimum(count, steps)
+
+    def _local_step(
         self,
         params: Tree,
         own: Tree,
@@ -260,20 +289,24 @@ class Programs:
 
     def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
         *work, message = arguments
-        own, _ = self._inner(*work)
-        return self.optimizer.compare(own, message)
+        own, _ = self._local_steps(*work)
+        params, *_, step = work
+        return self.optimizer.compare(own, message, params, step)
 
 
-def micro_batches(rows_NW: np.ndarray, capacity: int, size: int) -> np.ndarray:
+def micro_batches(rows_NW: np.ndarray, capacity: int, size: int, lots: int = 1) -> np.ndarray:
     """Cut rows into micro-batches of one shape, padded with zeros: [M, B, W].
 
     Args:
       rows_NW: Sequences assigned to a peer, int32.
       capacity: Largest number of sequences that any peer is assigned.
       size: Sequences in a micro-batch (B).
+      lots: Local steps of a round, each of which has M / lots micro-batches: its rows, as many as
+        the others' or, of the first ones, one more.
     """
-    count, length = rows_NW.shape
-    micro = -(-capacity // size)
-    padded = np.zeros((micro * size, length), np.int32)
-    padded[:count] = rows_NW
-    return padded.reshape(micro, size, length)
+    length = rows_NW.shape[1]
+    micro = -(-capacity // (lots * size))  # of a lot
+    padded = np.zeros((lots, micro * size, length), np.int32)
+    for lot, rows in zip(padded, np.array_split(rows_NW, lots), strict=True):
+        lot[: len(rows)] = rows
+    return padded.reshape(lots * micro, size, length)

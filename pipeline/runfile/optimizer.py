@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.runfile.serde_enum import Variant, one_of
+from pipeline.runfile.serde_enum import Variant, one_of, variant_name
 from pipeline.runfile.table import U16, AsTuple, wrong
 
 Rate = Annotated[float, Field(ge=0)]
@@ -24,6 +24,11 @@ class OptimizerVariant(Variant):
     """The fields that name groups, which are the top-level names of the params."""
     overlaps: ClassVar[bool] = False
     """Whether messages may travel while the next round is computed, [peers] overlap."""
+
+    @property
+    def parts(self) -> dict[str, "OptimizerVariant"]:
+        """The optimizer itself and those within it, by their full names in a run file."""
+        return {variant_name(self): self}
 
 
 class OptimizerDummy(OptimizerVariant):
@@ -80,6 +85,45 @@ class OptimizerSGD(Dense):
         if self.nesterov and not self.momentum:
             raise wrong("nesterov", "false with momentum = 0")
         return self
+
+
+AnyDense = one_of(Dense)
+
+
+class LocalSteps(OptimizerVariant):
+    """Each peer takes local steps, and then sends how far it went."""
+
+    inner_steps: Annotated[int, Field(ge=1)]
+    """Local steps of a peer in a round, each on as many of its sequences; peers x inner_steps must
+    divide the sequences of every round. The learning rate follows its schedule within a round."""
+    inner: AnyDense
+    """Optimizer of the local steps, with its table; it takes the gradients of its peer alone."""
+
+    @property
+    def parts(self) -> dict[str, OptimizerVariant]:
+        """The optimizer itself and that of its local steps, by their full names in a run file."""
+        return {**super().parts, f"{variant_name(self)}.inner.{self.inner.tag()}": self.inner}
+
+
+class OptimizerDiLoCo(LocalSteps):
+    """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
+
+    outer_learning_rate: Annotated[float, Field(gt=0)]
+    """Learning rate of the outer step, the same in every round; 0.7 in DiLoCo."""
+    outer_momentum: Decay
+    """Decay of the outer momentum per round; 0.9 in DiLoCo, 0 keeps none."""
+    nesterov: bool
+    """Whether the outer momentum is Nesterov's, as in DiLoCo."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_outer_momentum(self) -> "OptimizerDiLoCo":
+        if self.nesterov and not self.outer_momentum:
+            raise wrong("nesterov", "false with outer_momentum = 0")
+        return self
+
+
+class OptimizerFedAvg(LocalSteps):
+    """Federated averaging: local steps, and then the mean of all peers' params."""
 
 
 class Compressing(OptimizerVariant):

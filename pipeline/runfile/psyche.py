@@ -6,13 +6,14 @@ Names, types and rules are those of Psyche's `CoordinatorConfig` and `LLM`.
 import math
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
 from pipeline.runfile.data import AnyData
-from pipeline.runfile.optimizer import AnyOptimizer
+from pipeline.runfile.optimizer import AnyOptimizer, LocalSteps
 from pipeline.runfile.schedule import AnySchedule
 from pipeline.runfile.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 
@@ -74,7 +75,18 @@ class Coordinator(Table):
     def last_index(self, max_seq_len: int, first_step: int = 0, index: int = 0) -> int:
         """Return the data index after the run's last round, with the batch ramp.
 
-        It takes a step for each size of a batch, not for each round.
+        Args:
+          max_seq_len: Length of a sequence in tokens.
+          first_step: Rounds taken already.
+          index: Data index after these rounds.
+        """
+        sizes = self.sizes(max_seq_len, first_step, index)
+        return index + sum(size * rounds for size, rounds in sizes)
+
+    def sizes(
+        self, max_seq_len: int, first_step: int = 0, index: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """Yield each size of a batch, and for how many rounds the run has it.
 
         Args:
           max_seq_len: Length of a sequence in tokens.
@@ -87,7 +99,7 @@ class Coordinator(Table):
             ends = range(index + size, index + left * size, size)  # of its rounds but the last
             rounds = 1 + bisect_right(ends, size, key=lambda i: self.batch_size(i * max_seq_len))
             index, left = index + rounds * size, left - rounds
-        return index
+            yield size, rounds
 
 
 class CurrentConfig(Coordinator):
@@ -227,6 +239,11 @@ class LLM(Table):
     """Learning rate by step."""
     optimizer: AnyOptimizer
     """How gradients become updates, and what peers send each other."""
+
+    @property
+    def inner_steps(self) -> int:
+        """Local steps that a peer takes in a round."""
+        return self.optimizer.inner_steps if isinstance(self.optimizer, LocalSteps) else 1
 
 
 class Model(Table):

@@ -99,6 +99,19 @@ class Run(Table):
         return self
 
     @model_validator(mode="after")
+    def _local_steps_fit(self) -> "Run":
+        steps, peers = self.llm.inner_steps, self.peers.count
+        trainers = peers - peers * self.config.verification_percent // 100
+        if steps == 1:
+            return self
+        for size, _ in self.config.sizes(self.llm.max_seq_len):
+            if size % (trainers * steps):
+                key = ("model", "LLM", "optimizer", self.llm.optimizer.tag(), "inner_steps")
+                text = f"a number that times {trainers} peers that train divides every round's"
+                raise wrong(key, f"{text} sequences ({size})")
+        return self
+
+    @model_validator(mode="after")
     def _limit_fits(self) -> "Run":
         limit = self.download.limit
         if limit is None or limit.steps is None:

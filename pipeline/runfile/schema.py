@@ -73,7 +73,7 @@ class _Reference:
 
     def __init__(self, schema: dict):
         self.schema = schema
-        self._rendered: list[dict] = []  # an enum that stands in several tables has one section
+        self._rendered: list[list] = []  # forms of an enum that stands in several tables come once
 
     def sections(self) -> Iterator[str]:
         for name, node in self.schema["properties"].items():
@@ -98,7 +98,7 @@ class _Reference:
 
     def _enum(self, path: str, node: dict) -> Iterator[str]:
         """The section of an enum: its variants, and then the enums within these."""
-        if node["oneOf"] in self._rendered:
+        if any(all(form in done for form in node["oneOf"]) for done in self._rendered):
             return
         self._rendered.append(node["oneOf"])
         yield from (f"## {path}", "", node["description"], "")

@@ -26,8 +26,7 @@ class Variant(Table):
     @classmethod
     def tag(cls) -> str:
         """Return the variant's name in a run file."""
-        enum = next(base for base in cls.__mro__ if Variant in base.__bases__)
-        return cls.__name__.removeprefix(_prefix(enum))
+        return cls.__name__.removeprefix(_prefix(cls))
 
     @classmethod
     def takes_table(cls) -> bool:
@@ -61,7 +60,7 @@ class Variant(Table):
 
 
 def variants_of(enum: type[Variant]) -> list[type[Variant]]:
-    """Return an enum's variants, in the order of their definition."""
+    """Return the variants of an enum or of a part of one, in the order of their definition."""
 
     def below(base: type[Variant]) -> Iterator[type[Variant]]:
         for derived in base.__subclasses__():
@@ -72,8 +71,9 @@ def variants_of(enum: type[Variant]) -> list[type[Variant]]:
     return list(below(enum))
 
 
-def _prefix(enum: type[Variant]) -> str:
-    """Return what the names of an enum's variants start with."""
+def _prefix(kind: type[Variant]) -> str:
+    """Return what the names of the variants of a kind's enum start with."""
+    enum = next(base for base in kind.__mro__ if Variant in base.__bases__)
     return enum.__name__.removesuffix("Variant")
 
 
@@ -134,6 +134,6 @@ class ExternallyTagged:
 
 
 def one_of(enum: type[Variant]) -> Any:
-    """Return the type of a field that holds one of an enum's variants: those defined so far."""
+    """Return the type of a field that holds one of `variants_of(enum)`: those defined so far."""
     variants = tuple(variants_of(enum))
     return Annotated[Union[variants], ExternallyTagged(variants)]  # noqa: UP007 - built at run time

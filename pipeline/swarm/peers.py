@@ -135,7 +135,8 @@ def assigned(data: Sequences, span: tuple[int, int], run: runfile.Run, trainers:
     """
     rows_NW = data.take(np.arange(span[0], span[1] + 1))
     most = capacity(run, trainers)
-    return Work(micro_batches(rows_NW, most, run.peers.micro_batch), len(rows_NW))
+    size, lots = run.peers.micro_batch, run.llm.inner_steps
+    return Work(micro_batches(rows_NW, most, size, lots), len(rows_NW))
 
 
 def capacity(run: runfile.Run, trainers: int) -> int:

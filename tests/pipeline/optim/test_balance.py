@@ -116,11 +116,11 @@ def test_distance_is_the_share_of_choices_that_are_elsewhere(inner):
     grads["layers"]["router"]["correction"][1] = [3, 1, 0, 0]
     own = optimizer.accumulate(grads, own, params, 1)
     message, _ = optimizer.send(own, params, shared, 1)
-    assert optimizer.compare(own, message)[0] < 1e-6
+    assert optimizer.compare(own, message, params, 1)[0] < 1e-6
     load = np.array(message.load["layers"]["router"]["correction"])
     load[1] = [4, 0, 0, 0]
     message = message._replace(load={"layers": {"router": {"correction": load}}})
-    assert optimizer.compare(own, message)[0] == pytest.approx(0.25)
+    assert optimizer.compare(own, message, params, 1)[0] == pytest.approx(0.25)
 
 
 # ---- In a model ----

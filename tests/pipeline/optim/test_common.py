@@ -14,8 +14,10 @@ from pipeline.optim.adamw import adamw
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.demo import demo
 from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.local.diloco import diloco
+from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import all_gather, alone, as_transform, clip_scale
+from pipeline.optim.optimizer import all_gather, alone, as_transform, clip_scale, next_step
 from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
@@ -25,6 +27,8 @@ PEERS = 4
 
 
 RATE = optax.linear_schedule(0.03, 0.0, 400)
+LOCAL_RATE = optax.linear_schedule(0.03, 0.0, 100)  # of 400 local steps, 4 in each round
+LOCAL_ADAMW = adamw(LOCAL_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
 
 
 OPTIMIZERS = {
@@ -37,6 +41,10 @@ OPTIMIZERS = {
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0, step_scale={"b": 0.5},
     ),
     "sgd": lambda: sgd(RATE, momentum=0.9, nesterov=True, clip_grad_norm=1.0),
+    "diloco": lambda: diloco(
+        LOCAL_ADAMW, inner_steps=4, outer_learning_rate=0.7, outer_momentum=0.6, nesterov=True
+    ),
+    "fedavg": lambda: fedavg(sgd(LOCAL_RATE), inner_steps=4),
     "distro": lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9)),
     # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
     # sum would be rounding where they disagree
@@ -65,14 +73,21 @@ def optimum() -> dict:
     return jax.tree.map(lambda *leaves: sum(leaves) / PEERS, *map(target, range(PEERS)))
 
 
+def gradient(optimizer, params, state, peer):
+    step = next_step(optimizer, state.count)
+    ahead = optimizer.lookahead(params, state.own, state.shared, step)
+    return jax.tree.map(jnp.subtract, ahead, target(peer))
+
+
 def train(name: str, steps: int) -> dict:
-    tx = as_transform(OPTIMIZERS[name](), all_gather("peer"))
+    optimizer = OPTIMIZERS[name]()
+    tx = as_transform(optimizer, all_gather("peer"))
     params = jax.tree.map(jnp.zeros_like, target(0))
 
     @jax.jit
     def step(params, state):
         def one(state, peer):
-            grads = jax.tree.map(jnp.subtract, params, target(peer))
+            grads = gradient(optimizer, params, state, peer)
             updates, state = tx.update(grads, state, params)
             return optax.apply_updates(params, updates), state
 
@@ -129,18 +144,24 @@ PEER, COPY = jax.sharding.PartitionSpec("peer"), jax.sharding.PartitionSpec()
     [*((name, "varying", PEER) for name in OPTIMIZERS), ("ada_distro", "invarying", COPY)],
 )
 def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
-    tx = as_transform(OPTIMIZERS[name](), all_gather("peer", to=to))
-    params = jax.tree.map(jnp.zeros_like, target(0))
+    optimizer = OPTIMIZERS[name]()
+    tx = as_transform(optimizer, all_gather("peer", to=to))
+    start = jax.tree.map(jnp.zeros_like, target(0))
     mesh = jax.make_mesh((PEERS,), ("peer",), axis_types=(jax.sharding.AxisType.Auto,))
+    steps = optimizer.inner_steps
 
     def one(peer):
-        grads = jax.tree.map(jnp.subtract, params, target(peer[0]))
-        updates, _ = tx.update(grads, tx.init(params), params)
-        return jax.tree.map(lambda x: x[None], optax.apply_updates(params, updates))
+        params, state = start, tx.init(start)
+        for _ in range(steps):
+            grads = gradient(optimizer, params, state, peer[0])
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        return jax.tree.map(lambda x: x[None], params)
 
-    shard = jax.shard_map(one, mesh=mesh, in_specs=PEER, out_specs=out)
+    shard = jax.shard_map(one, mesh=mesh, in_specs=PEER, out_specs=out, check_vma=steps == 1)
     found = jax.jit(shard)(jnp.arange(PEERS))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), found, train(name, 1))
+    expected = train(name, steps)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), found, expected)
 
 
 # ---- As an optax user has them ----
@@ -155,6 +176,10 @@ TABLES = {  # by name: of the settings that change, a transform
     ),
     "sgd": lambda rate, clip: sgd(
         rate, momentum=clip, nesterov=True, weight_decay=rate, clip_grad_norm=clip
+    ),
+    "diloco": lambda rate, clip: diloco(
+        sgd(rate, weight_decay=rate, clip_grad_norm=clip),
+        inner_steps=3, outer_learning_rate=rate, outer_momentum=clip, nesterov=True,
     ),
     "distro": lambda rate, clip: distro(
         CompressedMomentum(rate, Compressor(4, 8, True), 0.9, rate, clip, removed=clip)
@@ -240,6 +265,11 @@ def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
         (lambda: normalized(None, 1.0), "second_moment_decay is 1.0, expected a number from 0,"),
         (lambda: StepDirection("signs"), "update is 'signs', expected one of sign, rms, orth"),
         (lambda: TABLES["adamw"](1, -1.0), "clip_grad_norm is -1.0, expected a number from 0"),
+        (lambda: fedavg(sgd(1), inner_steps=0), "inner_steps is 0, expected an integer from 1"),
+        (
+            lambda: fedavg(OPTIMIZERS["fedavg"](), inner_steps=2),
+            "inner looks ahead, expected no overlap and no local steps within",
+        ),
         (lambda: sgd(1, nesterov=True), "nesterov is True, expected false without momentum"),
         (lambda: adamw(1, betas=(0.9, 1.0), eps=0, weight_decay=0), r"betas\[1\] is 1.0, exp"),
     ],

@@ -173,13 +173,13 @@ def test_compare_is_zero_for_the_own_message_and_large_for_a_flipped_one():
         {"w": jax.random.normal(jax.random.key(0), (16, 16))}, own, params, 1
     )
     message, after = optimizer.send(own, params, shared, 1)
-    distance, compared = optimizer.compare(own, message)
+    distance, compared = optimizer.compare(own, message, params, 1)
     assert distance == 0
     jax.tree.map(np.testing.assert_array_equal, compared, after)
     flipped = {"w": message["w"]._replace(value_NK=~message["w"].value_NK)}
-    assert optimizer.compare(own, flipped)[0] >= 1
+    assert optimizer.compare(own, flipped, params, 1)[0] >= 1
     moved = {"w": message["w"]._replace(index_NK=(message["w"].index_NK + 1) % 64)}
-    assert optimizer.compare(own, moved)[0] > 0.2
+    assert optimizer.compare(own, moved, params, 1)[0] > 0.2
 
 
 def test_a_group_has_its_own_topk_and_its_own_step():
@@ -212,9 +212,9 @@ def some_steps(skip: bool, overlap: int) -> dict:
             drawn = jax.random.normal(jax.random.key(10 * step + peer), (8, 100))
             grads = {"all": drawn, "half": drawn * peer, "none": drawn * 0}
             own[peer] = optimizer.accumulate(grads, own[peer], params, step)
-            distance, _ = optimizer.compare(own[peer], optimizer.send(own[peer], params, (), 1)[0])
-            assert distance == 0
-            message, own[peer] = optimizer.send(own[peer], params, shared, step)
+            message, after = optimizer.send(own[peer], params, shared, step)
+            assert optimizer.compare(own[peer], message, params, step)[0] == 0
+            own[peer] = after
             messages.append(message)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
         updates, shared = optimizer.receive(stacked, present, params, shared, step)

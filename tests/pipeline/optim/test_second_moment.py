@@ -18,7 +18,7 @@ def last_gradient() -> Optimizer:
         accumulate=lambda grads, own, params, step: grads,
         send=lambda own, params, shared, step: (own, own),
         receive=lambda messages, present, params, shared, step: (params, shared),
-        compare=lambda own, message: (jnp.zeros(()), message),
+        compare=lambda own, message, params, step: (jnp.zeros(()), message),
         areas=lambda params: params,
     )
 
@@ -67,7 +67,7 @@ def test_state_survives_sending_and_comparing():
     optimizer = normalized(last_gradient(), 0.95)
     own = optimizer.accumulate(params, optimizer.init(params)[0], params, 1)
     message, sent = optimizer.send(own, params, {}, 1)
-    _, compared = optimizer.compare(own, message)
+    _, compared = optimizer.compare(own, message, params, 1)
     jax.tree.map(np.testing.assert_array_equal, sent, compared)
     jax.tree.map(np.testing.assert_array_equal, sent.second, own.second)
 

@@ -50,7 +50,8 @@ def train(
         work = {}
         for peer in range(run.peers.count):
             rows = batch(peer, step)
-            work[peer] = Work(micro_batches(rows, len(rows), run.peers.micro_batch), len(rows))
+            size, lots = run.peers.micro_batch, run.llm.inner_steps
+            work[peer] = Work(micro_batches(rows, len(rows), size, lots), len(rows))
         done = peers.step(work, step)
         found.append(float(np.mean([d.loss for d in done.values()])))
         peers.receive({p: d.message for p, d in done.items()}, form.like, step)

@@ -21,13 +21,14 @@ PINNED = {
     "Distro": (4.15691876, 4.12517810, 4.07647610, 4.00819087),
     "AdamW": (4.15691876, 4.09925985, 4.03186417, 3.93455422),
     "Muon": (4.15691876, 4.07322168, 3.97814286, 3.82578206),
+    "DiLoCo": (4.13437152, 4.11583877, 3.99462652, 3.87740028),
 }
 
 
 def a_run(optimizer: str = "Distro", **changes: object) -> runfile.Run:
     changes["model__LLM__lr_schedule"] = CONSTANT
     if optimizer != "Distro":
-        others = tiny.ADAMW | tiny.MUON | tiny.ADA_DISTRO
+        others = tiny.ADAMW | tiny.MUON | tiny.ADA_DISTRO | tiny.DILOCO
         changes["model__LLM__optimizer"] = {optimizer: others[optimizer]}
     return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
 

@@ -195,6 +195,8 @@ SCHEDULE = "model.LLM.lr_schedule"
 LINEAR = BASE["model"]["LLM"]["lr_schedule"]["Cosine"]
 ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8, "clip_grad_norm": 1.0}
 SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
+LOCAL = {"inner_steps": 1, "inner": {"SGD": SGD}}
+DILOCO = LOCAL | {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
 DISTRO = "model.LLM.optimizer.Distro"
 DATA = "model.LLM.data_location"
 HUB = "model.LLM.checkpoint.Hub"
@@ -287,6 +289,14 @@ def test_a_value_that_is_too_long_is_cut_in_the_error(key, value, expected):
 )
 def test_value_at_the_edge_of_a_rule_loads(edit):
     load(edit)
+
+
+def test_local_steps_divide_the_batch_at_both_ends_of_a_ramp_without_sizes_between():
+    ramp = [("config.global_batch_size_start", 8), ("config.global_batch_size_end", 16)]
+    ramp += [("config.global_batch_size_warmup_tokens", 8 * 64)]
+    run = load(*ramp, ("model.LLM.optimizer", {"FedAvg": LOCAL | {"inner_steps": 2}}))
+    assert run.llm.inner_steps == 2
+    assert [size for size, _ in run.config.sizes(64)] == [8, 16]
 
 
 VALUES = (f"{DISTRO}.quantize_1bit", False)
@@ -408,6 +418,8 @@ VARIANTS = [
     ("optimizer", "Dummy", runfile.OptimizerDummy),
     ("optimizer", {"AdamW": ADAMW}, runfile.OptimizerAdamW),
     ("optimizer", {"SGD": SGD}, runfile.OptimizerSGD),
+    ("optimizer", {"DiLoCo": DILOCO}, runfile.OptimizerDiLoCo),
+    ("optimizer", {"FedAvg": LOCAL}, runfile.OptimizerFedAvg),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),
     ("optimizer", {"Distro": COMPRESSING}, runfile.OptimizerDistro),
     ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),

@@ -37,7 +37,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
     """A run of 8 rounds and 2 windows.
 
     Args:
-      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, or "dense".
+      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense", or dense
+        ones after "local" steps.
       schedule: what goes wrong.
       verified: whether a peer of the six takes others' steps again.
       changes: of `[config]`.
@@ -62,6 +63,11 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         document["peers"]["wire"] = "psyche"
     elif form == "dense":
         document["model"]["LLM"]["optimizer"] = tiny.ADAMW
+    elif form == "local":  # 2 steps of 6 trainers, or of 4 where peers verify
+        document["model"]["LLM"]["optimizer"] = tiny.DILOCO
+        document["peers"]["micro_batch"] = 3
+        for key in ("global_batch_size_start", "global_batch_size_end"):
+            document["config"][key] = 24
     return runfile.parse(document.unwrap(), "run.toml")
 
 

@@ -1,0 +1,1 @@
+"""Optimizers whose peers take several steps of their own between two exchanges."""

@@ -1,0 +1,43 @@
+"""DiLoCo: peers take many AdamW steps by themselves, and then one together, with momentum."""
+
+from pipeline.optim.local.local_steps import local_steps
+from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.sgd import sgd
+
+
+def diloco(
+    inner: Optimizer,
+    *,
+    inner_steps: int,
+    outer_learning_rate: float,
+    outer_momentum: float,
+    nesterov: bool,
+) -> Optimizer:
+    """Return DiLoCo: the mean of how far peers went, as the gradient of SGD with momentum.
+
+    With the names of `local_steps`, in each round:
+
+        inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
+        D       = mean over present peers of theta - theta_p
+        m      <- outer_momentum * m + D
+        theta  <- theta - outer_learning_rate * (D + outer_momentum * m)        with Nesterov's
+        theta  <- theta - outer_learning_rate * m                               without
+
+    A message is theta - theta_p in float32: 4 bytes per parameter, from each peer, each round.
+    Peers count equally, whatever they trained on.
+
+    Args:
+      inner: Takes the local steps: AdamW in DiLoCo, Muon in MuLoCo.
+      inner_steps: Local steps of a round; DiLoCo's 500.
+      outer_learning_rate: Of the step of a round, constant; DiLoCo's 0.7.
+      outer_momentum: Decay of m per round, in [0, 1); DiLoCo's 0.9.
+      nesterov: Whether the momentum is Nesterov's, as DiLoCo's.
+
+    References:
+      Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
+        https://arxiv.org/abs/2311.08105
+      Therien et al., MuLoCo: Muon is a practical inner optimizer for DiLoCo,
+        https://arxiv.org/abs/2505.23725
+    """
+    outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov)
+    return local_steps(inner, outer, inner_steps)

@@ -1,0 +1,90 @@
+"""Local steps: a peer trains by itself for a while, and then sends how far it went."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.optim.optimizer import Optimizer, Tree, expect, no_lookahead
+
+
+class LocalState(NamedTuple):
+    """What each peer owns in `local_steps`.
+
+    Attributes:
+      drift: Its local params minus the params of all; shapes of the params, float32.
+      inner_own: `own` of the inner optimizer.
+      inner_shared: `shared` of the inner optimizer, which here is the peer's alone.
+      outer: `own` of the outer optimizer.
+    """
+
+    drift: Tree
+    inner_own: Tree
+    inner_shared: Tree
+    outer: Tree
+
+
+def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimizer:
+    """Return the outer optimizer, on how far peers go by steps of the inner one.
+
+    With theta the params of all, and theta_p the local params of peer p, which it begins a round
+    with theta:
+
+        inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
+        then                 theta   <- the outer optimizer's step from theta, on the
+                                        pseudogradients theta - theta_p in place of gradients
+
+    The inner optimizer's state stays with its peer from round to round. What a peer sends, and what
+    becomes of the messages, is the outer optimizer's. If a message is lost, so are its local steps.
+
+    Args:
+      inner: Takes the local steps, as if its peer were alone.
+      outer: Takes a step in each round.
+      inner_steps: Local steps of a round, at least 1.
+    """
+    expect("inner_steps", inner_steps, lambda x: x >= 1, "an integer from 1")
+    for name, optimizer in (("inner", inner), ("outer", outer)):
+        if optimizer.lookahead is not no_lookahead:
+            raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        drift = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)
+        own, shared = outer.init(params)
+        return LocalState(drift, *inner.init(params), own), shared
+
+    def local(params: Tree, own: LocalState) -> Tree:
+        return jax.tree.map(lambda theta, d: (theta + d).astype(theta.dtype), params, own.drift)
+
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        del shared, step
+        return local(params, own)
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        here = local(params, own)
+        inner_own = inner.accumulate(grads, own.inner_own, here, step)
+        message, inner_own = inner.send(inner_own, here, own.inner_shared, step)
+        alone = jax.tree.map(lambda leaf: leaf[None], message), jnp.ones(1, bool)
+        updates, inner_shared = inner.receive(*alone, here, own.inner_shared, step)
+        drift = jax.tree.map(jnp.add, own.drift, updates)
+        return LocalState(drift, inner_own, inner_shared, own.outer)
+
+    def arrive(own: LocalState, params: Tree, step: jax.Array) -> Tree:
+        """Return the outer optimizer's state after it took the pseudogradient."""
+        pseudogradient = jax.tree.map(jnp.negative, own.drift)
+        return outer.accumulate(pseudogradient, own.outer, params, step)
+
+    def back(own: LocalState, after: Tree) -> LocalState:
+        """Return the state at the params of all again."""
+        return own._replace(drift=jax.tree.map(jnp.zeros_like, own.drift), outer=after)
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message, after = outer.send(arrive(own, params, step), params, shared, step)
+        return message, back(own, after)
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        distance, after = outer.compare(arrive(own, params, step), message, params, step)
+        return distance, back(own, after)
+
+    return Optimizer(
+        init, lookahead, accumulate, send, outer.receive, compare, outer.areas, inner_steps
+    )
