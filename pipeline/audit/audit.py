@@ -1,6 +1,8 @@
 """The checks of a transcript that need no training: cheap, and made of every round."""
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
@@ -326,7 +328,9 @@ def audit_snapshot(
             text = f"state.json is of step {expected.step} and {len(expected.own)} peers"
             return [_against_author(step, "snapshot", text)]
         params, shared = transcript.agreed(step, like)
-        own = {peer: transcript.own(step, peer, like.own[peer]) for peer in peers}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            read = {p: pool.submit(transcript.own, step, p, like.own[p]) for p in peers}
+        own = {peer: found.result() for peer, found in read.items()}
     except LockstepError as error:
         text = str(error).removeprefix(f"{transcript.folder}/")  # a verdict names no machine
         return [_against_author(step, "snapshot", text)]
