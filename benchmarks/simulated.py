@@ -83,22 +83,17 @@ class Lab:
         count = self.run.peers.count
         return Start(State(jax.tree.map(np.asarray, params), shared, (own,) * count), 0, 0)
 
-    @cached_property
-    def form(self) -> wire.Form:
-        """Of all runs' messages."""
-        return wire.form_of(self.programs.optimizer, self.begin.state.params, self.run.peers.wire)
-
     def setup(self, run: runfile.Run, programs: Programs | None = None) -> Setup:
         """Return what an auditor of `run` computes with, by default by the lab's programs."""
         return Setup(run, self.hf_config, programs or self.programs, self.data, self.begin)
 
     def train(self, run: runfile.Run, folder: Path) -> Trained:
         """Trains `run`, and writes its transcript to `folder`."""
-        faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.form)
+        faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
         peers = make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
-        swarm = Swarm(run, peers, self.data, self.form, faults, self.imprecise)
+        swarm = Swarm(run, peers, self.data, self.programs.form, faults, self.imprecise)
         snapshots = run.snapshots()
-        writer = Writer(folder, snapshots, keep_payloads=self.form.kind != wire.DENSE)
+        writer = Writer(folder, snapshots, keep_payloads=self.programs.form.kind != wire.DENSE)
         writer.header(
             Header(
                 key="0" * 64,

@@ -32,7 +32,6 @@ class Trial:
         count = run.peers.count
         state = State(self.params, shared, (own,) * count)
         self.peers = make_peers(self.programs, layout, state, jax.devices())
-        self.form = wire.form_of(self.programs.optimizer, self.params, run.peers.wire)
         each, vocabulary = capacity(run, count), hf_config["vocab_size"]
         shape = each, run.llm.max_seq_len
         tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
@@ -68,11 +67,11 @@ class Trial:
 
     def exchange(self) -> None:
         """All messages to bytes and back."""
-        form = self.form
+        form = self.programs.form
         self.payloads = {peer: wire.encode(done.message, form) for peer, done in self.done.items()}
         self.received = {peer: wire.decode(data, form) for peer, data in self.payloads.items()}
 
     def apply(self) -> None:
         """The params of the next round, on every device."""
-        self.peers.receive(self.received, self.form.like, self.rounds)
+        self.peers.receive(self.received, self.programs.form.like, self.rounds)
         jax.block_until_ready(list(self.peers.params_on.values()))

@@ -76,12 +76,12 @@ class _Training:
     def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray):
         self.setup, self.paths, self.held_out_NW = setup, paths, held_out_NW
         self.run = run = setup.run
-        self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.form)
+        self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.programs.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
         self.writer = Writer(
             paths.scratch / "transcript",
             run.snapshots(setup.start.step),
-            keep_payloads=setup.form.kind != wire.DENSE,
+            keep_payloads=setup.programs.form.kind != wire.DENSE,
         )
 
     def prepare(self) -> None:
@@ -114,7 +114,7 @@ class _Training:
         self.writer.cut(self.step)
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
-        self.swarm = Swarm(run, self.peers, setup.data, setup.form, self.faults, imprecise)
+        self.swarm = Swarm(run, self.peers, setup.data, setup.programs.form, self.faults, imprecise)
         self._say_where()
 
     def take_rounds(self) -> None:

@@ -67,7 +67,7 @@ def audit_rounds(
         are needed; None if it has the whole run.
     """
     findings: list[Finding] = []
-    run, form, start = setup.run, setup.form, setup.start
+    run, form, start = setup.run, setup.programs.form, setup.start
     progress = start.progress(run)
     own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(start.state.own[0]))
     for entry in transcript.rounds:

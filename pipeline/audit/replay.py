@@ -65,7 +65,7 @@ class Replay:
     @property
     def dense(self) -> bool:
         """Whether messages are not kept, so that a window is replayed for all its peers or none."""
-        return self.setup.form.kind == wire.DENSE
+        return self.setup.programs.form.kind == wire.DENSE
 
     @cached_property
     def groups(self) -> list[DeviceGroup]:
@@ -115,7 +115,7 @@ class _WindowReplay:
             if applied is None:  # what was applied in place of the replayed message is not kept
                 return self.found
             self.replica = self.replica.receive(
-                applied, self.setup.form.like, self.setup.run.peers.count, entry.round.step
+                applied, self.setup.programs.form.like, self.setup.run.peers.count, entry.round.step
             )
             if entry.round.step in self.transcript.snapshots:
                 self._compare_states(entry.round.step)
@@ -160,7 +160,7 @@ class _WindowReplay:
     def _sent(self, entry: Entry, peer: int) -> Tree | None:
         """A peer's message, or None if its bytes do not decode."""
         try:
-            return self.transcript.message(entry.evidence.messages[peer], self.setup.form)
+            return self.transcript.message(entry.evidence.messages[peer], self.setup.programs.form)
         except wire.WireError:
             return None
 

@@ -28,6 +28,7 @@ from pipeline.programs.placement import keep_cut
 from pipeline.stage import memory
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
 from pipeline.tokens.shards import PLAIN, Column
+from pipeline.wire.message import Form, form_of
 
 MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
 
@@ -77,6 +78,7 @@ class Programs:
         setting = Setting(learning_rate, run.peers.overlap, self.model.stacked)
         optimizer = build(run.llm.optimizer, setting, groups)
         self.optimizer = self._balance(optimizer, run.peers.balance_speed)
+        self.layout_of_messages = run.peers.wire
         self.parts = run.peers.fsdp
         self.keep_cut = partial(keep_cut, parts=self.parts)
         self.head = partial(self.model.head, self.model_config)
@@ -120,6 +122,12 @@ class Programs:
         if paths:
             optimizer = leave(optimizer, paths)
         return balanced(optimizer, paths, speed) if speed else optimizer
+
+    @cached_property
+    def form(self) -> Form:
+        """The form of the run's messages."""
+        shapes = self.model.shapes(self.model_config)
+        return form_of(self.optimizer, shapes, self.layout_of_messages)
 
     @cached_property
     def init(self) -> Callable[[Tree], tuple[Tree, Tree]]:

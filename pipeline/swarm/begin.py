@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,7 +22,6 @@ from pipeline.tokens.shards import Column, read_shards
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 from pipeline.weights.trees import load_nested, load_tree
-from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
 
 
@@ -73,11 +71,6 @@ class Setup:
     programs: Programs
     data: Rows
     start: Start
-
-    @cached_property
-    def form(self) -> wire.Form:
-        """The form of the run's messages."""
-        return wire.form_of(self.programs.optimizer, self.start.state.params, self.run.peers.wire)
 
 
 def read(run: runfile.Run, init: Path, shards: Path) -> Setup:

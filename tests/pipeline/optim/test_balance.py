@@ -158,7 +158,7 @@ def loads(speed: float, steps: int = 16) -> np.ndarray:
     params = jax.tree.map(np.array, params)
     params["layers"]["mlp"]["router"]["correction"][:] = [0.3, 0.3, 0.0, 0.0]
     own, shared = jax.device_get(programs.init(params))
-    form = wire.form_of(programs.optimizer, params, "lockstep")
+    form = programs.form
     peers = SimulatedPeers(programs, State(params, shared, (own,) * 2), jax.devices()[:1])
     rng, found = np.random.default_rng(0), []
     for step in range(1, steps + 1):

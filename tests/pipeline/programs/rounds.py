@@ -14,7 +14,6 @@ from pipeline.swarm.begin import make_peers
 from pipeline.swarm.peers import SimulatedPeers
 from pipeline.tokens.shards import PLAIN
 from pipeline.transcript.state import State
-from pipeline.wire import message as wire
 from tests import tiny
 
 
@@ -43,7 +42,6 @@ def train(
     steps: int,
 ) -> tuple[list[float], SimulatedPeers]:
     """The mean loss of each step on the sequences `batch(peer, step)`, and the peers after them."""
-    form = wire.form_of(programs.optimizer, state.params, run.peers.wire)
     peers = make_peers(programs, run.peers.layout, state, jax.devices()[:devices])
     found = []
     for step in range(1, steps + 1):
@@ -54,5 +52,5 @@ def train(
             work[peer] = Work(micro_batches(rows, len(rows), size, lots), len(rows))
         done = peers.step(work, step)
         found.append(float(np.mean([d.loss for d in done.values()])))
-        peers.receive({p: d.message for p, d in done.items()}, form.like, step)
+        peers.receive({p: d.message for p, d in done.items()}, programs.form.like, step)
     return found, peers

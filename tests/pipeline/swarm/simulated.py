@@ -105,11 +105,11 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
     """The rounds of a run, as JSON, and how often each fault fired; `killed` after every round,
     it goes on from JSON and from the arrays of its state."""
     made = lab(form)
-    faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.form)
+    faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
     state, progress, told = made.begin.state, made.begin.progress(run), []
     peers = make_peers(made.programs, run.peers.layout, state, made.devices)
     while True:
-        swarm = Swarm(run, peers, made.data, made.form, faults, made.imprecise)
+        swarm = Swarm(run, peers, made.data, made.programs.form, faults, made.imprecise)
         progress, taken = swarm.take_round(progress)
         if taken is None:
             return told, faults.fired
@@ -118,6 +118,6 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
             saved = json.dumps([progress.to_json(), faults.to_json()])
             state = jax.device_get(peers.state())
             peers = make_peers(made.programs, run.peers.layout, state, made.devices)
-            faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.form)
+            faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
             faults.restore(json.loads(saved)[1])
             progress = driver.RunProgress.from_json(json.loads(saved)[0], run.config)
