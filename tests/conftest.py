@@ -1,5 +1,6 @@
 """All tests see four CPU devices and one thread-pool size, set before JAX is imported."""
 
+import gc
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,10 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 # Programs run for milliseconds and take seconds to compile: half of that in LLVM's optimizations,
 # two thirds of the rest in the emitters of fused loops, which have a plain counterpart until 0.10.
 QUICK = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
+
+
+# What JAX traces are millions of small objects, few of them in cycles: collect those seldom.
+gc.set_threshold(20_000)
 
 
 def pytest_configure(config):

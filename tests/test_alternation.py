@@ -71,7 +71,8 @@ class Engines:
         """Every stage's result is of today's key, says today's numbers, and is as first made."""
         run = tomlkit.parse((self.project / RUN_FILE).read_text()).unwrap()
         story = " / ".join(self.log)
-        for stage, made in tiny.keys_of(self.project).items():
+        keys = tiny.keys_of(self.project)
+        for stage, made in keys.items():
             assert (self.project / made).is_file(), f"{stage} is stale after: {story}"
             found = tiny.contents(self.project / OUT[stage])
             assert found == self.seen.setdefault(made, found), f"{stage} differs after: {story}"
@@ -87,7 +88,7 @@ class Engines:
         assert share == run["witness"]["replay_percent"]
         assert self.read("data/export/config.json")["dtype"] == run["export"]["dtype"]
         html = (self.project / "data/report/report.html").read_text()
-        key = re.search(r"made-(\w+)\.json", tiny.keys_of(self.project)["train"])[1]
+        key = re.search(r"made-(\w+)\.json", keys["train"])[1]
         assert key in html
 
     def read(self, name: str) -> dict:
