@@ -117,7 +117,8 @@ def test_a_finding_is_confirmed_with_the_bundle_alone(flipped):
 
 
 def test_elsewhere_it_is_confirmed_within_a_tolerance_and_says_why(flipped):
-    done = replay(flipped[1]["00001-00003-peer-01"], XLA_FLAGS="--xla_cpu_enable_fast_math=false")
+    flags = f"{tiny.environment(PROJECT)['XLA_FLAGS']} --xla_cpu_enable_fast_math=false"
+    done = replay(flipped[1]["00001-00003-peer-01"], XLA_FLAGS=flags)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\n  confirmed\n" in done.stdout
     assert "compared within a tolerance of 0.05, because xla_flags is" in done.stdout
@@ -435,14 +436,12 @@ def test_files_that_are_missing_or_too_many_are_named(folder):
         rerun_bundle.read(folder, 1)
 
 
-@pytest.mark.parametrize("change", [change_own, found(round=1)])
-def test_the_command_exits_with_one_in_either_case_and_without_a_traceback(folder, change):
-    change(folder)
+def test_the_command_exits_with_one_where_a_finding_is_not_confirmed(folder):
+    found(round=1)(folder)
     seal(folder)
     done = replay(folder)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    lines = (done.stdout + done.stderr).splitlines()
-    assert "  not confirmed" in lines or (len(lines) == 1 and lines[0].startswith("error: "))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "  not confirmed" in done.stdout.splitlines()
 
 
 def test_no_bundle_is_one_line(tmp_path):
