@@ -108,9 +108,10 @@ def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.
     Of equal magnitudes the lowest position wins, always: a replay must choose the same ones. The
     order by position is the canonical one that the wire and the commitments use.
 
-    In two steps: of groups of neighbours, the k whose largest is largest; then the k largest of
-    these groups. Nothing is missed: a group that is passed over has k before it whose largest comes
-    before each of its own, ties included, since groups stand in the order of positions.
+    In steps: of a block's rows, if k is few of them, the k whose largest is largest; of these rows'
+    groups of neighbours, the same; of these groups, the k largest. Nothing is missed: a row or
+    group that is passed over has k before it whose largest comes before each of its own, ties
+    included, since they stand in the order of positions.
 
     Returns:
       index_NK int32 and value_NK; K = min(k, A).
@@ -120,18 +121,32 @@ def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.
     # magnitudes of floats are ordered as their bits are, and integers are compared much faster
     bits = jax.lax.bitcast_convert_type(coefficients, jnp.uint32) & 0x7FFFFFFF
     groups = bits.reshape(-1, cut.height, cut.columns, across, group)
-    largest = jax.lax.bitcast_convert_type(jnp.max(groups, axis=-1), jnp.float32)
-    largest_NG = largest.swapaxes(1, 2).reshape(cut.blocks, cut.height * across)
-    _, chosen_NC = jax.lax.top_k(largest_NG, min(k, cut.height * across))
-    chosen_NC = jnp.sort(chosen_NC, axis=-1)
+    largest_NHG = jnp.max(groups, axis=-1).swapaxes(1, 2).reshape(cut.blocks, cut.height, across)
+    largest_NG = largest_NHG.reshape(cut.blocks, -1)
+    if 2 * k < cut.height:  # else hardly any row would be passed over
+        group_NG = _members(_largest(jnp.max(largest_NHG, axis=-1), k), across)
+        largest_NG = jnp.take_along_axis(largest_NG, group_NG, axis=-1)
+        chosen_NC = jnp.take_along_axis(group_NG, _largest(largest_NG, k), axis=-1)
+    else:
+        chosen_NC = _largest(largest_NG, k)
 
-    places_NCg = chosen_NC[:, :, None] * group + jnp.arange(group)
-    place_NF = places_NCg.reshape(cut.blocks, -1)
-    value_NF = take(coefficients, cut, place_NF)
-    _, finalist_NK = jax.lax.top_k(jnp.abs(value_NF), min(k, cut.area))
-    finalist_NK = jnp.sort(finalist_NK, axis=-1)
-    index_NK = jnp.take_along_axis(place_NF, finalist_NK, axis=-1)
+    index_NF = _members(chosen_NC, group)
+    value_NF = take(coefficients, cut, index_NF)
+    finalist_NK = _largest(jax.lax.bitcast_convert_type(value_NF, jnp.uint32) & 0x7FFFFFFF, k)
+    index_NK = jnp.take_along_axis(index_NF, finalist_NK, axis=-1)
     return index_NK, jnp.take_along_axis(value_NF, finalist_NK, axis=-1)
+
+
+def _largest(bits_NA: jax.Array, k: int) -> jax.Array:
+    """Return where in each row the k largest floats of these bits stand, ascending."""
+    floats_NA = jax.lax.bitcast_convert_type(bits_NA, jnp.float32)  # what XLA's top-k is made for
+    _, at_NK = jax.lax.top_k(floats_NA, min(k, bits_NA.shape[-1]))
+    return jnp.sort(at_NK, axis=-1)
+
+
+def _members(group_NC: jax.Array, size: int) -> jax.Array:
+    """Return the positions that lie in groups of `size`, group by group: [N, C * size]."""
+    return (group_NC[:, :, None] * size + jnp.arange(size)).reshape(len(group_NC), -1)
 
 
 def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:

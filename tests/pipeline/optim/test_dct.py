@@ -81,7 +81,7 @@ def test_top_k_of_zeros_and_of_a_small_block_is_all_there_is():
 @pytest.mark.parametrize("shape, chunk", [((128, 192), 64), ((3, 40, 29), 64), ((256,), 64)])
 @pytest.mark.parametrize("k", [1, 8, 40])
 @pytest.mark.parametrize("levels", [3, 10**6])
-def test_top_k_in_two_steps_is_a_stable_sort_of_each_block(shape, chunk, k, levels):
+def test_top_k_in_steps_is_a_stable_sort_of_each_block(shape, chunk, k, levels):
     rng = np.random.default_rng(k)
     x = np.round(rng.normal(size=shape) * levels).astype(np.float32)  # few levels: many ties
     cut = dct.layout(shape, chunk)
