@@ -50,7 +50,6 @@ DEEPSEEK = MODEL | {  # a dense layer, and one with experts
 }
 ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
 MUON = {"Muon": {**ADAMW["AdamW"], "momentum": 0.95, "step_scale": {"layers": 0.5, "lm_head": 2.0}}}
-SGD = {"SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}}
 LOCAL_STEPS = {"inner_steps": 2, "inner": ADAMW}
 DILOCO = {
     "DiLoCo": {
@@ -60,7 +59,7 @@ DILOCO = {
         "nesterov": True,
     }
 }
-FEDAVG = {"FedAvg": LOCAL_STEPS}
+SPARTA = {"SPARTA": {**LOCAL_STEPS, "share": 0.3, "seed": 0}}
 ADA_DISTRO = {
     "AdaDistro": {
         "compression_decay": 0.95,

@@ -49,13 +49,7 @@ def dense(
     def receive(
         messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        count = jnp.maximum(jnp.sum(present), 1)
-
-        def mean(g: jax.Array) -> jax.Array:
-            mask = present.reshape(-1, *[1] * (g.ndim - 1))
-            return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / count
-
-        grads = jax.tree.map(mean, messages)
+        grads = mean_of_present(messages, present)
         scale = clip_scale(grads, clip_grad_norm)
         grads = jax.tree.map(lambda g: g * scale, grads)
         d, shared = direction.update(grads, shared)
@@ -72,3 +66,19 @@ def dense(
         return jax.tree.map(lambda _: 0, params)
 
     return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)
+
+
+def mean_of_present(messages: Tree, present: jax.Array) -> Tree:
+    """Return the mean over present peers; zeros if there are none.
+
+    Args:
+      messages: Arrays with a leading axis [peer].
+      present: bool [peer].
+    """
+    count = jnp.maximum(jnp.sum(present), 1)
+
+    def mean(x: jax.Array) -> jax.Array:
+        mask = present.reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.sum(jnp.where(mask, x, 0.0), axis=0) / count
+
+    return jax.tree.map(mean, messages)

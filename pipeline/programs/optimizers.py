@@ -13,6 +13,7 @@ from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.local.sparta import sparta
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.schedules import LearningRate
@@ -137,6 +138,12 @@ def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
 @optimizer_of.register
 def _fedavg(table: tables.OptimizerFedAvg, setting: Setting) -> Optimizer:
     return fedavg(optimizer_of(table.inner, setting), inner_steps=table.inner_steps)
+
+
+@optimizer_of.register
+def _sparta(table: tables.OptimizerSPARTA, setting: Setting) -> Optimizer:
+    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
+    return sparta(**settings)
 
 
 def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum:

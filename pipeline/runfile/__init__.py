@@ -45,6 +45,7 @@ from pipeline.runfile.optimizer import (
     OptimizerFedAvg,
     OptimizerMuon,
     OptimizerSGD,
+    OptimizerSPARTA,
     OptimizerVariant,
 )
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
@@ -95,6 +96,7 @@ __all__ = [
     "OptimizerFedAvg",
     "OptimizerMuon",
     "OptimizerSGD",
+    "OptimizerSPARTA",
     "OptimizerVariant",
     "Peers",
     "Run",

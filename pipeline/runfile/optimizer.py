@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of, variant_name
-from pipeline.runfile.table import U16, AsTuple, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, wrong
 
 Rate = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -124,6 +124,16 @@ class OptimizerDiLoCo(LocalSteps):
 
 class OptimizerFedAvg(LocalSteps):
     """Federated averaging: local steps, and then the mean of all peers' params."""
+
+
+class OptimizerSPARTA(LocalSteps):
+    """SPARTA: local steps, and then the mean of all peers' params in a few random places."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    """Share of the params that are exchanged in a round; bytes are proportional. The params that
+    are measured and exported are those of the last exchange, on average 1 / share rounds ago."""
+    seed: U32
+    """Seed of the places, which are drawn anew in each round."""
 
 
 class Compressing(OptimizerVariant):

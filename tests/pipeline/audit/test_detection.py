@@ -82,6 +82,7 @@ ALL = [(kind, case) for kind, case in CASES.items()]
 ALL += [(kind, CASES[kind]._replace(form="values")) for kind in VALUES]
 ALL += list(DENSE.items())
 ALL += [(kind, case._replace(form="local")) for kind, case in DENSE.items()]
+ALL += [(kind, DENSE[kind]._replace(form="places")) for kind in ("sign_flip", "lazy")]
 KIND_OF = {  # a finding, by why its peer was ejected
     "no message": {"payload", "commitment", "ejected"},
     "false message": {"message"},
@@ -99,7 +100,7 @@ def test_every_kind_has_a_case():
 def honest(tmp_path_factory) -> dict[tuple[str, bool], Seen]:
     """Runs without a fault, by form and whether there are verifiers."""
     made = {}
-    for form in ("signs", "values", "plain", "dense", "local"):
+    for form in ("signs", "values", "plain", "dense", "local", "places"):
         for verified in (False, True):
             folder = tmp_path_factory.mktemp(f"{form}-{verified}")
             made[form, verified] = see(form, run_of(form, verified=verified), folder)

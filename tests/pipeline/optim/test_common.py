@@ -16,6 +16,7 @@ from pipeline.optim.demo import demo
 from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.local.sparta import sparta
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import all_gather, alone, as_transform, clip_scale, next_step
 from pipeline.optim.second_moment import normalized
@@ -45,6 +46,7 @@ OPTIMIZERS = {
         LOCAL_ADAMW, inner_steps=4, outer_learning_rate=0.7, outer_momentum=0.6, nesterov=True
     ),
     "fedavg": lambda: fedavg(sgd(LOCAL_RATE), inner_steps=4),
+    "sparta": lambda: sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0),
     "distro": lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9)),
     # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
     # sum would be rounding where they disagree
@@ -265,6 +267,10 @@ def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
         (lambda: normalized(None, 1.0), "second_moment_decay is 1.0, expected a number from 0,"),
         (lambda: StepDirection("signs"), "update is 'signs', expected one of sign, rms, orth"),
         (lambda: TABLES["adamw"](1, -1.0), "clip_grad_norm is -1.0, expected a number from 0"),
+        (
+            lambda: sparta(sgd(1), inner_steps=1, share=0.0, seed=0),
+            "share is 0.0, expected a number above 0, at most 1",
+        ),
         (lambda: fedavg(sgd(1), inner_steps=0), "inner_steps is 0, expected an integer from 1"),
         (
             lambda: fedavg(OPTIMIZERS["fedavg"](), inner_steps=2),

@@ -420,6 +420,7 @@ VARIANTS = [
     ("optimizer", {"SGD": SGD}, runfile.OptimizerSGD),
     ("optimizer", {"DiLoCo": DILOCO}, runfile.OptimizerDiLoCo),
     ("optimizer", {"FedAvg": LOCAL}, runfile.OptimizerFedAvg),
+    ("optimizer", {"SPARTA": {**LOCAL, "share": 0.1, "seed": 0}}, runfile.OptimizerSPARTA),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),
     ("optimizer", {"Distro": COMPRESSING}, runfile.OptimizerDistro),
     ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),

@@ -37,8 +37,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
     """A run of 8 rounds and 2 windows.
 
     Args:
-      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense", or dense
-        ones after "local" steps.
+      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense", dense ones
+        after "local" steps, or values in random "places" after such.
       schedule: what goes wrong.
       verified: whether a peer of the six takes others' steps again.
       changes: of `[config]`.
@@ -63,8 +63,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         document["peers"]["wire"] = "psyche"
     elif form == "dense":
         document["model"]["LLM"]["optimizer"] = tiny.ADAMW
-    elif form == "local":  # 2 steps of 6 trainers, or of 4 where peers verify
-        document["model"]["LLM"]["optimizer"] = tiny.DILOCO
+    elif form in ("local", "places"):  # 2 steps of 6 trainers, or of 4 where peers verify
+        document["model"]["LLM"]["optimizer"] = tiny.DILOCO if form == "local" else tiny.SPARTA
         document["peers"]["micro_batch"] = 3
         for key in ("global_batch_size_start", "global_batch_size_end"):
             document["config"][key] = 24

@@ -1,0 +1,87 @@
+"""SPARTA: peers train by themselves, and in each round take the mean of a few of their params."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pipeline.optim.dense import TINY, mean_of_present
+from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.optimizer import Optimizer, Tree, expect
+
+
+def sparta(inner: Optimizer, *, inner_steps: int, share: float, seed: int) -> Optimizer:
+    """Return sparse parameter averaging: a random share of the params becomes the mean of peers'.
+
+    With theta_p the local params of peer p, in each round:
+
+        inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
+        theta[S]   <- mean over present peers of theta_p[S]
+        theta_p[S] <- theta[S]
+
+    S is the same for all peers and drawn anew in each round: each parameter is cut into
+    round(share * size) parts, as even as can be, and one element is drawn of each. So places are
+    not sent; a message is (theta - theta_p)[S] in float32.
+
+    theta, the params of all, is what peers last agreed on, element by element: 1 / share rounds
+    ago on average, and peers that begin later begin with it.
+
+    Args:
+      inner: Takes the local steps.
+      inner_steps: Local steps of a round; SPARTA's 1.
+      share: Share of a parameter's elements in S, above 0 and at most 1; SPARTA's 0.0005 to 0.005.
+      seed: Of the random S.
+
+    References:
+      Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
+        https://openreview.net/forum?id=stFPf3gzq1
+    """
+    expect("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+    whole = fedavg(inner, inner_steps=inner_steps)
+
+    def places(params: Tree, step: jax.Array) -> Tree:
+        """Return S: int32 [K] of each parameter, ascending."""
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
+        leaves, structure = jax.tree.flatten(params)
+        keys = [jax.random.fold_in(key, number) for number in range(len(leaves))]
+        found = [_one_of_each_part(*leaf, share) for leaf in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(structure, found)
+
+    def message_of(own: Tree, at: Tree) -> Tree:
+        return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
+
+    def after_sending(own: Tree, at: Tree) -> Tree:
+        left = jax.tree.map(
+            lambda d, at_K: d.ravel().at[at_K].set(0.0).reshape(d.shape), own.drift, at
+        )
+        return own._replace(drift=left)
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        del shared
+        at = places(params, step)
+        return message_of(own, at), after_sending(own, at)
+
+    def receive(
+        messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        def update(theta: jax.Array, mean_K: jax.Array, at_K: jax.Array) -> jax.Array:
+            return jnp.zeros(theta.size).at[at_K].set(-mean_K).reshape(theta.shape)
+
+        mean = mean_of_present(messages, present)
+        return jax.tree.map(update, params, mean, places(params, step)), shared
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        at = places(params, step)
+        mine = message_of(own, at)
+        off = optax.tree.norm(jax.tree.map(jnp.subtract, message, mine))
+        return off / (optax.tree.norm(mine) + TINY), after_sending(own, at)
+
+    return whole._replace(send=send, receive=receive, compare=compare)
+
+
+def _one_of_each_part(key: jax.Array, param: jax.Array, share: float) -> jax.Array:
+    """Return a random place in each of round(share * size) parts: int32 [K], ascending."""
+    count = max(1, round(share * param.size))
+    width, longer = divmod(param.size, count)
+    part_K = jnp.arange(count)
+    first_K = part_K * width + jnp.minimum(part_K, longer)  # the first parts have one more
+    return first_K + jax.random.randint(key, (count,), 0, width + (part_K < longer))
