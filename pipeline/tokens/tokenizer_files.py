@@ -74,6 +74,7 @@ def convert_older(folder: Path, name: str) -> None:
             f"{what}, expected that, or transformers to convert them: "
             "pip install -c constraints.txt -e '.[hf]'"
         ) from None
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -86,6 +87,8 @@ def convert_older(folder: Path, name: str) -> None:
     except Exception as error:  # of any kind: the libraries check little
         reason = brief(str(error).partition("\n")[0], 200)
         raise LockstepError(f"{what}, expected what transformers converts: {reason}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     write_text(folder / TOKENIZER, fast.to_str(pretty=True))
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     # every version of transformers takes this class as it is in tokenizer.json

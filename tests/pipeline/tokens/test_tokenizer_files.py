@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 from pipeline.errors import LockstepError
 from pipeline.tokens.tokenizer_files import PIECES, convert_older
@@ -45,7 +46,7 @@ def refusal(folder: Path) -> str:
 
 
 def test_a_vocabulary_and_its_merges_become_a_tokenizer_of_the_same_ids_and_bytes(tmp_path):
-    made = []
+    made, verbosity = [], logging.get_verbosity()
     for name in "ab":
         added = {"__type": "AddedToken", "content": "<pad>"}  # as version 4 writes it
         before = write_gpt2(tmp_path / name, pad_token=added, extra_special_tokens=["<a>"])
@@ -59,6 +60,7 @@ def test_a_vocabulary_and_its_merges_become_a_tokenizer_of_the_same_ids_and_byte
     settings = json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())
     assert settings["eos_token"] == "<|endoftext|>"  # of the class
     assert (settings["pad_token"], settings["tokenizer_class"]) == (added, "GPT2Tokenizer")
+    assert logging.get_verbosity() == verbosity  # other tests await its warnings
 
 
 def test_config_json_may_name_the_kind(tmp_path):
