@@ -73,5 +73,6 @@ class Trial:
 
     def apply(self) -> None:
         """The params of the next round, on every device."""
-        self.peers.receive(self.received, self.programs.form.like, self.rounds)
+        assigned = {peer: work.count for peer, work in self.work.items()}
+        self.peers.receive(self.received, assigned, self.programs.form.like, self.rounds)
         jax.block_until_ready(list(self.peers.params_on.values()))

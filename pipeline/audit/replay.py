@@ -115,7 +115,11 @@ class _WindowReplay:
             if applied is None:  # what was applied in place of the replayed message is not kept
                 return self.found
             self.replica = self.replica.receive(
-                applied, self.setup.programs.form.like, self.setup.run.peers.count, entry.round.step
+                applied,
+                entry.round.sequences,
+                self.setup.programs.form.like,
+                self.setup.run.peers.count,
+                entry.round.step,
             )
             if entry.round.step in self.transcript.snapshots:
                 self._compare_states(entry.round.step)

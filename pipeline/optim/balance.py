@@ -38,9 +38,9 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         return optimizer.send(own, others(params), shared, step)
 
     def receive(
-        messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = optimizer.receive(messages, present, others(params), shared, step)
+        updates, shared = optimizer.receive(messages, weight, others(params), shared, step)
         return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
@@ -111,9 +111,10 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return Balanced(own.load, message), Balanced(zeros(own.load), inside)
 
     def receive(
-        messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = optimizer.receive(messages.optimizer, present, params, shared, step)
+        updates, shared = optimizer.receive(messages.optimizer, weight, params, shared, step)
+        present = weight > 0
         count = jnp.maximum(jnp.sum(present), 1)
 
         def move(load_P: jax.Array) -> jax.Array:

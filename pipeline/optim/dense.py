@@ -16,6 +16,7 @@ def dense(
     *,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
+    by_weight: bool = False,
 ) -> Optimizer:
     """Return an optimizer whose peers send whole gradients, and share all of its state.
 
@@ -32,6 +33,7 @@ def dense(
         s, from gradients alone.
       weight_decay: Decoupled, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
+      by_weight: Whether peers count by their weights, after local steps.
     """
     expect_rates(weight_decay=weight_decay, clip_grad_norm=clip_grad_norm)
 
@@ -47,9 +49,9 @@ def dense(
         return own, optax.EmptyState()
 
     def receive(
-        messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        grads = mean_of_present(messages, present)
+        grads = weighted_mean(messages, weight if by_weight else weight > 0)
         scale = clip_scale(grads, clip_grad_norm)
         grads = jax.tree.map(lambda g: g * scale, grads)
         d, shared = direction.update(grads, shared)
@@ -68,17 +70,18 @@ def dense(
     return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)
 
 
-def mean_of_present(messages: Tree, present: jax.Array) -> Tree:
-    """Return the mean over present peers; zeros if there are none.
+def weighted_mean(messages: Tree, weight: jax.Array) -> Tree:
+    """Return the mean over peers by their weights; zeros if all are absent.
 
     Args:
       messages: Arrays with a leading axis [peer].
-      present: bool [peer].
+      weight: int32 or bool [peer], 0 for an absent one.
     """
-    count = jnp.maximum(jnp.sum(present), 1)
+    share = weight / jnp.maximum(jnp.max(weight), 1)  # equal weights are 1: bits of a plain mean
+    total = jnp.maximum(jnp.sum(share), 1.0)
 
     def mean(x: jax.Array) -> jax.Array:
-        mask = present.reshape(-1, *[1] * (x.ndim - 1))
-        return jnp.sum(jnp.where(mask, x, 0.0), axis=0) / count
+        share_P = share.reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.sum(jnp.where(share_P > 0, share_P * x, 0.0), axis=0) / total
 
     return jax.tree.map(mean, messages)

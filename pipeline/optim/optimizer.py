@@ -77,16 +77,17 @@ class SendFn(Protocol):
 
 
 class ReceiveFn(Protocol):
-    """receive(messages, present, params, shared, step) -> updates, shared."""
+    """receive(messages, weight, params, shared, step) -> updates, shared."""
 
     def __call__(
-        self, messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         """Return what all peers add to their params, once a round.
 
         Args:
           messages: A message with a leading axis [peer] on every array.
-          present: bool [peer]; the row of an absent peer may hold anything, and changes no bit.
+          weight: int32 [peer], the sequences that each was assigned, never its own word; 0 where it
+            is absent: then its row may hold anything, and changes no bit.
           params: What all peers agree on.
           shared: The state that is one copy.
           step: int32 [], counted from 1.
@@ -143,7 +144,7 @@ class Optimizer(NamedTuple):
             own        = accumulate(grads, own, params, step)
           message, own = send(own, params, shared, step)
         each round, everybody alike:
-          updates, shared = receive(messages, present, params, shared, step)
+          updates, shared = receive(messages, weight, params, shared, step)
 
     `compare` serves an audit and `areas` the wire format. No function knows whether peers are rows
     of an array or machines. Shapes do not change when a peer is absent.
@@ -208,9 +209,9 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
     for DisTrO with overlap. With several local steps in a round, the last one alone exchanges, and
     updates of the others are zero; under `shard_map` that takes `check_vma=False`.
 
-    A peer whose gradient has an infinity or a NaN counts as absent in that step, and its own state
-    stays as it was. `optax.apply_if_finite` around this would decide for each peer alone: their
-    params would come apart.
+    Peers have equal weights. One whose gradient has an infinity or a NaN counts as absent in that
+    step, and its own state stays as it was. `optax.apply_if_finite` around this would decide for
+    each peer alone: their params would come apart.
 
     With `optax.inject_hyperparams`, wrap what is to be changed:
 
@@ -222,7 +223,7 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
     Args:
       optimizer: The functions.
       exchange: exchange(message, step) -> sent, received, such as `all_gather("peer")`, or `alone`.
-        Beside the optimizer's message it gets whether that counts.
+        Beside the optimizer's message it gets that peer's weight.
     """
 
     def init(params: Tree) -> OptimizerState:
@@ -243,8 +244,8 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
             step = count // optimizer.inner_steps + 1
             message, after = optimizer.send(taken, params, shared, step)
             after = jax.tree.map(partial(jnp.where, finite), after, own)
-            _, (received, present) = exchange((message, finite), step)
-            steps, agreed = optimizer.receive(received, present, params, shared, step)
+            _, (received, weight) = exchange((message, finite.astype(jnp.int32)), step)
+            steps, agreed = optimizer.receive(received, weight, params, shared, step)
             return steps, after, agreed
 
         def go_on() -> tuple[Tree, Tree, Tree]:

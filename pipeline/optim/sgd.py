@@ -14,6 +14,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
+    by_weight: bool = False,
 ) -> Optimizer:
     """Return SGD on the mean of all present peers' gradients.
 
@@ -28,6 +29,7 @@ def sgd(
       nesterov: Whether the momentum is Nesterov's.
       weight_decay: Decoupled, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
+      by_weight: As of `dense`.
 
     References:
       Sutskever et al., On the importance of initialization and momentum in deep learning,
@@ -37,4 +39,10 @@ def sgd(
     moves = isinstance(momentum, jax.core.Tracer) or bool(momentum)
     expect("nesterov", nesterov, lambda x: moves or not x, "false without momentum")
     direction = optax.trace(momentum, nesterov) if moves else optax.identity()
-    return dense(learning_rate, direction, weight_decay=weight_decay, clip_grad_norm=clip_grad_norm)
+    return dense(
+        learning_rate,
+        direction,
+        weight_decay=weight_decay,
+        clip_grad_norm=clip_grad_norm,
+        by_weight=by_weight,
+    )

@@ -59,18 +59,26 @@ class Replica:
         """Return a sent message's distance from the replayed one, and the peer's state after it."""
         return self.programs.compare(*self._arguments(own, work, step), message)
 
-    def receive(self, messages: Mapping[int, Tree], like: Tree, count: int, step: int) -> "Replica":
+    def receive(
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        like: Tree,
+        count: int,
+        step: int,
+    ) -> "Replica":
         """Return the replica after the messages of some of the run's `count` peers.
 
-        Messages are stacked to one tree with a leading axis [peer], absent rows zero.
+        Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
+        weight is how many sequences the round assigned to it.
         """
         absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
         rows = [messages.get(peer, absent) for peer in range(count)]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-        present_P = np.array([peer in messages for peer in range(count)])
-        present_P, step = self.group.put_whole((present_P, np.int32(step)))
+        weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
+        weight_P, step = self.group.put_whole((np.array(weights, np.int32), np.int32(step)))
         params, shared = self.programs.receive(
-            self.group.put(stacked), present_P, self.params, self.shared, step
+            self.group.put(stacked), weight_P, self.params, self.shared, step
         )
         return replace(self, params=params, shared=shared)
 

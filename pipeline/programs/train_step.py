@@ -149,7 +149,7 @@ class Programs:
 
     @cached_property
     def receive(self) -> Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """The update of all: (messages, present_P, params, shared, step) -> params, shared."""
+        """The update of all: (messages, weight_P, params, shared, step) -> params, shared."""
         return jax.jit(self._receive)
 
     @cached_property
@@ -289,9 +289,9 @@ class Programs:
         return counted_MBS / jnp.maximum(counted_MBS.sum(), 1)
 
     def _receive(
-        self, messages: Tree, present_P: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, weight_P: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = self.optimizer.receive(messages, present_P, params, shared, step)
+        updates, shared = self.optimizer.receive(messages, weight_P, params, shared, step)
         params = optax.apply_updates(params, updates)
         return self.keep_cut(params), self.keep_cut(shared)
 

@@ -46,6 +46,11 @@ class Round:
         """Number of peers that train."""
         return len(self.peers) - len(self.verifiers)
 
+    @property
+    def sequences(self) -> dict[int, int]:
+        """How many sequences each trainer is assigned."""
+        return {peer: last - first + 1 for peer, (first, last) in self.assignment.items()}
+
 
 @dataclass(frozen=True)
 class Message:

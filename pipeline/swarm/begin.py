@@ -126,11 +126,12 @@ def make_peers(
 
 
 def repeats_bit_for_bit(setup: Setup) -> bool:
-    """Return whether this machine gives a peer's first step the same bits twice: a self-test."""
+    """Return whether this machine gives a peer's first steps the same bits twice: a self-test."""
     run, programs, (state, step, index) = setup.run, setup.programs, setup.start
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, state.params, state.shared)
-    work = assigned(setup.data, (index, index), run, run.peers.count)
+    last = index + run.llm.inner_steps - 1  # a sequence for each local step
+    work = assigned(setup.data, (index, last), run, run.peers.count)
 
     def once() -> str:  # `own` is donated, so each time a copy
         return tree_hash(replica.step(group.put(state.own[0]), work, step + 1))

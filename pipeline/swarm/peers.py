@@ -90,9 +90,18 @@ class SimulatedPeers:
         """Give a peer a new state of its own, at the params that the others have."""
         self._own[peer] = self._replica_of(peer).new_own()
 
-    def receive(self, messages: Mapping[int, Tree], like: Tree, step: int) -> None:
-        """Apply, for all peers, the messages that the round decided on; `like` is their form's."""
-        after = self._first.receive(messages, like, self.count, step)
+    def receive(
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
+    ) -> None:
+        """Apply, for all peers, the messages that the round decided on.
+
+        Args:
+          messages: Messages by peer.
+          sequences: How many sequences each of these peers was assigned.
+          like: The messages' form's.
+          step: The round, from 1.
+        """
+        after = self._first.receive(messages, sequences, like, self.count, step)
         self._replicas = self._spread(after.params, after.shared)
 
     @property

@@ -108,7 +108,7 @@ class Swarm:
 
         # the sender too applies what decoding the bytes gives, nothing better
         applied = {peer: received[peer] for peer in decision.applied}
-        self.peers.receive(applied, self.form.like, round_.step)
+        self.peers.receive(applied, round_.sequences, self.form.like, round_.step)
         entry = Entry(
             asked=asked,
             round=round_,

@@ -18,13 +18,13 @@ def diloco(
     With the names of `local_steps`, in each round:
 
         inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
-        D       = mean over present peers of theta - theta_p
+        D       = mean over peers of theta - theta_p
         m      <- outer_momentum * m + D
         theta  <- theta - outer_learning_rate * (D + outer_momentum * m)        with Nesterov's
         theta  <- theta - outer_learning_rate * m                               without
 
     A message is theta - theta_p in float32: 4 bytes per parameter, from each peer, each round.
-    Peers count equally, whatever they trained on.
+    Peers count by the sequences that they were assigned; absent ones do not.
 
     Args:
       inner: Takes the local steps: AdamW in DiLoCo, Muon in MuLoCo.
@@ -39,5 +39,5 @@ def diloco(
       Therien et al., MuLoCo: Muon is a practical inner optimizer for DiLoCo,
         https://arxiv.org/abs/2505.23725
     """
-    outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov)
+    outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov, by_weight=True)
     return local_steps(inner, outer, inner_steps)

@@ -6,15 +6,15 @@ from pipeline.optim.sgd import sgd
 
 
 def fedavg(inner: Optimizer, *, inner_steps: int) -> Optimizer:
-    """Return federated averaging: the params become the mean of all present peers' local ones.
+    """Return federated averaging: the params become the mean of all peers' local ones.
 
     With the names of `local_steps`, in each round:
 
         inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
-        theta  <- mean over present peers of theta_p
+        theta  <- mean over peers of theta_p
 
     A message is theta - theta_p in float32: 4 bytes per parameter, from each peer, each round.
-    Peers count equally, whatever they trained on: a round's batch is divided evenly among them.
+    Peers count by the sequences that they were assigned; absent ones do not.
 
     Args:
       inner: Takes the local steps; in the paper SGD without momentum.
@@ -24,4 +24,4 @@ def fedavg(inner: Optimizer, *, inner_steps: int) -> Optimizer:
       McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
         https://arxiv.org/abs/1602.05629
     """
-    return local_steps(inner, sgd(1.0), inner_steps)
+    return local_steps(inner, sgd(1.0, by_weight=True), inner_steps)

@@ -63,7 +63,7 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         here = local(params, own)
         inner_own = inner.accumulate(grads, own.inner_own, here, step)
         message, inner_own = inner.send(inner_own, here, own.inner_shared, step)
-        alone = jax.tree.map(lambda leaf: leaf[None], message), jnp.ones(1, bool)
+        alone = jax.tree.map(lambda leaf: leaf[None], message), jnp.ones(1, jnp.int32)
         updates, inner_shared = inner.receive(*alone, here, own.inner_shared, step)
         drift = jax.tree.map(jnp.add, own.drift, updates)
         return LocalState(drift, inner_own, inner_shared, own.outer)

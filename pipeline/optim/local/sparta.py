@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.dense import TINY, mean_of_present
+from pipeline.optim.dense import TINY, weighted_mean
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.optimizer import Optimizer, Tree, expect
 
@@ -15,7 +15,7 @@ def sparta(inner: Optimizer, *, inner_steps: int, share: float, seed: int) -> Op
     With theta_p the local params of peer p, in each round:
 
         inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
-        theta[S]   <- mean over present peers of theta_p[S]
+        theta[S]   <- mean over peers of theta_p[S]
         theta_p[S] <- theta[S]
 
     S is the same for all peers and drawn anew in each round: each parameter is cut into
@@ -61,12 +61,12 @@ def sparta(inner: Optimizer, *, inner_steps: int, share: float, seed: int) -> Op
         return message_of(own, at), after_sending(own, at)
 
     def receive(
-        messages: Tree, present: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         def update(theta: jax.Array, mean_K: jax.Array, at_K: jax.Array) -> jax.Array:
             return jnp.zeros(theta.size).at[at_K].set(-mean_K).reshape(theta.shape)
 
-        mean = mean_of_present(messages, present)
+        mean = weighted_mean(messages, weight)
         return jax.tree.map(update, params, mean, places(params, step)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:

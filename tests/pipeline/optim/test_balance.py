@@ -55,7 +55,7 @@ def rounds(optimizer, params: dict, present: list[list[bool]], grads=drawn) -> d
             message, own[peer] = optimizer.send(state, params, shared, step)
             messages.append(message)
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(stacked, jnp.array(here), params, shared, step)
+        updates, shared = optimizer.receive(stacked, jnp.int32(here), params, shared, step)
         params = jax.tree.map(jnp.add, params, updates)
     return params
 
@@ -168,7 +168,8 @@ def loads(speed: float, steps: int = 16) -> np.ndarray:
         load = done[0].message.load["layers"]["mlp"]["router"]["correction"][0]
         found.append(load.max() / load.sum())
         sent = {p: wire.encode(d.message, form) for p, d in done.items()}
-        peers.receive({p: wire.decode(data, form) for p, data in sent.items()}, form.like, step)
+        received = {p: wire.decode(data, form) for p, data in sent.items()}
+        peers.receive(received, dict.fromkeys(received, 4), form.like, step)
     return np.array(found)
 
 

@@ -1,6 +1,6 @@
 """Behaviour that every optimizer shares: add a line to OPTIMIZERS and a new one is tested."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -115,27 +115,46 @@ def test_same_steps_give_the_same_bits(name):
     jax.tree.map(np.testing.assert_array_equal, train(name, 5), train(name, 5))
 
 
-@each_optimizer
-def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
+@cache
+def sent(name: str) -> tuple:
+    """Compiled functions, the first messages of three peers, and what they are received with."""
     optimizer = compiled(OPTIMIZERS[name]())
     params = jax.tree.map(jnp.zeros_like, target(0))
     own, shared = optimizer.init(params)
     messages = []
-    for peer in range(2):
+    for peer in range(3):
         after = optimizer.accumulate(target(peer), own, params, 1)
         messages.append(optimizer.send(after, params, shared, 1)[0])
+
+    def receive(rows: list, weights: list[int]) -> tuple:
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        return optimizer.receive(stacked, jnp.int32(weights), params, shared, 1)
+
+    return messages, receive
+
+
+@each_optimizer
+def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
+    (first, second, third), receive = sent(name)
     spoilt = jax.tree.map(
-        lambda x: jnp.full_like(x, jnp.nan) if x.dtype == jnp.float32 else x, messages[1]
+        lambda x: jnp.full_like(x, jnp.nan) if x.dtype == jnp.float32 else x, second
     )
+    expected = receive([first, third], [2, 3])
+    for absent in (second, spoilt):
+        found = receive([first, absent, third], [2, 0, 3])
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
-    def receive(second):
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), messages[0], second)
-        return optimizer.receive(stacked, jnp.array([True, False]), params, shared, 1)
 
-    jax.tree.map(np.testing.assert_array_equal, receive(messages[1]), receive(spoilt))
-    alone = jax.tree.map(lambda x: x[None], messages[0])
-    expected = optimizer.receive(alone, jnp.array([True]), params, shared, 1)
-    jax.tree.map(np.testing.assert_array_equal, receive(spoilt), expected)
+@each_optimizer
+def test_peers_count_by_what_they_were_assigned_if_they_take_local_steps_and_else_equally(name):
+    (first, second, _), receive = sent(name)
+    found = receive([first, second], [1, 2])
+    if OPTIMIZERS[name]().inner_steps > 1:
+        expected = receive([first, second, second], [1, 1, 1])
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, expected)
+    else:
+        expected = receive([first, second], [1, 1])
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 PEER, COPY = jax.sharding.PartitionSpec("peer"), jax.sharding.PartitionSpec()

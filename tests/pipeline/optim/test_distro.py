@@ -72,7 +72,9 @@ def take_round(optimizer, params, own, shared, grads, step):
         message, own[peer] = optimizer.send(own[peer], params, shared, step)
         messages.append(message)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-    updates, shared = optimizer.receive(stacked, jnp.ones(len(own), bool), params, shared, step)
+    updates, shared = optimizer.receive(
+        stacked, jnp.ones(len(own), jnp.int32), params, shared, step
+    )
     return jax.tree.map(jnp.add, params, updates), shared, messages
 
 
@@ -192,7 +194,7 @@ def test_a_group_has_its_own_topk_and_its_own_step():
     message, _ = optimizer.send(optimizer.accumulate(grads, own, params, 1), params, shared, 1)
     assert [message[name].index_NK.shape[1] for name in "ab"] == [3, 5]
     stacked = jax.tree.map(lambda leaf: leaf[None], message)
-    updates, _ = optimizer.receive(stacked, jnp.ones(1, bool), params, shared, 1)
+    updates, _ = optimizer.receive(stacked, jnp.ones(1, jnp.int32), params, shared, 1)
     assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0025, 0.005])
 
 
@@ -205,7 +207,7 @@ def some_steps(skip: bool, overlap: int) -> dict:
     optimizer = compiled(distro(CompressedMomentum(LR, compressor, 0.9), overlap))
     params = {name: jnp.ones((8, 100)) for name in ("all", "half", "none")}
     (first, shared), second = optimizer.init(params), optimizer.init(params)[0]
-    own, present = [first, second], jnp.array([True, True])
+    own, weight = [first, second], jnp.ones(2, jnp.int32)
     for step in range(1, 4):
         messages = []
         for peer in range(2):
@@ -217,7 +219,7 @@ def some_steps(skip: bool, overlap: int) -> dict:
             own[peer] = after
             messages.append(message)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-        updates, shared = optimizer.receive(stacked, present, params, shared, step)
+        updates, shared = optimizer.receive(stacked, weight, params, shared, step)
         params = jax.tree.map(jnp.add, params, updates)
     return params
 

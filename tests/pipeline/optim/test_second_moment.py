@@ -17,7 +17,7 @@ def last_gradient() -> Optimizer:
         lookahead=no_lookahead,
         accumulate=lambda grads, own, params, step: grads,
         send=lambda own, params, shared, step: (own, own),
-        receive=lambda messages, present, params, shared, step: (params, shared),
+        receive=lambda messages, weight, params, shared, step: (params, shared),
         compare=lambda own, message, params, step: (jnp.zeros(()), message),
         areas=lambda params: params,
     )

@@ -52,5 +52,7 @@ def train(
             work[peer] = Work(micro_batches(rows, len(rows), size, lots), len(rows))
         done = peers.step(work, step)
         found.append(float(np.mean([d.loss for d in done.values()])))
-        peers.receive({p: d.message for p, d in done.items()}, programs.form.like, step)
+        messages = {p: d.message for p, d in done.items()}
+        assigned = {p: w.count for p, w in work.items()}
+        peers.receive(messages, assigned, programs.form.like, step)
     return found, peers

@@ -83,7 +83,8 @@ def test_the_order_in_which_messages_arrive_changes_no_bit():
     messages = [(peer, each.message) for peer, each in done.items()]
     replica = Replica.put(programs, peers.groups[0], state.params, state.shared)
     one, other = (
-        replica.receive(dict(order), done[0].message, 2, 1) for order in (messages, messages[::-1])
+        replica.receive(dict(order), {0: 4, 1: 3}, done[0].message, 2, 1)
+        for order in (messages, messages[::-1])
     )
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
 

@@ -133,10 +133,10 @@ def test_memory_of_a_device_falls_as_devices_are_added(optimizer, counts):
         arguments = params, own, shared, tokens, count, step
         message = jax.eval_shape(programs.peer_step, *arguments).message
         messages = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), message)
-        messages, present = group.put(messages), group.put_whole(np.ones(2, bool))
+        messages, weight = group.put(messages), group.put_whole(np.ones(2, np.int32))
         lowered = (
             programs.peer_step.lower(*arguments),
-            programs.receive.lower(messages, present, params, shared, step),
+            programs.receive.lower(messages, weight, params, shared, step),
         )
         plans = [program.compile().memory_analysis() for program in lowered]
         memory.append(

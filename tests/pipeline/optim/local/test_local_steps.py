@@ -132,7 +132,7 @@ def test_a_message_is_how_far_its_peer_went_in_every_round():
         jax.tree.map(np.testing.assert_array_equal, own, compared)
         assert not own.drift["w"].any()
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, jnp.ones(1, bool), params, shared, t)
+        updates, shared = optimizer.receive(received, jnp.ones(1, jnp.int32), params, shared, t)
         params = jax.tree.map(jnp.add, params, updates)
 
 

@@ -58,7 +58,7 @@ class Peers:
             messages.append(message)
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
         updates, self.shared = self.optimizer.receive(
-            stacked, jnp.array(present), self.params, self.shared, step
+            stacked, jnp.int32(present), self.params, self.shared, step
         )
         self.params = jax.tree.map(jnp.add, self.params, updates)
         return messages
@@ -126,7 +126,7 @@ def test_a_lone_peer_trains_as_without_rounds():
             theta = optax.apply_updates(theta, updates)
         message, own = optimizer.send(own, params, shared, step)
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, jnp.ones(1, bool), params, shared, step)
+        updates, shared = optimizer.receive(received, jnp.ones(1, jnp.int32), params, shared, step)
         params = jax.tree.map(jnp.add, params, updates)
     here = optimizer.lookahead(params, own, shared, ROUNDS)
     np.testing.assert_allclose(here["w"], theta["w"], rtol=0, atol=1e-6)
