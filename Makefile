@@ -61,6 +61,7 @@ $(VENV)/constraints.txt: constraints.txt constraints-gpu.txt
 	awk -F== '!($$1 in seen) { seen[$$1]; print }' $(if $(GPU),constraints-gpu.txt) constraints.txt > $@
 
 PIP := python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
-EXTRA := $(if $(GPU),[cuda13])
+ON := $(if $(GPU),$(COMMA)cuda13)
+EXTRA := [engines$(ON)]
 EXTRA-docs := [docs]
-EXTRA-test := [test$(if $(GPU),$(COMMA)cuda13)]
+EXTRA-test := [engines,test$(ON)]

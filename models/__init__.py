@@ -32,4 +32,4 @@ def get(model_type: object) -> "Architecture":
     """
     if model_type not in MODELS:
         raise ModelError(f"model_type is {model_type!r}, expected one of: {', '.join(MODELS)}")
-    return getattr(importlib.import_module(f"models.{model_type}"), model_type)
+    return getattr(importlib.import_module(f"{__name__}.{model_type}"), model_type)

@@ -85,7 +85,7 @@ def _stage(name: str, run: Path, root: Path) -> None:
         for library in ("absl", "asyncio"):  # orbax warns without need, and logs what it raises
             logging.getLogger(library).setLevel(logging.CRITICAL)
         devices.prepare(settings)
-        import_module(f"pipeline.{name}").run(settings, paths)
+        import_module(f"{__package__}.{name}").run(settings, paths)
 
 
 def _add_stage(name: str, description: str) -> None:

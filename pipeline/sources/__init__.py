@@ -178,7 +178,7 @@ def provider_of(location: Data, options: FetchOptions | None = None) -> ModuleTy
             "its protocol, which this release does not speak; expected a location of files, such "
             "as Http or Hub"
         )
-    provider = import_module(f"pipeline.sources.{PROVIDERS[type(location)]}")
+    provider = import_module(f"{__name__}.{PROVIDERS[type(location)]}")
     if options and options.stream and getattr(provider, "MAKES_TOKENS", False):
         raise LockstepError(
             f"download.stream is true, expected false with {variant_name(location)}: it is made "

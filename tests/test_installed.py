@@ -1,0 +1,120 @@
+"""`pip install .`, by way of a source distribution: everything comes under the name `lockstep`."""
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from pipeline.programs import optimizers
+from tests.tiny import PROJECT
+
+SOURCE = ("lockstep", "models", "pipeline")
+FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.py")
+READ = ("constraints-gpu.txt", "constraints.txt", "dvc.yaml")
+BUILD = "from setuptools import build_meta; build_meta.build_sdist('.')"
+INSTALL = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+IMPORT_ALL = """
+import sys
+import lockstep
+assert "jax" not in sys.modules and "numpy" not in sys.modules
+from importlib import import_module
+from pkgutil import walk_packages
+for module in walk_packages(lockstep.__path__, "lockstep."):
+    import_module(module.name)
+assert not {"models", "pipeline"} & sys.modules.keys()
+for name in lockstep.__all__:
+    getattr(lockstep, name)
+print(lockstep.__file__)
+"""
+TRAIN = """
+import jax, jax.numpy as jnp, optax
+from lockstep import adamw, alone, as_transform, diloco, models, next_step
+inner = adamw(0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
+optimizer = diloco(inner, inner_steps=2, outer_learning_rate=0.7, outer_momentum=0.3, nesterov=True)
+tx = as_transform(optimizer, alone)
+params = {"w": jnp.ones(2)}
+state = tx.init(params)
+for _ in range(20):
+    at = optimizer.lookahead(params, state.own, state.shared, next_step(optimizer, state.count))
+    updates, state = tx.update(jax.grad(lambda p: (p["w"] ** 2).sum())(at), state, params)
+    params = optax.apply_updates(params, updates)
+print(float(jnp.abs(params["w"]).max()), models.get("llama").Config.__module__)
+"""
+
+
+def run(folder: Path, *command: str, **variables: str) -> str:
+    """Run Python in a folder, where the checkout is not on its path; what it printed."""
+    environment = {**os.environ, "PYTHONPATH": "", **variables}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder of installed packages with Lockstep alone."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in SOURCE:
+        shutil.copytree(PROJECT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*FILES, *READ):
+        shutil.copy(PROJECT / name, source)
+    run(source, "-c", BUILD)
+    (archive,) = source.glob("lockstep-*.tar.gz")
+    run(source, "-m", "pip", "install", "-q", *INSTALL, "--target", str(site), str(archive))
+    return site
+
+
+def test_all_modules_are_under_the_one_name_and_import_without_the_checkout(site, tmp_path):
+    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} == {
+        "bin",
+        "lockstep",
+    }
+    printed = run(tmp_path, "-c", IMPORT_ALL, PYTHONPATH=str(site))
+    assert printed.strip() == str(site / "lockstep" / "__init__.py")
+
+
+def test_nothing_of_the_source_is_missing(site):
+    def files(folder: Path) -> set[str]:
+        return {
+            path.relative_to(folder).as_posix()
+            for path in folder.rglob("*")
+            if path.is_file() and path.suffix != ".pyc"
+        }
+
+    source = {f"{name}/{file}" for name in SOURCE[1:] for file in files(PROJECT / name)}
+    assert files(site / "lockstep") == source | files(PROJECT / "lockstep") | set(READ)
+
+
+def test_an_installed_optimizer_trains(site, tmp_path):
+    loss, module = run(tmp_path, "-c", TRAIN, PYTHONPATH=str(site)).split()
+    assert float(loss) < 0.5
+    assert module == "lockstep.models.llama"
+
+
+def test_the_installed_command_checks_a_run_file(site, tmp_path):
+    run_file = str(PROJECT / "params" / "run.toml")
+    run(tmp_path, "-m", "lockstep", "check", "--run", run_file, PYTHONPATH=str(site))
+
+
+def test_the_checkout_has_the_same_names():
+    for name in lockstep.__all__:
+        getattr(lockstep, name)
+    with pytest.raises(AttributeError, match="no attribute 'adamw2'"):
+        lockstep.adamw2  # noqa: B018
+
+
+def test_every_optimizer_of_a_run_file_has_its_name_in_the_library():
+    named_as_their_file = {
+        name
+        for name, thing in vars(optimizers).items()
+        if inspect.isfunction(thing) and thing.__module__.endswith(f".{name}")
+    }
+    assert "distro" in named_as_their_file
+    assert named_as_their_file <= set(lockstep.__all__)
