@@ -30,6 +30,7 @@ from pipeline.stage import devices
 
 if TYPE_CHECKING:
     from benchmarks.simulated import Lab, Trained
+    from pipeline.programs.language_model import programs_of
     from pipeline.programs.train_step import Programs
 
 PEERS, ROUNDS, EVERY, PERCENT = 10, 12, 3, 20
@@ -168,11 +169,10 @@ def lab_for(needs: str) -> "Lab":
 @cache
 def elsewhere_for(needs: str) -> "Programs":
     """Programs of the same runs that give other bits, as another machine does: scanned layers."""
-    from pipeline.programs.train_step import Programs
 
     lab = lab_for(needs)
     peers = lab.run.peers.model_copy(update={"scan_layers": True})
-    return Programs(lab.run.model_copy(update={"peers": peers}), MODEL)
+    return programs_of(lab.run.model_copy(update={"peers": peers}), MODEL)
 
 
 def detect(kind: str, seeds: int) -> dict:

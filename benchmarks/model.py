@@ -180,14 +180,14 @@ def compiled_once(size: str, chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
 
-    from pipeline.programs.train_step import Programs
+    from pipeline.programs.language_model import programs_of
 
     jax.config.update("jax_enable_compilation_cache", False)
     run = make_run(size, 1, chosen)
     hf_config = run.llm.checkpoint.config
-    programs = Programs(run, hf_config)
-    model_config = programs.model.Config.from_hf(hf_config)
-    params = jax.eval_shape(lambda: programs.model.init(model_config, 0))
+    programs = programs_of(run, hf_config)
+    model_config = programs.task.model.Config.from_hf(hf_config)
+    params = jax.eval_shape(lambda: programs.task.model.init(model_config, 0))
     shape = 1, SIZES[size].batch, SIZES[size].length
     began = time.perf_counter()
     tokens_MBT = jax.ShapeDtypeStruct(shape, np.int32)

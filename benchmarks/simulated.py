@@ -17,6 +17,7 @@ from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, contradictions, merged
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.programs.train_step import Programs
 from pipeline.stage import devices
@@ -71,7 +72,7 @@ class Lab:
     def __init__(self, run: runfile.Run, hf_config: dict, devices: int | None = None):
         self.run, self.hf_config = run, hf_config
         self.devices = jax.devices()[:devices]
-        self.programs = Programs(run, hf_config)
+        self.programs = programs_of(run, hf_config)
         self.data = Made(run.llm.max_seq_len, hf_config["vocab_size"])
         self.imprecise = cache(self._imprecise)
 
@@ -91,7 +92,7 @@ class Lab:
         """Trains `run`, and writes its transcript to `folder`."""
         faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
         peers = make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
-        swarm = Swarm(run, peers, self.data, self.programs.form, faults, self.imprecise)
+        swarm = Swarm(run, peers, lambda _: self.data, self.programs.form, faults, self.imprecise)
         snapshots = run.snapshots()
         writer = Writer(folder, snapshots, keep_payloads=self.programs.form.kind != wire.DENSE)
         writer.header(
@@ -155,4 +156,4 @@ class Lab:
     def _imprecise(self) -> Programs:
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         peers = self.run.peers.model_copy(update={"precision": other})
-        return Programs(self.run.model_copy(update={"peers": peers}), self.hf_config)
+        return programs_of(self.run.model_copy(update={"peers": peers}), self.hf_config)

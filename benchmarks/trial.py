@@ -5,8 +5,9 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.programs import cudnn
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.programs.train_step import micro_batches
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.peers import capacity
 from pipeline.transcript.state import State
@@ -25,9 +26,9 @@ class Trial:
     def __init__(self, run: runfile.Run, layout: str = "each"):
         hf_config = run.llm.checkpoint.config
         cudnn.check(run, hf_config)
-        self.programs = Programs(run, hf_config)
-        model_config = self.programs.model.Config.from_hf(hf_config)
-        self.params = jax.device_get(self.programs.model.init(model_config, seed=0))
+        self.programs = programs_of(run, hf_config)
+        model_config = self.programs.task.model.Config.from_hf(hf_config)
+        self.params = jax.device_get(self.programs.task.model.init(model_config, seed=0))
         own, shared = jax.device_get(self.programs.init(self.params))
         count = run.peers.count
         state = State(self.params, shared, (own,) * count)
@@ -47,7 +48,7 @@ class Trial:
         losses = []
         for peer, (tokens_MBT, _) in self.work.items():
             group = self.peers.group_of(peer)
-            tokens_BT = group.put_sequences(tokens_MBT[0])
+            tokens_BT = group.put_rows(tokens_MBT[0], axis=0)
             losses.append(self.programs.measure(self.peers.params_on[group], tokens_BT))
         jax.block_until_ready(losses)
 
@@ -56,7 +57,7 @@ class Trial:
         grads = []
         for peer, (tokens_MBT, count) in self.work.items():
             group = self.peers.group_of(peer)
-            arguments = group.put_sequences(tokens_MBT), group.put_whole(count)
+            arguments = group.put_rows(tokens_MBT, axis=1), group.put_whole(count)
             grads.append(self.programs.gradient(self.peers.params_on[group], *arguments))
         jax.block_until_ready(grads)
 

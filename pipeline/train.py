@@ -17,6 +17,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import cudnn, held_out
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver
 from pipeline.stage import allocator, artifacts, devices, signals
@@ -114,7 +115,8 @@ class _Training:
         self.writer.cut(self.step)
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
-        self.swarm = Swarm(run, self.peers, setup.data, setup.programs.form, self.faults, imprecise)
+        form = setup.programs.form
+        self.swarm = Swarm(run, self.peers, lambda _: setup.data, form, self.faults, imprecise)
         self._say_where()
 
     def take_rounds(self) -> None:
@@ -186,14 +188,14 @@ class _Training:
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         peers = self.run.peers.model_copy(update={"precision": other})
         run, setup = self.run.model_copy(update={"peers": peers}), self.setup
-        return Programs(run, setup.hf_config, setup.start.step, setup.programs.columns)
+        return programs_of(run, setup.hf_config, setup.start.step, setup.programs.task.columns)
 
     def _measure(self) -> float | None:
         if not len(self.held_out_NW):
             return None
         programs, size = self.setup.programs, self.run.peers.micro_batch
         return held_out.mean_loss(
-            programs.measure, self.peers.params_on, self.held_out_NW, size, programs.columns
+            programs.measure, self.peers.params_on, self.held_out_NW, size, programs.task.columns
         )
 
     def _check_start(self, state: State, loss: float | None) -> None:

@@ -221,7 +221,7 @@ def like_a_process() -> Iterator[None]:
             patch.setenv(name, value)
         patch.setattr(jax, "devices", lambda *_: first)
         for module in ("swarm.begin", "train"):
-            patch.setattr(f"pipeline.{module}.Programs", _programs)
+            patch.setattr(f"pipeline.{module}.programs_of", _programs)
         logger.handlers = []
         try:
             yield
@@ -234,15 +234,15 @@ _made: dict[tuple[str, str], object] = {}
 
 
 def _programs(run: runfile.Run, *inputs: object) -> object:
-    """Stand in for `Programs`: return those that were made with equal settings a while ago."""
-    from pipeline.programs.train_step import Programs
+    """Stand in for `programs_of`: return those that were made with equal settings a while ago."""
+    from pipeline.programs.language_model import programs_of
 
     of_model = {"LLM": {"lr_schedule", "cold_start_warmup_steps", "optimizer"}}
     key = run.model_dump_json(include={"model": of_model, "peers": True}), repr(inputs)
     if key not in _made:
         if len(_made) == 4:
             del _made[next(iter(_made))]
-        _made[key] = Programs(run, *inputs)
+        _made[key] = programs_of(run, *inputs)
     return _made[key]
 
 

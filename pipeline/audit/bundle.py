@@ -103,7 +103,7 @@ def write(
         window=tuple(window),
         peer=peer,
         bitwise=replay.bitwise,
-        columns=replay.setup.programs.columns,
+        columns=replay.setup.programs.task.columns,
         findings=tuple(findings),
         files=listing(folder),
     )

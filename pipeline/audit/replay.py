@@ -143,9 +143,10 @@ class _WindowReplay:
         A peer goes on from its recomputed state where bits are compared, else from what it sent.
         """
         plan, results = entry.round, {}
+        lots = self.setup.programs.optimizer.inner_steps
         for peer in [peer for peer in self.own if peer in entry.evidence.messages]:
             span = plan.assignment[peer]
-            work = assigned(self.setup.data, span, self.setup.run, plan.trainers)
+            work = assigned(self.setup.data, span, self.setup.run, lots, plan.trainers)
             sent = None if self.bitwise or self.dense else self._sent(entry, peer)
             if sent is None:
                 result = self.replica.step(self.own[peer], work, plan.step)

@@ -52,7 +52,7 @@ def mean_loss(
     padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))
     lots = padded.reshape(-1, size, rows_NW.shape[1])
     losses = [
-        measure(params_on[group], group.put_sequences(lot))
+        measure(params_on[group], group.put_rows(lot, axis=0))
         for lot, group in zip(lots, groups * len(lots), strict=False)
     ]
     losses_N = np.concatenate(jax.device_get(losses))[:count]

@@ -42,9 +42,9 @@ class DeviceGroup:
         """Put each array whole on every device."""
         return jax.device_put(tree, self._on(Spec()))
 
-    def put_sequences(self, tokens: np.ndarray) -> jax.Array:
-        """Put micro-batches [..., B, T] there, their sequences spread over the devices."""
-        return jax.device_put(tokens, self._on(cut_sequences(tokens.ndim)))
+    def put_rows(self, rows: Tree, axis: int) -> Tree:
+        """Put rows of data there, spread over the devices; `axis` counts the rows."""
+        return jax.device_put(rows, self._on(cut_rows(axis)))
 
     def _on(self, spec: Spec) -> jax.sharding.Sharding:
         return (
@@ -109,9 +109,9 @@ def cut(shape: tuple[int, ...], parts: int) -> Spec:
     return Spec(*[None] * longest, AXIS)
 
 
-def cut_sequences(axes: int) -> Spec:
-    """Return how micro-batches with this many axes lie there: the second to last axis is cut."""
-    return Spec(*[None] * (axes - 2), AXIS)
+def cut_rows(axis: int) -> Spec:
+    """Return how rows of data lie there: cut along the axis that counts them."""
+    return Spec(*[None] * axis, AXIS)
 
 
 def keep_cut(tree: Tree, parts: int) -> Tree:

@@ -19,10 +19,11 @@ from pipeline.programs.train_step import PeerResult, Programs
 class Work(NamedTuple):
     """What a peer trains on in a round.
 
-    rows_MBW: int32 rows in micro-batches, padded to one shape. count: How many rows are real.
+    rows_MB: Rows in micro-batches, padded to one shape: NumPy arrays [M, B, ...]. count: How many
+      rows are real.
     """
 
-    rows_MBW: np.ndarray
+    rows_MB: Tree
     count: int
 
 
@@ -83,6 +84,6 @@ class Replica:
         return replace(self, params=params, shared=shared)
 
     def _arguments(self, own: Tree, work: Work, step: int) -> tuple:
-        rows_MBW = self.group.put_sequences(work.rows_MBW)
+        rows_MB = self.group.put_rows(work.rows_MB, axis=1)
         count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
-        return self.params, own, self.shared, rows_MBW, count, step
+        return self.params, own, self.shared, rows_MB, count, step

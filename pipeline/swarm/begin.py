@@ -3,33 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver, links
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.fused_peers import FusedPeers
-from pipeline.swarm.peers import SimulatedPeers, assigned
+from pipeline.swarm.peers import Rows, SimulatedPeers, assigned
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import Column, read_shards
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 from pipeline.weights.trees import load_nested, load_tree
 from pipeline.wire.commitment import tree_hash
-
-
-class Rows(Protocol):
-    """The rows of a run's data, or some of them: `Sequences`, or those that a bundle holds."""
-
-    def take(self, indices_N: np.ndarray) -> np.ndarray:
-        """Return the rows at these indices of the run's order: int32 [N, W]."""
 
 
 class Start(NamedTuple):
@@ -83,7 +77,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     hf_config, listed = read_json(init / "hf" / "config.json"), read_shards(shards)
     if not run.held_out.sequences:  # nothing is measured
         listed = listed.all_to_train()
-    programs = Programs(run, hf_config, trained_steps(init), listed.columns)
+    programs = programs_of(run, hf_config, trained_steps(init), listed.columns)
     start = _read_start(init, run, programs)
     length, vocab_size = run.llm.max_seq_len, hf_config["vocab_size"]
     data = Sequences(shards, listed, "train", length, run.runtime, vocab_size)
@@ -108,8 +102,8 @@ def blank(
       step: Rounds that are behind the run at its start: 0, unless it extends an earlier run.
       data_index: Sequences that are behind it.
     """
-    programs = Programs(run, hf_config, step, columns)
-    params = programs.model.shapes(programs.model_config)
+    programs = programs_of(run, hf_config, step, columns)
+    params = programs.task.shapes
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     shapes = State(params, shared, (own,) * run.peers.count)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
@@ -130,8 +124,8 @@ def repeats_bit_for_bit(setup: Setup) -> bool:
     run, programs, (state, step, index) = setup.run, setup.programs, setup.start
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, state.params, state.shared)
-    last = index + run.llm.inner_steps - 1  # a sequence for each local step
-    work = assigned(setup.data, (index, last), run, run.peers.count)
+    lots = programs.optimizer.inner_steps  # a row for each local step
+    work = assigned(setup.data, (index, index + lots - 1), run, lots, run.peers.count)
 
     def once() -> str:  # `own` is donated, so each time a copy
         return tree_hash(replica.step(group.put(state.own[0]), work, step + 1))

@@ -96,28 +96,28 @@ class FaultSchedule:
     # ---- Around data and programs ----
 
     def work(
-        self, work: Mapping[int, Work], round_: Round, read: Callable[[Span], Work]
+        self, work: Mapping[int, Work], round_: Round, read: Callable[[int, Span], Work]
     ) -> dict[int, Work]:
         """Return the work that peers really do.
 
         Args:
           work: Work that they were assigned.
           round_: The round.
-          read: Returns the work of other sequences.
+          read: Returns the work of a peer on other sequences.
         """
         done = dict(work)
         for _, fault, peer in self._now(round_.step, "lazy", "wrong_data"):
             if peer not in done:
                 continue
-            rows_MBW, count = done[peer]
+            rows_MB, count = done[peer]
             if fault.kind == "lazy":
                 less = max(1, int(count * fault.strength))
-                done[peer] = Work(rows_MBW, less)
+                done[peer] = Work(rows_MB, less)
                 self.fired[fault.kind] += less < count
             else:  # the sequences before its own, or after them at the start of the data
                 first, last = round_.assignment[peer]
                 shift = -count if first >= count else count
-                done[peer] = read((first + shift, last + shift))
+                done[peer] = read(peer, (first + shift, last + shift))
                 self.fired[fault.kind] += 1
         return done
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import AXIS, DeviceGroup, cut, cut_sequences
+from pipeline.programs.placement import AXIS, DeviceGroup, cut, cut_rows
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import PeerResult, Programs
 from pipeline.swarm.peers import Done, SimulatedPeers
@@ -44,14 +44,12 @@ class FusedPeers(SimulatedPeers):
         """
         if programs:
             raise ValueError(f"peers {sorted(programs)} have programs of their own, expected one")
-        idle = np.zeros_like(next(iter(work.values())).rows_MBW)
+        idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
         agreed = (self._first.params, self._first.shared, jnp.int32(step))
         params, shared, step = self._put(agreed, lambda x: cut(x.shape, self.parts))
-        rows = self._put(
-            np.stack([w.rows_MBW for w in filled]),
-            lambda rows: Spec("peer", *cut_sequences(rows.ndim - 1)),
-        )
+        rows = jax.tree.map(lambda *peers: np.stack(peers), *(w.rows_MB for w in filled))
+        rows = self._put(rows, lambda _: Spec("peer", *cut_rows(1)))
         counts = np.array([w.count for w in filled], np.int32)
         counts = self._put(counts, lambda _: Spec("peer"))
         result = self._step_all(params, shared, step, (self._own, rows, counts))
@@ -106,9 +104,9 @@ class FusedPeers(SimulatedPeers):
         def step_or_stay(
             params: Tree, shared: Tree, step: jax.Array, peer: tuple[Tree, jax.Array, jax.Array]
         ) -> PeerResult:
-            own, rows_MBW, count = peer
+            own, rows_MB, count = peer
             result = self.programs.step_of_a_peer(
-                params, own, shared, rows_MBW, jnp.maximum(count, 1), step
+                params, own, shared, rows_MB, jnp.maximum(count, 1), step
             )
             stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, own)
             return result._replace(own=stayed)

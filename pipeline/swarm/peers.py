@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -12,8 +12,14 @@ from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import PeerResult, Programs, micro_batches
-from pipeline.tokens.sequences import Sequences
 from pipeline.transcript.state import State
+
+
+class Rows(Protocol):
+    """The rows of a run's data, or some of them: `Sequences`, or those that a bundle holds."""
+
+    def take(self, indices_N: np.ndarray) -> Tree:
+        """Return the rows at these indices of the run's order: arrays [N, ...]."""
 
 
 class Done(NamedTuple):
@@ -137,15 +143,21 @@ class SimulatedPeers:
         return self._own
 
 
-def assigned(data: Sequences, span: tuple[int, int], run: runfile.Run, trainers: int) -> Work:
-    """Return the work of a peer that is assigned the sequences of `span`, first to last.
+def assigned(data: Rows, span: tuple[int, int], run: runfile.Run, lots: int, trainers: int) -> Work:
+    """Return the work of a peer that is assigned the rows of `span`, first to last.
 
     The number of peers that train in the round decides the shape.
+
+    Args:
+      data: The peer's rows.
+      span: Where they are in the run's order.
+      run: The whole run.
+      lots: Local steps of a round, `Optimizer.inner_steps`.
+      trainers: Peers that train in the round.
     """
-    rows_NW = data.take(np.arange(span[0], span[1] + 1))
-    most = capacity(run, trainers)
-    size, lots = run.peers.micro_batch, run.llm.inner_steps
-    return Work(micro_batches(rows_NW, most, size, lots), len(rows_NW))
+    rows_N = data.take(np.arange(span[0], span[1] + 1))
+    most, count = capacity(run, trainers), span[1] + 1 - span[0]
+    return Work(micro_batches(rows_N, most, run.peers.micro_batch, lots), count)
 
 
 def capacity(run: runfile.Run, trainers: int) -> int:

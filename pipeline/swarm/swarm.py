@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,8 +19,7 @@ from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.peers import SimulatedPeers, assigned
-from pipeline.tokens.sequences import Sequences
+from pipeline.swarm.peers import Rows, SimulatedPeers, assigned
 from pipeline.transcript.entry import Entry
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
@@ -49,7 +49,7 @@ class Swarm:
     Attributes:
       run: The whole run.
       peers: Peers that train.
-      data: Sequences to train on.
+      data_of: Returns the rows that a peer is assigned some of.
       form: Form of the run's messages.
       faults: The run's schedule of faults.
       imprecise: Returns the run's programs in another precision, for a peer with that fault.
@@ -57,7 +57,7 @@ class Swarm:
 
     run: runfile.Run
     peers: SimulatedPeers
-    data: Sequences
+    data_of: Callable[[int], Rows]
     form: wire.Form
     faults: FaultSchedule
     imprecise: Callable[[], Programs]
@@ -77,7 +77,7 @@ class Swarm:
 
         # Work: what was assigned, and what is really done
         spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
-        given = {peer: self._read(span, round_) for peer, span in spans.items()}
+        given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
         checked = {v: p for v, p in round_.verifiers.items() if v not in silent and p in given}
         before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
         true, loss = self._step(given, round_)
@@ -163,8 +163,9 @@ class Swarm:
             return None
         return tree_hash(jax.device_get(next(iter(self.peers.params_on.values()))))
 
-    def _read(self, span: Span, round_: Round) -> Work:
-        return assigned(self.data, span, self.run, round_.trainers)
+    def _read(self, peer: int, span: Span, round_: Round) -> Work:
+        lots = self.peers.programs.optimizer.inner_steps
+        return assigned(self.data_of(peer), span, self.run, lots, round_.trainers)
 
     def _step(
         self, given: Mapping[int, Work], round_: Round
@@ -172,7 +173,8 @@ class Swarm:
         """The message of everybody with work, and their mean loss."""
         if not given:
             return {}, None
-        work = self.faults.work(given, round_, lambda span: self._read(span, round_))
+        read = partial(self._read, round_=round_)
+        work = self.faults.work(given, round_, read)
         imprecise = self.faults.imprecise(given, round_.step)
         programs = {peer: self.imprecise() for peer in imprecise}
         done = self.peers.step(work, round_.step, programs)

@@ -14,8 +14,8 @@ from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.generate import generate
 from pipeline.programs.held_out import mean_loss
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import DeviceGroup
-from pipeline.programs.train_step import Programs
 from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tokens.columns import UNCOUNTED
 from pipeline.tokens.shards import PLAIN, Shards, write_shards
@@ -103,7 +103,7 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     held_out = np.random.default_rng(0).integers(1, 260, 7 * LENGTH)
     paths, metrics, _ = made(held_out=held_out, sequences="5", micro_batch="5")
     run = runfile.load(paths.run)
-    programs = Programs(run, HF_CONFIG)
+    programs = programs_of(run, HF_CONFIG)
     first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
     params_on = {DeviceGroup((jax.devices()[0],)): make_params()}
     expected = mean_loss(programs.measure, params_on, first_five_NT, 5)

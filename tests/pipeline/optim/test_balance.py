@@ -11,8 +11,9 @@ from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.programs.train_step import micro_batches
 from pipeline.swarm.peers import SimulatedPeers
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
@@ -136,8 +137,8 @@ def a_run(**changes: object) -> runfile.Run:
 
 def test_the_load_is_of_the_sequences_that_the_peer_was_assigned():
     """Neither of those that fill up the last micro-batch, nor of tokens that predict nothing."""
-    programs = Programs(a_run(), tiny.DEEPSEEK)
-    params = programs.model.init(programs.model.Config.from_hf(tiny.DEEPSEEK), seed=0)
+    programs = programs_of(a_run(), tiny.DEEPSEEK)
+    params = programs.task.model.init(programs.task.model.Config.from_hf(tiny.DEEPSEEK), seed=0)
     tokens_NT = np.random.default_rng(0).integers(tiny.VOCABULARY, size=(3, 16), dtype=np.int32)
     _, grads = programs.gradient(params, micro_batches(tokens_NT, 6, 2), np.int32(3))
     load = grads["layers"]["mlp"]["router"]["correction"]
@@ -153,8 +154,8 @@ def loads(speed: float, steps: int = 16) -> np.ndarray:
     """Each round's share of the busiest expert; one expert begins with a large correction."""
     run = a_run(peers__balance_speed=speed)
     model = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
-    programs = Programs(run, model)
-    params = programs.model.init(programs.model.Config.from_hf(model), seed=0)
+    programs = programs_of(run, model)
+    params = programs.task.model.init(programs.task.model.Config.from_hf(model), seed=0)
     params = jax.tree.map(np.array, params)
     params["layers"]["mlp"]["router"]["correction"][:] = [0.3, 0.3, 0.0, 0.0]
     own, shared = jax.device_get(programs.init(params))
@@ -182,6 +183,6 @@ def test_experts_that_nobody_chose_are_chosen_in_time():
 
 def test_a_model_without_a_correction_is_refused():
     with pytest.raises(LockstepError, match=r"\[peers\] balance_speed = 0.01, expected 0: no rout"):
-        Programs(a_run(), tiny.MODEL)
+        programs_of(a_run(), tiny.MODEL)
     with pytest.raises(LockstepError, match="balance_speed"):
-        Programs(a_run(), tiny.DEEPSEEK | {"first_k_dense_replace": 2})
+        programs_of(a_run(), tiny.DEEPSEEK | {"first_k_dense_replace": 2})

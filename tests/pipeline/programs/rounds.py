@@ -7,6 +7,7 @@ from functools import cache
 import jax
 import numpy as np
 
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.runfile import Run
@@ -22,14 +23,14 @@ def begin(
 ) -> tuple[Programs, State]:
     """A run's programs, which tests of the same run share, and its first state."""
     programs = _programs(run.model_dump_json(), json.dumps(model), columns)
-    params = programs.model.init(programs.model_config, seed=0)
+    params = programs.task.model.init(programs.task.model_config, seed=0)
     own, shared = programs.init(params)
     return programs, jax.device_get(State(params, shared, (own,) * run.peers.count))
 
 
 @cache
 def _programs(run: str, model: str, columns: tuple[str, ...]) -> Programs:
-    return Programs(Run.model_validate_json(run), json.loads(model), columns=columns)
+    return programs_of(Run.model_validate_json(run), json.loads(model), columns=columns)
 
 
 def train(

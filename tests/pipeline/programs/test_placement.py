@@ -128,7 +128,7 @@ def test_memory_of_a_device_falls_as_devices_are_added(optimizer, counts):
         programs, state = begin(run, model)
         group = device_groups(jax.devices(), fsdp)[0]  # compiled for, and not run on
         params, own, shared = group.put((state.params, state.own[0], state.shared))
-        tokens = group.put_sequences(np.zeros((1, 4, 64), np.int32))
+        tokens = group.put_rows(np.zeros((1, 4, 64), np.int32), axis=1)
         count, step = group.put_whole((jnp.int32(4), jnp.int32(1)))
         arguments = params, own, shared, tokens, count, step
         message = jax.eval_shape(programs.peer_step, *arguments).message

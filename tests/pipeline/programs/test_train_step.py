@@ -6,6 +6,7 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.swarm.begin import make_peers
@@ -48,9 +49,9 @@ def losses(
 
 def test_more_layers_than_can_be_compiled_one_by_one_are_refused():
     deep = tiny.MODEL | {"num_hidden_layers": 3000}
-    Programs(a_run(peers__scan_layers=True), deep)
+    programs_of(a_run(peers__scan_layers=True), deep)
     with pytest.raises(LockstepError, match="scan_layers = false, expected true for 3,000 layers"):
-        Programs(a_run(peers__scan_layers=False), deep)
+        programs_of(a_run(peers__scan_layers=False), deep)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_what_the_memory_cannot_hold_is_refused_before_it_is_allocated(model, ro
     """Also for whoever replays the bundle of a stranger, who chose both."""
     run = a_run(peers__micro_batch=rows)
     with pytest.raises(LockstepError, match=f"^{message}.* GB, expected at most .* GB of"):
-        Programs(run, tiny.MODEL | model)
+        programs_of(run, tiny.MODEL | model)
 
 
 @pytest.mark.release
@@ -114,7 +115,7 @@ def test_gradients_are_the_mean_over_sequences_however_they_are_cut():
 
 
 def test_nothing_is_compiled_anew_when_the_work_changes():
-    programs, state = Programs(a_run(), tiny.MODEL), begin(a_run())[1]
+    programs, state = programs_of(a_run(), tiny.MODEL), begin(a_run())[1]
     for step, count in enumerate((7, 1, 4, 2), start=1):
         rows_MBW = micro_batches(np.zeros((count, 16), np.int32), capacity=7, size=2)
         own = jax.tree.map(np.array, state.own[0])
@@ -126,7 +127,7 @@ def test_nothing_is_compiled_anew_when_the_work_changes():
 
 def test_gradients_cannot_travel_during_the_next_round():
     with pytest.raises(LockstepError, match=r"\[peers\] overlap = 1, expected 0 with"):
-        Programs(a_run("AdamW", peers__overlap=1), tiny.MODEL)
+        programs_of(a_run("AdamW", peers__overlap=1), tiny.MODEL)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -152,7 +153,7 @@ def test_a_group_that_no_param_has_is_refused(optimizer):
     with pytest.raises(
         LockstepError, match="step_scale: .* no group head, expected .* embed, layers, lm_"
     ):
-        Programs(runfile.parse(run, "run.toml"), tiny.MODEL)
+        programs_of(runfile.parse(run, "run.toml"), tiny.MODEL)
 
 
 def test_a_run_that_extends_another_warms_up_again():
@@ -160,7 +161,7 @@ def test_a_run_that_extends_another_warms_up_again():
     _, state = begin(run)
     moved = {}
     for first_step in (0, 10):
-        programs = Programs(run, tiny.MODEL, first_step)
+        programs = programs_of(run, tiny.MODEL, first_step)
         message = jax.tree.map(lambda leaf: np.ones((2, *leaf.shape), leaf.dtype), state.params)
         weight = np.ones(2, np.int32)
         moved[first_step] = [
@@ -205,9 +206,10 @@ def test_the_loss_is_the_mean_over_labels_that_count_however_a_batch_is_cut(mode
     # in float64, of the logits
     given = split(rows, ALL)
     how = {"positions_BT": given.position_ids, "sequences_BT": given.sequence_ids}
-    config = programs.model.Config.from_hf(model)
+    model_of = programs.task.model
+    config = model_of.Config.from_hf(model)
     apply = jax.jit(
-        lambda p: programs.model.apply(config, p, given.inputs, scan=True, dtype=np.float32, **how)
+        lambda p: model_of.apply(config, p, given.inputs, scan=True, dtype=np.float32, **how)
     )
     logits = np.asarray(apply(state.params), np.float64)[:, :-1]
     labels = given.labels[:, 1:]
@@ -264,6 +266,6 @@ def test_fused_layouts_train_alike_on_labels():
 
 def test_packed_rows_are_not_left_to_a_fused_kernel():
     run = a_run(peers__attention="cudnn", peers__precision="bfloat16")
-    Programs(run, tiny.MODEL, columns=LABELLED)
+    programs_of(run, tiny.MODEL, columns=LABELLED)
     with pytest.raises(LockstepError, match='attention = "cudnn", expected "matmul": several seq'):
-        Programs(run, tiny.MODEL, columns=ALL)
+        programs_of(run, tiny.MODEL, columns=ALL)

@@ -109,7 +109,7 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
     state, progress, told = made.begin.state, made.begin.progress(run), []
     peers = make_peers(made.programs, run.peers.layout, state, made.devices)
     while True:
-        swarm = Swarm(run, peers, made.data, made.programs.form, faults, made.imprecise)
+        swarm = Swarm(run, peers, lambda _: made.data, made.programs.form, faults, made.imprecise)
         progress, taken = swarm.take_round(progress)
         if taken is None:
             return told, faults.fired

@@ -46,7 +46,7 @@ FORM = wire.Form(MESSAGES[0], {"w": 8}, "psyche")
 WORK = {peer: Work(np.full((1, 4), peer), 4) for peer in ROUND.assignment}
 
 
-def read(span: tuple[int, int]) -> Work:
+def read(peer, span: tuple[int, int]) -> Work:
     return Work(np.array([[*range(span[0], span[1] + 1)]]), span[1] - span[0] + 1)
 
 
@@ -73,7 +73,7 @@ def outcome(faults: FaultSchedule, round: Round = ROUND) -> dict[str, object]:
         "messages": {p: wire.encode(m, FORM) for p, m in messages.items()},
         "sent": (sent, others, to),
         "work": {
-            p: (w.rows_MBW.tolist(), w.count) for p, w in faults.work(WORK, round, read).items()
+            p: (w.rows_MB.tolist(), w.count) for p, w in faults.work(WORK, round, read).items()
         },
         "imprecise": faults.imprecise(WORK, step),
         "arrivals": faults.delay({0: 1.0, 1: 2.0, 2: 3.0}, step),
@@ -153,10 +153,10 @@ def test_a_lazy_peer_trains_on_some_of_its_sequences_and_a_wrong_one_on_those_be
     lazy = runfile.Fault(kind="lazy", peer=1, rounds=(4, 4), size=0.3)
     assert FaultSchedule([lazy], 0, FORM).work(WORK, ROUND, read)[1].count == 1
     wrong = FaultSchedule(schedule("wrong_data", 4, 4), 0, FORM).work(WORK, ROUND, read)
-    assert wrong[1].rows_MBW.tolist() == [[12, 13, 14, 15]]
+    assert wrong[1].rows_MB.tolist() == [[12, 13, 14, 15]]
     start = replace(ROUND, assignment={1: (0, 3)})
     wrong = FaultSchedule(schedule("wrong_data", 4, 4), 0, FORM).work({1: WORK[1]}, start, read)
-    assert wrong[1].rows_MBW.tolist() == [[4, 5, 6, 7]]
+    assert wrong[1].rows_MB.tolist() == [[4, 5, 6, 7]]
 
 
 def test_a_late_message_comes_later_by_the_size_and_a_dropped_one_never():
