@@ -51,14 +51,14 @@ DEEPSEEK = MODEL | {  # a dense layer, and one with experts
 ADAMW = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
 MUON = {"Muon": {**ADAMW["AdamW"], "momentum": 0.95, "step_scale": {"layers": 0.5, "lm_head": 2.0}}}
 LOCAL_STEPS = {"inner_steps": 2, "inner": ADAMW}
-DILOCO = {
-    "DiLoCo": {
-        **LOCAL_STEPS,
-        "outer_learning_rate": 0.7,
-        "outer_momentum": 0.9,
-        "nesterov": True,
+OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
+DILOCO = {"DiLoCo": {**LOCAL_STEPS, **OUTER}}
+STREAMING = {
+    "StreamingDiLoCo": {
+        **LOCAL_STEPS, **OUTER, "inner_steps": 4, "fragments": 2, "delay": 1, "mixing": 0.25,
     }
-}
+}  # fmt: skip
+FEDAVG = {"FedAvg": LOCAL_STEPS}
 SPARTA = {"SPARTA": {**LOCAL_STEPS, "share": 0.3, "seed": 0}}
 ADA_DISTRO = {
     "AdaDistro": {

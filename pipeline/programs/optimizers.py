@@ -14,6 +14,7 @@ from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparta import sparta
+from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.schedules import LearningRate
@@ -133,6 +134,12 @@ def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
 def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
     settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
     return diloco(**settings)
+
+
+@optimizer_of.register
+def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Optimizer:
+    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
+    return streaming_diloco(**settings)
 
 
 @optimizer_of.register

@@ -46,6 +46,7 @@ from pipeline.runfile.optimizer import (
     OptimizerMuon,
     OptimizerSGD,
     OptimizerSPARTA,
+    OptimizerStreamingDiLoCo,
     OptimizerVariant,
 )
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
@@ -97,6 +98,7 @@ __all__ = [
     "OptimizerMuon",
     "OptimizerSGD",
     "OptimizerSPARTA",
+    "OptimizerStreamingDiLoCo",
     "OptimizerVariant",
     "Peers",
     "Run",

@@ -30,6 +30,11 @@ class OptimizerVariant(Variant):
         """The optimizer itself and those within it, by their full names in a run file."""
         return {variant_name(self): self}
 
+    @property
+    def steps_of_a_round(self) -> int:
+        """Local steps that a peer takes in a round."""
+        return 1
+
 
 class OptimizerDummy(OptimizerVariant):
     """No optimizer, for tests."""
@@ -104,22 +109,61 @@ class LocalSteps(OptimizerVariant):
         """The optimizer itself and that of its local steps, by their full names in a run file."""
         return {**super().parts, f"{variant_name(self)}.inner.{self.inner.tag()}": self.inner}
 
+    @property
+    def steps_of_a_round(self) -> int:
+        """Local steps that a peer takes in a round."""
+        return self.inner_steps
 
-class OptimizerDiLoCo(LocalSteps):
-    """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
+
+class OuterSteps(LocalSteps):
+    """The mean of how far peers went is the gradient of an outer SGD."""
 
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 0.7 in DiLoCo."""
     outer_momentum: Decay
-    """Decay of the outer momentum per round; 0.9 in DiLoCo, 0 keeps none."""
+    """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 keeps none."""
     nesterov: bool
     """Whether the outer momentum is Nesterov's, as in DiLoCo."""
 
     @model_validator(mode="after")
-    def _nesterov_has_outer_momentum(self) -> "OptimizerDiLoCo":
+    def _nesterov_has_outer_momentum(self) -> "OuterSteps":
         if self.nesterov and not self.outer_momentum:
             raise wrong("nesterov", "false with outer_momentum = 0")
         return self
+
+
+class OptimizerDiLoCo(OuterSteps):
+    """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
+
+
+class OptimizerStreamingDiLoCo(OuterSteps):
+    """Streaming DiLoCo: DiLoCo of a fragment of the params in each round, taken up later."""
+
+    inner_steps: Annotated[int, Field(ge=1)]
+    """Local steps of a peer between two exchanges of a fragment, a multiple of `fragments`; a round
+    has inner_steps / fragments of them, and peers times that must divide the sequences of every
+    round. The learning rate follows its schedule within a round."""
+    fragments: Annotated[int, Field(ge=1)]
+    """In how many fragments the params are exchanged, one in each round; bytes of a round are
+    proportional to 1 / fragments."""
+    delay: Annotated[int, Field(ge=0)]
+    """Local steps of the next round until a peer takes up what was exchanged, fewer than it has."""
+    mixing: Decay
+    """Share of its own params that a peer keeps then; 0.5 in the paper, 0 overwrites them."""
+
+    @model_validator(mode="after")
+    def _fragments_fit(self) -> "OptimizerStreamingDiLoCo":
+        if self.inner_steps % self.fragments:
+            raise wrong("inner_steps", f"a multiple of the {self.fragments} fragments")
+        if self.delay >= self.steps_of_a_round:
+            steps = f"{self.steps_of_a_round} (inner_steps / fragments)"
+            raise wrong("delay", f"a number below the local steps of a round, {steps}")
+        return self
+
+    @property
+    def steps_of_a_round(self) -> int:
+        """Local steps that a peer takes in a round."""
+        return self.inner_steps // self.fragments
 
 
 class OptimizerFedAvg(LocalSteps):

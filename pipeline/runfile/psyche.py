@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
 from pipeline.runfile.data import AnyData
-from pipeline.runfile.optimizer import AnyOptimizer, LocalSteps
+from pipeline.runfile.optimizer import AnyOptimizer
 from pipeline.runfile.schedule import AnySchedule
 from pipeline.runfile.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 
@@ -243,7 +243,7 @@ class LLM(Table):
     @property
     def inner_steps(self) -> int:
         """Local steps that a peer takes in a round."""
-        return self.optimizer.inner_steps if isinstance(self.optimizer, LocalSteps) else 1
+        return self.optimizer.steps_of_a_round
 
 
 class Model(Table):

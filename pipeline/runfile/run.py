@@ -107,7 +107,9 @@ class Run(Table):
         for size, _ in self.config.sizes(self.llm.max_seq_len):
             if size % (trainers * steps):
                 key = ("model", "LLM", "optimizer", self.llm.optimizer.tag(), "inner_steps")
-                text = f"a number that times {trainers} peers that train divides every round's"
+                whole = steps == self.llm.optimizer.inner_steps
+                part = "that" if whole else f"whose {steps} steps of a round"
+                text = f"a number {part} times {trainers} peers that train divides every round's"
                 raise wrong(key, f"{text} sequences ({size})")
         return self
 

@@ -43,9 +43,7 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
       inner_steps: Local steps of a round, at least 1.
     """
     expect("inner_steps", inner_steps, lambda x: x >= 1, "an integer from 1")
-    for name, optimizer in (("inner", inner), ("outer", outer)):
-        if optimizer.lookahead is not no_lookahead:
-            raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
+    check_parts(inner, outer)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         drift = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)
@@ -61,10 +59,8 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         here = local(params, own)
-        inner_own = inner.accumulate(grads, own.inner_own, here, step)
-        message, inner_own = inner.send(inner_own, here, own.inner_shared, step)
-        alone = jax.tree.map(lambda leaf: leaf[None], message), jnp.ones(1, jnp.int32)
-        updates, inner_shared = inner.receive(*alone, here, own.inner_shared, step)
+        states = own.inner_own, own.inner_shared
+        updates, inner_own, inner_shared = step_alone(inner, grads, *states, here, step)
         drift = jax.tree.map(jnp.add, own.drift, updates)
         return LocalState(drift, inner_own, inner_shared, own.outer)
 
@@ -88,3 +84,25 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
     return Optimizer(
         init, lookahead, accumulate, send, outer.receive, compare, outer.areas, inner_steps
     )
+
+
+def check_parts(inner: Optimizer, outer: Optimizer) -> None:
+    """Check that two optimizers can be the parts of one with local steps.
+
+    Raises:
+      ValueError: One of them looks ahead.
+    """
+    for name, optimizer in (("inner", inner), ("outer", outer)):
+        if optimizer.lookahead is not no_lookahead:
+            raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
+
+
+def step_alone(
+    optimizer: Optimizer, grads: Tree, own: Tree, shared: Tree, params: Tree, step: jax.Array
+) -> tuple[Tree, Tree, Tree]:
+    """Return an optimizer's updates and both of its states after the step of a lone peer."""
+    own = optimizer.accumulate(grads, own, params, step)
+    message, own = optimizer.send(own, params, shared, step)
+    received = jax.tree.map(lambda leaf: leaf[None], message), jnp.ones(1, jnp.int32)
+    updates, shared = optimizer.receive(*received, params, shared, step)
+    return updates, own, shared

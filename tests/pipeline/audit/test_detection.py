@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from pipeline.runfile.fault_kinds import KINDS
-from tests.pipeline.swarm.simulated import BY_TIME, Seen, run_of, see
+from tests.pipeline.swarm.simulated import BY_TIME, LOCAL, Seen, run_of, see
 
 LIAR, FIRST, LAST = 1, 3, 6
 
@@ -82,7 +82,11 @@ ALL = [(kind, case) for kind, case in CASES.items()]
 ALL += [(kind, CASES[kind]._replace(form="values")) for kind in VALUES]
 ALL += list(DENSE.items())
 ALL += [(kind, case._replace(form="local")) for kind, case in DENSE.items()]
-ALL += [(kind, DENSE[kind]._replace(form="places")) for kind in ("sign_flip", "lazy")]
+ALL += [
+    (kind, DENSE[kind]._replace(form=form))
+    for form in ("average", "fragments", "places")
+    for kind in ("sign_flip", "lazy", "malformed")
+]
 KIND_OF = {  # a finding, by why its peer was ejected
     "no message": {"payload", "commitment", "ejected"},
     "false message": {"message"},
@@ -100,7 +104,7 @@ def test_every_kind_has_a_case():
 def honest(tmp_path_factory) -> dict[tuple[str, bool], Seen]:
     """Runs without a fault, by form and whether there are verifiers."""
     made = {}
-    for form in ("signs", "values", "plain", "dense", "local", "places"):
+    for form in ("signs", "values", "plain", "dense", *LOCAL):
         for verified in (False, True):
             folder = tmp_path_factory.mktemp(f"{form}-{verified}")
             made[form, verified] = see(form, run_of(form, verified=verified), folder)

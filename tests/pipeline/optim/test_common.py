@@ -17,8 +17,16 @@ from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparta import sparta
+from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import all_gather, alone, as_transform, clip_scale, next_step
+from pipeline.optim.optimizer import (
+    Optimizer,
+    all_gather,
+    alone,
+    as_transform,
+    clip_scale,
+    next_step,
+)
 from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
@@ -44,6 +52,10 @@ OPTIMIZERS = {
     "sgd": lambda: sgd(RATE, momentum=0.9, nesterov=True, clip_grad_norm=1.0),
     "diloco": lambda: diloco(
         LOCAL_ADAMW, inner_steps=4, outer_learning_rate=0.7, outer_momentum=0.6, nesterov=True
+    ),
+    "streaming_diloco": lambda: streaming_diloco(
+        LOCAL_ADAMW, inner_steps=12, fragments=3, delay=1, mixing=0.25,
+        outer_learning_rate=0.7, outer_momentum=0.3, nesterov=True,
     ),
     "fedavg": lambda: fedavg(sgd(LOCAL_RATE), inner_steps=4),
     "sparta": lambda: sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0),
@@ -270,6 +282,12 @@ def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
         np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
 
 
+def streaming(**changes) -> Optimizer:
+    settings = {"inner_steps": 4, "fragments": 2, "delay": 1, "mixing": 0.0} | changes
+    outer = {"outer_learning_rate": 1, "outer_momentum": 0, "nesterov": False}
+    return streaming_diloco(sgd(1), **settings, **outer)
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -291,6 +309,9 @@ def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
             "share is 0.0, expected a number above 0, at most 1",
         ),
         (lambda: fedavg(sgd(1), inner_steps=0), "inner_steps is 0, expected an integer from 1"),
+        (lambda: streaming(inner_steps=5), "inner_steps is 5, expected a multiple of 2"),
+        (lambda: streaming(delay=2), "delay is 2, expected an integer from 0, below 2"),
+        (lambda: streaming(mixing=1.0), "mixing is 1.0, expected a number from 0, below 1"),
         (
             lambda: fedavg(OPTIMIZERS["fedavg"](), inner_steps=2),
             "inner looks ahead, expected no overlap and no local steps within",

@@ -412,6 +412,7 @@ ADA_DISTRO = {
         "removed": 0.2,
     }
 }
+STREAMING = tiny.STREAMING["StreamingDiLoCo"] | {"inner_steps": 2, "delay": 0}
 HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
 CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
 VARIANTS = [
@@ -419,6 +420,7 @@ VARIANTS = [
     ("optimizer", {"AdamW": ADAMW}, runfile.OptimizerAdamW),
     ("optimizer", {"SGD": SGD}, runfile.OptimizerSGD),
     ("optimizer", {"DiLoCo": DILOCO}, runfile.OptimizerDiLoCo),
+    ("optimizer", {"StreamingDiLoCo": STREAMING}, runfile.OptimizerStreamingDiLoCo),
     ("optimizer", {"FedAvg": LOCAL}, runfile.OptimizerFedAvg),
     ("optimizer", {"SPARTA": {**LOCAL, "share": 0.1, "seed": 0}}, runfile.OptimizerSPARTA),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),

@@ -29,6 +29,13 @@ MODEL = tiny.MODEL | {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+LOCAL = {
+    "local": tiny.DILOCO,
+    "average": tiny.FEDAVG,
+    "fragments": tiny.STREAMING,
+    "places": tiny.SPARTA,
+}
+"""Optimizers of local steps, by the form of their messages."""
 BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}
 """Of `[config]`: epochs so short that who is away comes back soon."""
 
@@ -37,8 +44,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
     """A run of 8 rounds and 2 windows.
 
     Args:
-      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense", dense ones
-        after "local" steps, or values in random "places" after such.
+      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense" ones, or
+        after local steps those of LOCAL.
       schedule: what goes wrong.
       verified: whether a peer of the six takes others' steps again.
       changes: of `[config]`.
@@ -63,8 +70,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         document["peers"]["wire"] = "psyche"
     elif form == "dense":
         document["model"]["LLM"]["optimizer"] = tiny.ADAMW
-    elif form in ("local", "places"):  # 2 steps of 6 trainers, or of 4 where peers verify
-        document["model"]["LLM"]["optimizer"] = tiny.DILOCO if form == "local" else tiny.SPARTA
+    elif form in LOCAL:  # 2 steps of 6 trainers, or of 4 where peers verify
+        document["model"]["LLM"]["optimizer"] = LOCAL[form]
         document["peers"]["micro_batch"] = 3
         for key in ("global_batch_size_start", "global_batch_size_end"):
             document["config"][key] = 24

@@ -1,0 +1,40 @@
+"""Peers that are each drawn to a target of their own: half of the squared distance is the loss."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pipeline.optim.optimizer import Optimizer, all_gather, as_transform, next_step
+
+PEERS = 3
+TARGETS = np.random.default_rng(0).normal(size=(PEERS, 6, 4)).astype(np.float32)
+START = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+
+
+def begin(optimizer: Optimizer) -> tuple[dict, tuple]:
+    """The first params, and the states of all peers."""
+    tx, params = as_transform(optimizer, all_gather("peer")), {"w": jnp.array(START)}
+    return params, jax.vmap(lambda _: tx.init(params))(jnp.arange(PEERS))
+
+
+def local(optimizer: Optimizer, params: dict, state: tuple) -> dict:
+    """Where a peer takes its next gradient."""
+    at = next_step(optimizer, state.count)
+    return optimizer.lookahead(params, state.own, state.shared, at)
+
+
+@partial(jax.jit, static_argnums=0)
+def step(optimizer: Optimizer, params: dict, state: tuple) -> tuple[dict, tuple]:
+    """One local step of all peers."""
+    tx = as_transform(optimizer, all_gather("peer"))
+
+    def one(state, target):
+        grads = {"w": local(optimizer, params, state)["w"] - target}
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    stepped, state = jax.vmap(one, axis_name="peer")(state, TARGETS)
+    return jax.tree.map(lambda x: x[0], stepped), state

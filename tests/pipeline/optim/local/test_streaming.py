@@ -1,0 +1,107 @@
+"""Streaming DiLoCo against NumPy float64, local step by local step, written from the equations."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pipeline.optim.adamw import adamw
+from pipeline.optim.local.diloco import diloco
+from pipeline.optim.local.streaming import streaming_diloco
+from pipeline.optim.sgd import sgd
+from pipeline.weights.trees import load_tree, save_tree
+from pipeline.wire import message as wire
+from tests.pipeline.optim.compiled import compiled
+from tests.pipeline.optim.local.quadratic import PEERS, START, TARGETS, begin, local, step
+
+RATE = 0.1
+OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.6, "nesterov": True}
+streaming_of = partial(streaming_diloco, sgd(RATE, momentum=0.5), **OUTER)
+
+
+# the 24 elements in 5 fragments: 5 in each, and 4 in the last
+@pytest.mark.parametrize(
+    "fragments, steps, delay, mixing", [(5, 2, 1, 0.25), (3, 3, 2, 0.0), (2, 2, 0, 0.5)]
+)
+def test_every_local_step_is_the_equations(fragments, steps, delay, mixing):
+    optimizer = streaming_of(
+        inner_steps=fragments * steps, fragments=fragments, delay=delay, mixing=mixing
+    )
+    params, state = begin(optimizer)
+    theta = START.astype(np.float64).ravel()
+    outer, trace = np.zeros_like(theta), np.zeros((PEERS, theta.size))
+    mine = np.stack([theta] * PEERS)
+    ranges = np.array_split(np.arange(-(-theta.size // fragments) * fragments), fragments)
+    sent = None
+    for t in range(2 * fragments + 2):
+        for h in range(steps):
+            if sent is not None and h == delay:
+                mine[:, sent] = mixing * mine[:, sent] + (1 - mixing) * theta[sent]
+            found = jax.vmap(partial(local, optimizer, params))(state)["w"]
+            np.testing.assert_allclose(found.reshape(PEERS, -1), mine, rtol=0, atol=3e-6)
+            trace = 0.5 * trace + mine - TARGETS.reshape(PEERS, -1)
+            mine = mine - RATE * trace
+            params, state = step(optimizer, params, state)
+        sent = [at for at in ranges[t % fragments] if at < theta.size]
+        pseudogradient = theta[sent] - mine[:, sent].mean(axis=0)
+        outer[sent] = 0.6 * outer[sent] + pseudogradient
+        theta[sent] -= 0.7 * (pseudogradient + 0.6 * outer[sent])
+        np.testing.assert_allclose(params["w"].ravel(), theta, rtol=0, atol=3e-6)
+
+
+def test_what_was_saved_before_an_exchange_arrived_goes_on_to_the_same_bits(tmp_path):
+    optimizer = streaming_of(inner_steps=6, fragments=2, delay=2, mixing=0.25)
+    params, state = begin(optimizer)
+    for count in range(9):
+        if count == 4:  # a local step after the first exchange, and before the next takes it up
+            save_tree(tmp_path / "state", (params, state))
+        params, state = step(optimizer, params, state)
+    again = load_tree(tmp_path / "state", (params, state))
+    for _ in range(5):
+        again = step(optimizer, *again)
+    jax.tree.map(np.testing.assert_array_equal, again, (params, state))
+
+
+def test_what_a_peer_owns_can_be_given_away_and_the_params_stay():
+    optimizer = streaming_of(inner_steps=2, fragments=2, delay=0, mixing=0.0)
+    params = {"w": jnp.array(START)}
+    own, _ = optimizer.init(params)
+    jax.jit(lambda own: own.local["w"] + 1, donate_argnums=0)(own)
+    np.testing.assert_array_equal(params["w"], START)
+
+
+def test_one_fragment_without_delay_is_diloco():
+    inner = adamw(RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip_grad_norm=2.0)
+    one = streaming_diloco(inner, inner_steps=3, fragments=1, delay=0, mixing=0.0, **OUTER)
+    found, expected = begin(one), begin(other := diloco(inner, inner_steps=3, **OUTER))
+    for _ in range(4 * 3):
+        found, expected = step(one, *found), step(other, *expected)
+        np.testing.assert_allclose(found[0]["w"], expected[0]["w"], rtol=0, atol=1e-6)
+
+
+def test_a_message_is_how_far_its_peer_went_in_the_fragment_of_the_round():
+    optimizer = compiled(streaming_of(inner_steps=4, fragments=4, delay=0, mixing=0.0))
+    params = {"w": jnp.array(START)}
+    own, shared = optimizer.init(params)
+    form = wire.form_of(optimizer, params, "lockstep")
+    for t in range(1, 10):
+        here = optimizer.lookahead(params, own, shared, t)
+        own = optimizer.accumulate({"w": here["w"] - TARGETS[0]}, own, params, t)
+        message, after = optimizer.send(own, params, shared, t)
+        at = slice((t - 1) % 4 * 6, (t - 1) % 4 * 6 + 6)
+        expected = (params["w"] - own.local["w"]).ravel()[at]
+        np.testing.assert_allclose(message["w"], expected, atol=1e-6)
+        assert float(optax.tree.norm(message)) > 0.02  # also in later exchanges of a fragment
+        distance, compared = optimizer.compare(own, message, params, t)
+        assert float(distance) == 0
+        jax.tree.map(np.testing.assert_array_equal, compared, after)
+        data = wire.encode(jax.device_get(message), form)
+        assert len(data) == wire.HEADER.size + 4 * 6
+        received = jax.tree.map(lambda x: x[None], message)
+        updates, shared = optimizer.receive(received, jnp.int32([1]), params, shared, t)
+        assert not updates["w"].ravel()[: at.start].any()
+        assert not updates["w"].ravel()[at.stop :].any()
+        params, own = jax.tree.map(jnp.add, params, updates), after
