@@ -177,7 +177,11 @@ class OptimizerSPARTA(LocalSteps):
     """Share of the params that are exchanged in a round; bytes are proportional. The params that
     are measured and exported are those of the last exchange, on average 1 / share rounds ago."""
     seed: U32
-    """Seed of the places, which are drawn anew in each round."""
+    """Seed of the places."""
+    selector: Literal["random", "shuffled", "partitioned"] = "random"
+    """How places are chosen. random: anew in each round. shuffled: each has its turn once in about
+    1 / share rounds, in an order that is drawn once. partitioned: in an order that is drawn again
+    whenever all have had their turn."""
 
 
 class Compressing(OptimizerVariant):

@@ -8,8 +8,12 @@ from pipeline.optim.dense import TINY, weighted_mean
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.optimizer import Optimizer, Tree, expect
 
+SELECTORS = ("random", "shuffled", "partitioned")
 
-def sparta(inner: Optimizer, *, inner_steps: int, share: float, seed: int) -> Optimizer:
+
+def sparta(
+    inner: Optimizer, *, inner_steps: int, share: float, seed: int, selector: str = "random"
+) -> Optimizer:
     """Return sparse parameter averaging: a random share of the params becomes the mean of peers'.
 
     With theta_p the local params of peer p, in each round:
@@ -18,33 +22,60 @@ def sparta(inner: Optimizer, *, inner_steps: int, share: float, seed: int) -> Op
         theta[S]   <- mean over peers of theta_p[S]
         theta_p[S] <- theta[S]
 
-    S is the same for all peers and drawn anew in each round: each parameter is cut into
-    round(share * size) parts, as even as can be, and one element is drawn of each. So places are
-    not sent; a message is (theta - theta_p)[S] in float32.
+    S is the same for all peers: each parameter is cut into round(share * size) parts, as even as
+    can be, and S has one element of each. The selector says which: with "random" it is drawn anew
+    in each round; with "shuffled" the first is drawn, and then it is the next one's turn, so that
+    each element has its turn once in about 1 / share rounds; with "partitioned" as well, but the
+    first is drawn anew in each of these cycles. So places are not sent; a message is
+    (theta - theta_p)[S] in float32.
 
     theta, the params of all, is what peers last agreed on, element by element: 1 / share rounds
     ago on average, and peers that begin later begin with it.
+
+    In EXO Gym a random S has any elements, and the other two cut a random permutation of all.
 
     Args:
       inner: Takes the local steps.
       inner_steps: Local steps of a round; SPARTA's 1.
       share: Share of a parameter's elements in S, above 0 and at most 1; SPARTA's 0.0005 to 0.005.
       seed: Of the random S.
+      selector: "random", "shuffled" or "partitioned".
 
     References:
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
         https://openreview.net/forum?id=stFPf3gzq1
     """
     expect("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+    expect("selector", selector, lambda x: x in SELECTORS, f"one of {', '.join(SELECTORS)}")
     whole = fedavg(inner, inner_steps=inner_steps)
 
     def places(params: Tree, step: jax.Array) -> Tree:
         """Return S: int32 [K] of each parameter, ascending."""
-        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
         leaves, structure = jax.tree.flatten(params)
-        keys = [jax.random.fold_in(key, number) for number in range(len(leaves))]
-        found = [_one_of_each_part(*leaf, share) for leaf in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(structure, found)
+        return jax.tree.unflatten(
+            structure, [one_of_each_part(n, leaf.size, step) for n, leaf in enumerate(leaves)]
+        )
+
+    def one_of_each_part(number: int, size: int, step: jax.Array) -> jax.Array:
+        """Return a place in each of round(share * size) parts: int32 [K], ascending."""
+        count = max(1, round(share * size))
+        width, longer = divmod(size, count)
+        part_K = jnp.arange(count)
+        width_K = width + (part_K < longer)  # the first parts have one more
+        first_K = part_K * width + jnp.minimum(part_K, longer)
+
+        def drawn(turn: jax.Array | int) -> jax.Array:
+            key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), turn)
+            return jax.random.randint(jax.random.fold_in(key, number), (count,), 0, width_K)
+
+        if selector == "random":
+            return first_K + drawn(step)
+        done = step - 1
+        if selector == "shuffled":
+            begin_K = drawn(0)
+        else:
+            begin_K = jnp.where(part_K < longer, drawn(done // (width + 1)), drawn(done // width))
+        return first_K + (begin_K + done) % width_K
 
     def message_of(own: Tree, at: Tree) -> Tree:
         return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
@@ -76,12 +107,3 @@ def sparta(inner: Optimizer, *, inner_steps: int, share: float, seed: int) -> Op
         return off / (optax.tree.norm(mine) + TINY), after_sending(own, at)
 
     return whole._replace(send=send, receive=receive, compare=compare)
-
-
-def _one_of_each_part(key: jax.Array, param: jax.Array, share: float) -> jax.Array:
-    """Return a random place in each of round(share * size) parts: int32 [K], ascending."""
-    count = max(1, round(share * param.size))
-    width, longer = divmod(param.size, count)
-    part_K = jnp.arange(count)
-    first_K = part_K * width + jnp.minimum(part_K, longer)  # the first parts have one more
-    return first_K + jax.random.randint(key, (count,), 0, width + (part_K < longer))

@@ -308,6 +308,10 @@ def streaming(**changes) -> Optimizer:
             lambda: sparta(sgd(1), inner_steps=1, share=0.0, seed=0),
             "share is 0.0, expected a number above 0, at most 1",
         ),
+        (
+            lambda: sparta(sgd(1), inner_steps=1, share=0.1, seed=0, selector="all"),
+            "selector is 'all', expected one of random, shuffled, partitioned",
+        ),
         (lambda: fedavg(sgd(1), inner_steps=0), "inner_steps is 0, expected an integer from 1"),
         (lambda: streaming(inner_steps=5), "inner_steps is 5, expected a multiple of 2"),
         (lambda: streaming(delay=2), "delay is 2, expected an integer from 0, below 2"),

@@ -413,6 +413,7 @@ ADA_DISTRO = {
     }
 }
 STREAMING = tiny.STREAMING["StreamingDiLoCo"] | {"inner_steps": 2, "delay": 0}
+PLACES = {"share": 0.1, "seed": 0, "selector": "shuffled"}
 HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
 CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
 VARIANTS = [
@@ -422,7 +423,7 @@ VARIANTS = [
     ("optimizer", {"DiLoCo": DILOCO}, runfile.OptimizerDiLoCo),
     ("optimizer", {"StreamingDiLoCo": STREAMING}, runfile.OptimizerStreamingDiLoCo),
     ("optimizer", {"FedAvg": LOCAL}, runfile.OptimizerFedAvg),
-    ("optimizer", {"SPARTA": {**LOCAL, "share": 0.1, "seed": 0}}, runfile.OptimizerSPARTA),
+    ("optimizer", {"SPARTA": {**LOCAL, **PLACES}}, runfile.OptimizerSPARTA),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),
     ("optimizer", {"Distro": COMPRESSING}, runfile.OptimizerDistro),
     ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),

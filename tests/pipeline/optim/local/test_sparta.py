@@ -92,6 +92,31 @@ def test_the_places_of_a_seed_and_a_round_are_these():
     assert places(2, 30) == [2, 4, 9, 12, 17, 18, 21, 25, 27]
 
 
+@pytest.mark.parametrize("selector", ["shuffled", "partitioned"])
+@pytest.mark.parametrize("share, rounds", [(0.2, 5), (0.3, 12)])  # parts of 5; of 3 and of 4
+def test_each_element_has_its_turn_as_often_as_its_neighbours(selector, share, rounds):
+    optimizer = optimizer_of(share=share, selector=selector)
+    params = {"w": jnp.zeros(TARGETS[0].shape)}
+    message = jax.tree.map(lambda x: 1 + x[None], optimizer_message(optimizer, params))
+    receive = jax.jit(optimizer.receive)
+    chosen = [
+        np.flatnonzero(receive(message, jnp.int32([1]), params, optax.EmptyState(), step)[0]["w"])
+        for step in range(1, 2 * rounds + 1)
+    ]
+    cycles = [chosen[:rounds], chosen[rounds:]]
+    widths = {0.2: [5] * 6, 0.3: [4] * 3 + [3] * 6}[share]
+    for cycle in cycles:
+        times = np.bincount(np.concatenate(cycle), minlength=30)
+        np.testing.assert_array_equal(times, np.repeat([rounds // w for w in widths], widths))
+    same = [np.array_equal(*pair) for pair in zip(*cycles, strict=True)]
+    assert all(same) if selector == "shuffled" else not all(same)
+
+
+def optimizer_message(optimizer: Optimizer, params: dict) -> dict:
+    own, shared = optimizer.init(params)
+    return optimizer.send(own, params, shared, 1)[0]
+
+
 @pytest.mark.parametrize("share, count", [(1.0, 30), (0.3, 9), (1e-6, 1)])
 def test_a_message_has_a_share_of_the_elements_and_no_places(share, count):
     optimizer = optimizer_of(share=share)
