@@ -34,7 +34,6 @@ from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights.checkpoints import Checkpoints
-from pipeline.wire import message as wire
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class _Training:
         self.writer = Writer(
             paths.scratch / "transcript",
             run.snapshots(setup.start.step),
-            keep_payloads=setup.programs.form.kind != wire.DENSE,
+            keep_payloads=setup.programs.form.kept,
         )
 
     def prepare(self) -> None:

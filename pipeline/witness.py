@@ -44,7 +44,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
     sample: list[tuple[runfile.Window, int]] = []
     if sound := not contradictions(findings):
-        sample = _sample(run, windows, _sample_seed(run, transcript), replay.dense)
+        sample = _sample(run, windows, _sample_seed(run, transcript), replay.kept)
         work = [(w, [peer for window, peer in sample if window == w]) for w in windows]
         findings += _replay(replay, work, paths.scratch)
     findings = merged(findings)
@@ -106,17 +106,17 @@ def _sample_seed(run: runfile.Run, transcript: Transcript) -> str:
 
 
 def _sample(
-    run: runfile.Run, windows: list[runfile.Window], seed: str, dense: bool
+    run: runfile.Run, windows: list[runfile.Window], seed: str, kept: bool
 ) -> list[tuple[runfile.Window, int]]:
     """Draw the windows to replay, and of which peers.
 
     These are `[witness] replay_percent` of all, rounded up, and those that `[witness] replay`
-    names. If messages are dense, and so not kept, a window is replayed for all its peers or none.
+    names. If messages are not kept, a window is replayed for all its peers or none.
     """
     peers = range(run.peers.count)
     groups = [[(window, peer)] for window in windows for peer in peers]
     named = {(windows[index], p) for index, p in run.witness.chosen if index < len(windows)}
-    if dense:
+    if not kept:
         groups = [[(window, peer) for peer in peers] for window in windows]
         named = {(window, peer) for window, _ in named for peer in peers}
     count = -int(-len(groups) * run.witness.replay_percent // 100)

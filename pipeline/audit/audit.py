@@ -71,9 +71,7 @@ def audit_rounds(
     progress = start.progress(run)
     own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(start.state.own[0]))
     for entry in transcript.rounds:
-        has_payloads = form.kind != wire.DENSE and (
-            window is None or entry.round.step in window.rounds
-        )
+        has_payloads = form.kept and (window is None or entry.round.step in window.rounds)
         try:
             progress = _begin_round(progress, entry)
             known = _audit_messages(entry, transcript, form) if has_payloads else []

@@ -130,7 +130,8 @@ def replayed(
             peers |= {ruling.peer for ruling in evidence.rulings if finding.peer in ruling.found}
         elif finding.kind not in DECODED:
             peers.add(finding.peer)
-    return tuple(range(replay.setup.run.peers.count) if replay.dense and peers else sorted(peers))
+    together = peers and not replay.kept
+    return tuple(range(replay.setup.run.peers.count) if together else sorted(peers))
 
 
 def listing(folder: Path) -> dict[str, str]:

@@ -63,9 +63,9 @@ class Replay:
     bitwise: bool
 
     @property
-    def dense(self) -> bool:
-        """Whether messages are not kept, so that a window is replayed for all its peers or none."""
-        return self.setup.programs.form.kind == wire.DENSE
+    def kept(self) -> bool:
+        """Whether messages are kept; else a window is replayed for all its peers or none."""
+        return self.setup.programs.form.kept
 
     @cached_property
     def groups(self) -> list[DeviceGroup]:
@@ -81,10 +81,10 @@ class Replay:
     ) -> list[Finding]:
         """Check the chain of params over a window, and replay some of its peers, on a device group.
 
-        If messages are dense and `peers` is empty, nothing is done. `advance` is called after each
-        round.
+        If messages are not kept and `peers` is empty, nothing is done. `advance` is called after
+        each round.
         """
-        if self.dense and not peers:
+        if not self.kept and not peers:
             return []
         return _WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
 
@@ -96,7 +96,7 @@ class _WindowReplay:
         self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
     ):
         self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
-        self.bitwise, self.dense = replay.bitwise, replay.dense
+        self.bitwise, self.kept = replay.bitwise, replay.kept
         like = replay.setup.start.state
         agreed = self.transcript.agreed(window.opening, like)
         self.replica = Replica.put(replay.setup.programs, group, *agreed)
@@ -147,7 +147,7 @@ class _WindowReplay:
         for peer in [peer for peer in self.own if peer in entry.evidence.messages]:
             span = plan.assignment[peer]
             work = assigned(self.setup.data, span, self.setup.run, lots, plan.trainers)
-            sent = None if self.bitwise or self.dense else self._sent(entry, peer)
+            sent = self._sent(entry, peer) if self.kept and not self.bitwise else None
             if sent is None:
                 result = self.replica.step(self.own[peer], work, plan.step)
                 results[peer], self.own[peer] = (result.message, None), result.own
@@ -211,7 +211,7 @@ class _WindowReplay:
     def _applied(self, entry: Entry, replayed: dict[int, Tree]) -> dict[int, Tree] | None:
         """The messages that everybody applied, or None if one of them is not kept."""
         applied = entry.decision.applied
-        if not self.dense:
+        if self.kept:
             return {peer: self._sent(entry, peer) for peer in applied}
         if any(f.peer in applied and f.round == entry.round.step for f in self.found):
             return None

@@ -132,7 +132,7 @@ def rerun(bundle: Bundle) -> list[Finding]:
     """Return what audit and replay find about the bundle's peer, and what contradicts itself."""
     replay, found = bundle.replay, [*bundle.audited]
     # one after another, so that what is found of one hides nothing of the others
-    groups = [bundle.peers] if replay.dense else [(peer,) for peer in bundle.peers]
+    groups = [(peer,) for peer in bundle.peers] if replay.kept else [bundle.peers]
     for peers in groups:
         found += replay.window(bundle.window, peers, lambda: None)
     return [finding for finding in found if finding.peer in (bundle.manifest.peer, None)]

@@ -50,7 +50,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
             verdict,
             len(windows),
             count,
-            dense=_is_dense(rounds),
+            kept=_are_kept(rounds),
             percent=run.witness.replay_percent,
         ),
         prompt_and_rest=_split_text(results.evaluated),
@@ -144,15 +144,15 @@ def _grid(
 
 
 def chances(
-    verdict: dict, windows: int, peers: int, *, dense: bool, percent: float
+    verdict: dict, windows: int, peers: int, *, kept: bool, percent: float
 ) -> list[tuple[int, float]]:
     """Return pairs of k and the chance that the sample contains one of k false windows of a peer.
 
-    1 - C(N - k, n) / C(N, n), where n of N windows are drawn. With dense messages, the windows of
-    all peers are drawn together. Windows that the run file names are not part of the sample.
-    `windows` is the number for each peer, and `percent` how many of all are in the sample.
+    1 - C(N - k, n) / C(N, n), where n of N windows are drawn. Where messages are not kept,
+    the windows of all peers are drawn together. Windows that the run file names are not part of the
+    sample. `windows` is the number for each peer, and `percent` how many of all are in the sample.
     """
-    together = peers if dense else 1
+    together = 1 if kept else peers
     N = windows * peers // together
     drawn = -int(-N * percent // 100)
     n = min(drawn, len(verdict["replayed_windows"]) // together)  # 0 if the audit failed early
@@ -160,10 +160,10 @@ def chances(
     return [(k, 1 - math.comb(N - k, n) / math.comb(N, n)) for k in counts]
 
 
-def _is_dense(rounds: list[dict]) -> bool:
-    """Whether messages were too large to be kept."""
+def _are_kept(rounds: list[dict]) -> bool:
+    """Whether messages were small enough to be kept."""
     evidence = [entry["evidence"] for entry in rounds]
-    return not any(message["payload"] for e in evidence for message in e["messages"].values())
+    return any(message["payload"] for e in evidence for message in e["messages"].values())
 
 
 def _peer(peer: int, rounds: list[dict]) -> dict:

@@ -53,7 +53,7 @@ def lie(
     Args:
       kind: One of `LIES`.
       size: Strength of the fault, or its kind's default.
-      message: Nested dict of Coefficients, float32 arrays, or both.
+      message: Tree of Coefficients, of arrays, or of both, as in `wire.Form`.
       others: The other peers' messages; a lone peer uses its own.
       areas: A of each parameter, as in `wire.Form`.
       rng: Source of randomness.
@@ -103,7 +103,8 @@ def _sign_flip(p: Parameter) -> Leaf:
 
 def _scaled(p: Parameter) -> Leaf:
     """The values times the size: size * q."""
-    return p.true if _is_signs(p.true) else _with(p.true, p.size * _values(p.true))
+    exact = _is_signs(p.true) or _is_bits(p.true)
+    return p.true if exact else _with(p.true, p.size * _values(p.true))
 
 
 def _noise(p: Parameter) -> Leaf:
@@ -205,7 +206,7 @@ def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
     del areas
 
     def spoil(leaf: Leaf) -> Leaf:
-        if _is_signs(leaf):
+        if _is_signs(leaf) or _is_bits(leaf):
             return leaf
         values = np.array(leaf.value_NK if _is_sparse(leaf) else leaf)
         chosen = rng.choice(values.size, min(2, values.size), replace=False)
@@ -259,17 +260,25 @@ def _indices(leaf: Coefficients) -> np.ndarray:
     return np.asarray(leaf.index_NK).astype(np.int64)
 
 
+def _is_bits(leaf: Leaf) -> bool:
+    return not _is_sparse(leaf) and leaf.dtype == np.uint8
+
+
 def _values(leaf: Leaf) -> np.ndarray:
-    """The values sent for a parameter, in float64; a sign is -1 or 1."""
+    """The values sent for a parameter, in float64; a sign, and each bit of a code, is -1 or 1."""
     if _is_signs(leaf):
         return np.where(leaf.value_NK, -1.0, 1.0)
+    if _is_bits(leaf):
+        return np.where(np.unpackbits(np.asarray(leaf)), -1.0, 1.0)
     return np.asarray(leaf.value_NK if _is_sparse(leaf) else leaf).astype(np.float64)
 
 
 def _with(leaf: Leaf, values: np.ndarray) -> Leaf:
-    """`leaf` with other values: as signs, or rounded and clipped to its dtype."""
+    """`leaf` with other values: as signs or bits, or rounded and clipped to its dtype."""
     if _is_signs(leaf):
         return leaf._replace(value_NK=values < 0)
+    if _is_bits(leaf):
+        return np.packbits(values < 0).reshape(leaf.shape)
     dtype = (leaf.value_NK if _is_sparse(leaf) else leaf).dtype
     most = float(jnp.finfo(dtype).max)
     values = np.clip(values, -most, most).astype(dtype)

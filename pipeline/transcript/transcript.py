@@ -4,7 +4,7 @@
     rounds.jsonl           one line per round: seed, assignment, committee, commitments,
                            attestations, the coordinator's decision, position of each payload
     payloads/00001.bin     the payloads from one snapshot to the next, named for their first round;
-                           dense ones (AdamW's) are not kept: only their hash and size are
+                           of large ones (AdamW's gradients) only the hash and the size are kept
     snapshots/00000/       the full state after that step, and `state.json` with its hashes; some
                            snapshots have only the hashes
 

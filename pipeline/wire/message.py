@@ -4,14 +4,14 @@ Version 2, all integers little-endian; docs/reference/wire.md has an example byt
 
     magic     4 bytes   "LSWP"
     version   u8        2
-    kind      u8        0 dense float32; indices and signs, 1 Rice-coded, 3 plain; indices and
+    kind      u8        0 arrays sent whole; indices and signs, 1 Rice-coded, 3 plain; indices and
                         bfloat16 values, 2 Rice-coded, 4 plain
-    tensors   u16       number of parameters, in ascending order of their path
+    tensors   u16       number of arrays and of parameters sent by indices, in ascending order of
+                        their path
     form      8 bytes   first bytes of the shapes' SHA-256: another run's message is refused
     then
-      0         each parameter as float32
-      1 to 4    first, arrays sent whole beside the indices (the load of experts, flags of blocks of
-                zeros), as float32; then
+      0 to 4    arrays sent whole (gradients or their codes; beside indices, the load of experts or
+                flags of blocks), each in its own dtype; then
       3, 4      each parameter's indices, ascending within a block, as u8, u16 or u32 by the block's
                 area, and its signs, or its values: what a commitment hashes, and Psyche's fields
       1, 2      u8 for each parameter, its Rice parameter; all low bits; all signs, or all values;
@@ -41,6 +41,8 @@ from pipeline.wire import rice
 MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")
 DENSE, CODED_SIGNS, CODED_VALUES, PLAIN_SIGNS, PLAIN_VALUES = range(5)
+DTYPES = [np.dtype(kind) for kind in (np.float32, bfloat16, np.float16, np.uint8)]  # sent whole
+KEPT_BYTES = 0.5  # per param: messages of at most so many are kept in a transcript
 PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
 
 
@@ -53,14 +55,16 @@ class Form:
     """The only form in which a run's messages are accepted.
 
     Attributes:
-      like: A message's shapes and dtypes: nested dict of Coefficients, float32 arrays, or both.
-      areas: A of each parameter, which a message does not tell; 0 for a float32 array.
+      like: A message's shapes and dtypes: a tree of Coefficients, of arrays of `DTYPES`, or both.
+      areas: A of each parameter, which a message does not tell; 0 for an array sent whole.
       layout: "lockstep" or "psyche".
+      size: Number of params, which a message does not tell either.
     """
 
     like: Tree
     areas: Tree
     layout: str
+    size: int
 
     @cached_property
     def leaves(self) -> list[Any]:
@@ -84,10 +88,22 @@ class Form:
         return CODED_SIGNS if signs else CODED_VALUES
 
     @cached_property
+    def kept(self) -> bool:
+        """Whether a transcript keeps messages: else only their hashes and sizes, as of gradients.
+
+        By their size in memory, which the bytes of the wire do not exceed.
+        """
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like)) <= (
+            KEPT_BYTES * self.size
+        )
+
+    @cached_property
     def header(self) -> bytes:
         """The first bytes of every message of this form."""
         rows = [
-            (*leaf.index_NK.shape, area) if _is_sparse(leaf) else (int(np.prod(leaf.shape)), 0, 0)
+            (*leaf.index_NK.shape, area)
+            if _is_sparse(leaf)
+            else (int(np.prod(leaf.shape)), DTYPES.index(leaf.dtype), 0)
             for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True)
         ]
         digest = hashlib.sha256(b"".join(struct.pack("<III", *row) for row in rows)).digest()
@@ -112,7 +128,8 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
         own = optimizer.accumulate(params, own, params, step)
         return optimizer.send(own, params, shared, step)[0]
 
-    form = Form(jax.eval_shape(first_message, params), optimizer.areas(params), layout)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    form = Form(jax.eval_shape(first_message, params), optimizer.areas(params), layout, size)
     if layout == PLAIN and form.kind == DENSE:
         raise LockstepError(
             f'[peers] wire = "{PLAIN}", expected "lockstep" with a dense optimizer: Psyche '
@@ -183,8 +200,10 @@ def _whole(reader: "_Reader", form: Form) -> list[np.ndarray]:
     found = []
     for number, leaf in enumerate(leaf for leaf in form.leaves if not _is_sparse(leaf)):
         name = f"array {number}"
-        values = reader.array(np.float32, int(np.prod(leaf.shape)), name)
-        found.append(_finite(values, name).reshape(leaf.shape))
+        values = reader.array(leaf.dtype, int(np.prod(leaf.shape)), name)
+        if leaf.dtype != np.uint8:
+            _finite(values, name)
+        found.append(values.reshape(leaf.shape))
     return found
 
 

@@ -218,15 +218,15 @@ def test_same_data_give_the_same_bytes_whatever_matplotlibrc_says(accepted):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_chances_are_those_of_all_samples(dense):
-    peers, n = 2, 2 if not dense else 1
+@pytest.mark.parametrize("kept", [True, False])
+def test_chances_are_those_of_all_samples(kept):
+    peers, n = 2, 2 if kept else 1
     cells = [(w, p) for w in range(3) for p in range(peers)]
-    groups = [[c] for c in cells] if not dense else [cells[i : i + 2] for i in (0, 2, 4)]
+    groups = [[c] for c in cells] if kept else [cells[i : i + 2] for i in (0, 2, 4)]
     samples = [sum(chosen, []) for chosen in combinations(groups, n)]
     replayed = [None] * len(samples[0])
     verdict = {"replayed_windows": [*replayed, None]}  # and one that the run file names
-    found = dict(chances(verdict, 3, peers, dense=dense, percent=33))
+    found = dict(chances(verdict, 3, peers, kept=kept, percent=33))
     for lies in (1, 2, 3):
         false = {(w, 0) for w in range(lies)}
         caught = sum(bool(false & set(sample)) for sample in samples)

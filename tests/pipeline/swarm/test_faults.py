@@ -42,7 +42,7 @@ def message(peer: int) -> dict:
 
 
 MESSAGES = {peer: message(peer) for peer in ROUND.assignment}
-FORM = wire.Form(MESSAGES[0], {"w": 8}, "psyche")
+FORM = wire.Form(MESSAGES[0], {"w": 8}, "psyche", 8)
 WORK = {peer: Work(np.full((1, 4), peer), 4) for peer in ROUND.assignment}
 
 

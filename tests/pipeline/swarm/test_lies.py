@@ -43,10 +43,20 @@ def load(rng) -> np.ndarray:
     return rng.integers(1, 9, (2, 4)).astype(np.float32)
 
 
+def codes(rng) -> dict:
+    """What rounding a gradient to a few bits gives: scales, and codes packed into bytes."""
+    return {
+        "scale": rng.standard_normal(3).astype(np.float32),
+        "code": rng.integers(256, size=11, dtype=np.uint8),
+        "half": rng.standard_normal((2, 3)).astype(bfloat16),
+    }
+
+
 WHOLE = {"u": 0, "v": {"w": 0}}
 MIXED = {"load": 0, "optimizer": AREAS}
 FORMS = {  # name: (a peer's message, areas, layout)
     "dense": (whole, WHOLE, "lockstep"),
+    "codes": (codes, {"scale": 0, "code": 0, "half": 0}, "lockstep"),
     "signs": (lambda rng: sparse(bool, rng), AREAS, "lockstep"),
     "values": (lambda rng: sparse(bfloat16, rng), AREAS, "lockstep"),
     "plain signs": (lambda rng: sparse(bool, rng), AREAS, "psyche"),
@@ -68,7 +78,7 @@ def messages(name: str, count: int = 4) -> tuple[wire.Form, list]:
     """The form, and a seeded message of each of some peers."""
     make, areas, layout = FORMS[name]
     sent = [make(np.random.default_rng((7, peer))) for peer in range(count)]
-    return wire.Form(sent[0], areas, layout), sent
+    return wire.Form(sent[0], areas, layout, 1000), sent
 
 
 def has(form_name: str, needs: str) -> bool:
@@ -321,6 +331,6 @@ def test_a_forged_message_knows_nothing_of_the_true_one_but_its_rms():
 
 def test_a_place_that_cannot_be_named_twice_is_one_line():
     message = one_block([3], [True], bool)
-    form = wire.Form(message, {"w": 8}, "psyche")
+    form = wire.Form(message, {"w": 8}, "psyche", 8)
     with pytest.raises(LockstepError, match="expected a block of which two indices are sent"):
         tamper("duplicated", b"", message, form, np.random.default_rng(0))

@@ -129,13 +129,13 @@ def test_indices_that_cluster_are_coded_without_loss(crowd):
     index_NK = np.tile(np.arange(kept), (3, 1)) + (256 - kept if crowd == "last" else 0)
     signs = np.zeros((3, kept), bool)
     message = {"w": Coefficients(index_NK.astype(np.uint8), signs)}
-    form = wire.Form(message, {"w": 256}, "lockstep")
+    form = wire.Form(message, {"w": 256}, "lockstep", 768)
     expect_equal(wire.decode(wire.encode(message, form), form), message)
 
 
 def test_example_of_the_documentation_byte_by_byte():
     like = {"w": Coefficients(np.array([[1, 3]], np.uint8), np.array([[False, True]]))}
-    coded, plain = (wire.Form(like, {"w": 4}, layout) for layout in ("lockstep", "psyche"))
+    coded, plain = (wire.Form(like, {"w": 4}, layout, 4) for layout in ("lockstep", "psyche"))
     header = "4c 53 57 50 02 {kind} 01 00 " + GOLDEN_FORM
     assert wire.encode(like, coded).hex(" ") == header.format(kind="01") + " 00 02 50"
     assert wire.encode(like, plain).hex(" ") == header.format(kind="03") + " 01 03 02"
@@ -155,7 +155,7 @@ def test_golden_messages(name):
         width = np.uint8 if area <= 256 else np.uint16
         like[path] = Coefficients(np.array(index, width), values) if sparse else values
         areas[path] = area
-    form = wire.Form(like, areas, KINDS[name][1])
+    form = wire.Form(like, areas, KINDS[name][1], 1000)
     assert wire.encode(like, form).hex() == golden["hex"]
     expect_equal(wire.decode(bytes.fromhex(golden["hex"]), form), like)
 
@@ -229,7 +229,7 @@ def test_indices_out_of_range_or_out_of_order_are_refused():
         ("lockstep", [1, 4], "less than 4"),
         ("lockstep", [3, 1], "Rice parameters .*, expected"),
     ):
-        form = wire.Form({"w": good}, {"w": 4}, layout)
+        form = wire.Form({"w": good}, {"w": 4}, layout, 4)
         bad = {"w": good._replace(index_NK=np.array([places], np.uint8))}
         with pytest.raises(wire.WireError, match=text):
             wire.decode(wire.encode(bad, form), form)
