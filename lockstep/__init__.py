@@ -20,6 +20,7 @@ _NAMES = {
     "optim.distro": ("CompressedMomentum", "distro"),
     "optim.local.diloco": ("diloco",),
     "optim.local.fedavg": ("fedavg",),
+    "optim.local.sparseloco": ("sparseloco",),
     "optim.local.sparta": ("sparta",),
     "optim.muon": ("muon",),
     "optim.optimizer": (
@@ -30,6 +31,10 @@ _NAMES = {
         "as_transform",
         "next_step",
     ),
+    "optim.quantize.half": ("Half",),
+    "optim.quantize.integers": ("Integers",),
+    "optim.quantize.levels": ("Levels",),
+    "optim.quantize.qsgd": ("QSGD",),
     "optim.sgd": ("sgd",),
     "optim.step_direction": ("StepDirection",),
 }

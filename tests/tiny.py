@@ -59,6 +59,23 @@ STREAMING = {
     }
 }  # fmt: skip
 FEDAVG = {"FedAvg": LOCAL_STEPS}
+DILOCO_IN_4_BITS = {
+    "DiLoCo": {
+        **DILOCO["DiLoCo"],
+        "quantize": "int4",
+        "quantize_block": 16,
+        "error_feedback": 0.9,
+    }
+}
+SPARSELOCO = {
+    "SparseLoCo": {
+        **LOCAL_STEPS,
+        "outer_learning_rate": 1.0,
+        "error_feedback": 0.95,
+        "compression_topk": 4,
+        "compression_chunk": 8,
+    }
+}
 SPARTA = {"SPARTA": {**LOCAL_STEPS, "share": 0.3, "seed": 0}}
 ADA_DISTRO = {
     "AdaDistro": {

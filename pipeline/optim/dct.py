@@ -165,6 +165,13 @@ def remove(
     return left.reshape(cut.shape)
 
 
+def put(index_NK: jax.Array, value_NK: jax.Array, cut: Layout) -> jax.Array:
+    """The array that has these values at the named positions of each block, and zeros elsewhere."""
+    at = jnp.zeros(math.prod(cut.shape), value_NK.dtype).at[_address(cut, index_NK)]
+    whole = at.set(value_NK, unique_indices=True, mode="promise_in_bounds")
+    return whole.reshape(cut.shape)
+
+
 def mean_of_senders(
     index_PNK: jax.Array, value_PNK: jax.Array, present: jax.Array, cut: Layout
 ) -> jax.Array:

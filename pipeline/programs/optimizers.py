@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import singledispatch
-from typing import NamedTuple
+from functools import partial, singledispatch
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 from pipeline.errors import LockstepError
 from pipeline.optim import schedules
@@ -13,10 +15,16 @@ from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.quantize.half import Half
+from pipeline.optim.quantize.integers import Integers
+from pipeline.optim.quantize.levels import Levels
+from pipeline.optim.quantize.qsgd import QSGD
+from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.schedules import LearningRate
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
@@ -28,6 +36,17 @@ SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
     schedule.ScheduleLinear: schedules.linear,
     schedule.ScheduleCosine: schedules.cosine,
     schedule.ScheduleWarmupStableDecay: schedules.warmup_stable_decay,
+}
+
+QUANTIZERS: dict[str, Callable[[Any], Quantizer]] = {  # of the elements of a block
+    "bfloat16": lambda _: Half(jnp.bfloat16),
+    "float16": lambda _: Half(jnp.float16),
+    "int8": partial(Integers, 8),
+    "int4": partial(Integers, 4),
+    "qsgd8": partial(QSGD, 8),
+    "qsgd4": partial(QSGD, 4),
+    "two_bit": partial(Levels, 2),
+    "sign": partial(Levels, 1),
 }
 
 
@@ -132,8 +151,29 @@ def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
 
 @optimizer_of.register
 def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
-    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
-    return diloco(**settings)
+    quantize = table.quantize and QUANTIZERS[table.quantize]
+    return diloco(
+        optimizer_of(table.inner, setting),
+        inner_steps=table.inner_steps,
+        outer_learning_rate=table.outer_learning_rate,
+        outer_momentum=table.outer_momentum,
+        nesterov=table.nesterov,
+        quantizer=quantize(table.quantize_block) if quantize else None,
+        error_feedback=table.error_feedback or 0.0,
+    )
+
+
+@optimizer_of.register
+def _sparseloco(table: tables.OptimizerSparseLoCo, setting: Setting) -> Optimizer:
+    return sparseloco(
+        optimizer_of(table.inner, setting),
+        inner_steps=table.inner_steps,
+        outer_learning_rate=table.outer_learning_rate,
+        error_feedback=table.error_feedback,
+        topk=table.compression_topk,
+        chunk=table.compression_chunk,
+        stacked=setting.stacked,
+    )
 
 
 @optimizer_of.register

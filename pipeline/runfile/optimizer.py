@@ -132,8 +132,40 @@ class OuterSteps(LocalSteps):
         return self
 
 
+Quantize = Literal["bfloat16", "float16", "int8", "int4", "qsgd8", "qsgd4", "two_bit", "sign"]
+
+
 class OptimizerDiLoCo(OuterSteps):
     """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
+
+    quantize: Quantize | None = None
+    """What peers round how far they went to, before they send it; by default float32. bfloat16 and
+    float16: 16 bits each. int8 and int4: integers times a scale. qsgd8 and qsgd4: the same, rounded
+    at random, right on average. two_bit: signs, times one of two magnitudes. sign: signs, times one
+    magnitude. Scales and magnitudes are of a block."""
+    quantize_block: Annotated[int, Field(ge=1)] | None = None
+    """Elements of a block, whose scales take 4 bytes, with two_bit 8. 256 is usual."""
+    error_feedback: Fraction | None = None
+    """Share of what rounding left out that a peer adds to its next message, 0 to 1; by default 0.
+    two_bit and sign need it; qsgd must have none."""
+
+    @model_validator(mode="after")
+    def _quantize_has_what_it_needs(self) -> "OptimizerDiLoCo":
+        kind, block, feedback = self.quantize, self.quantize_block, self.error_feedback
+        in_blocks = kind not in (None, "bfloat16", "float16")
+        if in_blocks and block is None:
+            raise wrong("quantize", "quantize_block beside it, the elements of a block")
+        if block is not None and not in_blocks:
+            raise wrong("quantize_block", "none: only int, qsgd, two_bit and sign have blocks")
+        if kind in ("two_bit", "sign") and not feedback:
+            raise wrong("quantize", "error_feedback above 0 beside it: the rest would be lost")
+        if feedback and kind is None:
+            raise wrong("error_feedback", "none without quantize: nothing is left out")
+        if feedback and kind in ("qsgd8", "qsgd4"):
+            raise wrong(
+                "error_feedback", f"none with quantize = {kind}: its errors can grow when fed back"
+            )
+        return self
 
 
 class OptimizerStreamingDiLoCo(OuterSteps):
@@ -164,6 +196,20 @@ class OptimizerStreamingDiLoCo(OuterSteps):
     def steps_of_a_round(self) -> int:
         """Local steps that a peer takes in a round."""
         return self.inner_steps // self.fragments
+
+
+class OptimizerSparseLoCo(LocalSteps):
+    """SparseLoCo: local steps, and then the largest elements of how far peers went, in two bits."""
+
+    outer_learning_rate: Annotated[float, Field(gt=0)]
+    """Learning rate of the outer step, the same in every round; 1 in SparseLoCo."""
+    error_feedback: Annotated[float, Field(gt=0, le=1)]
+    """Decay per round of what a peer has not sent, above 0, at most 1; 0.95 in SparseLoCo."""
+    compression_topk: Annotated[U16, Field(ge=1)]
+    """Number of elements sent per block, at least 1; 128 in SparseLoCo."""
+    compression_chunk: Annotated[U16, Field(ge=1)]
+    """Maximum side of a block; each dimension is cut by its largest divisor up to this. 64 in
+    SparseLoCo, for blocks of 4,096."""
 
 
 class OptimizerFedAvg(LocalSteps):

@@ -93,9 +93,8 @@ class Form:
 
         By their size in memory, which the bytes of the wire do not exceed.
         """
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like)) <= (
-            KEPT_BYTES * self.size
-        )
+        held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
+        return held <= KEPT_BYTES * self.size
 
     @cached_property
     def header(self) -> bytes:

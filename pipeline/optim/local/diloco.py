@@ -2,6 +2,8 @@
 
 from pipeline.optim.local.local_steps import local_steps
 from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.quantize.quantized import quantized
+from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.sgd import sgd
 
 
@@ -12,6 +14,8 @@ def diloco(
     outer_learning_rate: float,
     outer_momentum: float,
     nesterov: bool,
+    quantizer: Quantizer | None = None,
+    error_feedback: float = 0.0,
 ) -> Optimizer:
     """Return DiLoCo: the mean of how far peers went, as the gradient of SGD with momentum.
 
@@ -23,8 +27,9 @@ def diloco(
         theta  <- theta - outer_learning_rate * (D + outer_momentum * m)        with Nesterov's
         theta  <- theta - outer_learning_rate * m                               without
 
-    A message is theta - theta_p in float32: 4 bytes per parameter, from each peer, each round.
-    Peers count by the sequences that they were assigned; absent ones do not.
+    A message is theta - theta_p in float32, 4 bytes per parameter, or as the quantizer rounds it,
+    from each peer, each round. Peers count by the sequences that they were assigned; absent ones
+    do not.
 
     Args:
       inner: Takes the local steps: AdamW in DiLoCo, Muon in MuLoCo.
@@ -32,6 +37,8 @@ def diloco(
       outer_learning_rate: Of the step of a round, constant; DiLoCo's 0.7.
       outer_momentum: Decay of m per round, in [0, 1); DiLoCo's 0.9.
       nesterov: Whether the momentum is Nesterov's, as DiLoCo's.
+      quantizer: Rounds what is sent, as of `quantized`; None sends float32.
+      error_feedback: As of `quantized`.
 
     References:
       Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
@@ -40,4 +47,6 @@ def diloco(
         https://arxiv.org/abs/2505.23725
     """
     outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov, by_weight=True)
+    if quantizer is not None:
+        outer = quantized(outer, quantizer, error_feedback)
     return local_steps(inner, outer, inner_steps)

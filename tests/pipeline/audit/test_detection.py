@@ -78,6 +78,7 @@ DENSE = {
     "not_finite": Case("dense", **AT_ONCE),
     "malformed": Case("dense", **AT_ONCE),
 }
+CODES = ("sign_flip", "noise", "lazy", "not_finite")
 ALL = [(kind, case) for kind, case in CASES.items()]
 ALL += [(kind, CASES[kind]._replace(form="values")) for kind in VALUES]
 ALL += list(DENSE.items())
@@ -87,6 +88,7 @@ ALL += [
     for form in ("average", "fragments", "places")
     for kind in ("sign_flip", "lazy", "malformed")
 ]
+ALL += [(kind, DENSE[kind]._replace(form=form)) for form in ("codes", "largest") for kind in CODES]
 KIND_OF = {  # a finding, by why its peer was ejected
     "no message": {"payload", "commitment", "ejected"},
     "false message": {"message"},

@@ -16,6 +16,7 @@ from pipeline.optim.demo import demo
 from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
@@ -27,6 +28,7 @@ from pipeline.optim.optimizer import (
     clip_scale,
     next_step,
 )
+from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
@@ -56,6 +58,13 @@ OPTIMIZERS = {
     "streaming_diloco": lambda: streaming_diloco(
         LOCAL_ADAMW, inner_steps=12, fragments=3, delay=1, mixing=0.25,
         outer_learning_rate=0.7, outer_momentum=0.3, nesterov=True,
+    ),
+    "diloco_sign": lambda: diloco(
+        LOCAL_ADAMW, inner_steps=4, outer_learning_rate=0.7, outer_momentum=0.6, nesterov=True,
+        quantizer=Levels(1, 8), error_feedback=1.0,
+    ),
+    "sparseloco": lambda: sparseloco(
+        LOCAL_ADAMW, inner_steps=4, outer_learning_rate=1.0, error_feedback=0.95, topk=32, chunk=8
     ),
     "fedavg": lambda: fedavg(sgd(LOCAL_RATE), inner_steps=4),
     "sparta": lambda: sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0),

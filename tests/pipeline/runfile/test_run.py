@@ -197,6 +197,12 @@ ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8, "clip_grad_norm
 SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
 LOCAL = {"inner_steps": 1, "inner": {"SGD": SGD}}
 DILOCO = LOCAL | {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
+SPARSELOCO = LOCAL | {
+    "outer_learning_rate": 1.0,
+    "error_feedback": 0.95,
+    "compression_topk": 128,
+    "compression_chunk": 64,
+}
 DISTRO = "model.LLM.optimizer.Distro"
 DATA = "model.LLM.data_location"
 HUB = "model.LLM.checkpoint.Hub"
@@ -422,6 +428,7 @@ VARIANTS = [
     ("optimizer", {"SGD": SGD}, runfile.OptimizerSGD),
     ("optimizer", {"DiLoCo": DILOCO}, runfile.OptimizerDiLoCo),
     ("optimizer", {"StreamingDiLoCo": STREAMING}, runfile.OptimizerStreamingDiLoCo),
+    ("optimizer", {"SparseLoCo": SPARSELOCO}, runfile.OptimizerSparseLoCo),
     ("optimizer", {"FedAvg": LOCAL}, runfile.OptimizerFedAvg),
     ("optimizer", {"SPARTA": {**LOCAL, **PLACES}}, runfile.OptimizerSPARTA),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),

@@ -34,6 +34,8 @@ LOCAL = {
     "average": tiny.FEDAVG,
     "fragments": tiny.STREAMING,
     "places": tiny.SPARTA,
+    "codes": tiny.DILOCO_IN_4_BITS,
+    "largest": tiny.SPARSELOCO,
 }
 """Optimizers of local steps, by the form of their messages."""
 BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}

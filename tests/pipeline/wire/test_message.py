@@ -77,6 +77,30 @@ def test_decoding_gives_back_the_message_bit_for_bit(name):
     )
 
 
+def test_arrays_sent_whole_travel_in_their_own_dtype():
+    like = {
+        "code": np.array([1, 255], np.uint8),
+        "half": np.array([[1.0], [-2.0]], bfloat16),
+        "level": np.array(1.5, np.float16),
+    }
+    form = wire.Form(like, dict.fromkeys(like, 0), "lockstep", 5)
+    data = wire.encode(like, form)
+    assert data[5] == wire.DENSE
+    assert data[16:].hex(" ", 2) == "01ff 803f 00c0 003e"
+    expect_equal(wire.decode(data, form), like)
+    other = like | {"half": like["half"].astype(np.float16)}
+    with pytest.raises(wire.WireError, match="form"):
+        wire.decode(data, wire.Form(other, dict.fromkeys(like, 0), "lockstep", 5))
+    for bad in (like | {"half": like["half"] * np.nan}, like | {"level": like["level"] * np.inf}):
+        with pytest.raises(wire.WireError, match="not finite"):
+            wire.decode(wire.encode(bad, form), form)
+
+
+@pytest.mark.parametrize(("elements", "kept"), [(8, True), (7, False)])
+def test_messages_of_at_most_half_a_byte_per_param_are_kept(elements, kept):
+    assert wire.Form({"w": np.zeros(1, np.float32)}, {"w": 0}, "lockstep", elements).kept == kept
+
+
 def test_sizes_are_what_the_format_says():
     # embed: 4 x 2 blocks of 25 x 32 places (u16); norm: 2 x 2 blocks of 24 places (u8); 5 kept
     blocks = [(8, 2), (4, 1)]

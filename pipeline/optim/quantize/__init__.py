@@ -1,0 +1,1 @@
+"""Quantizers: arrays rounded to fewer bits, which is what peers then send."""
