@@ -1,5 +1,6 @@
 """SparseLoCo: local steps, and then the largest elements of how far peers went, in two bits."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -103,8 +104,7 @@ def _largest_of_what_is_left(
         messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         del step
-        decode_all = jax.vmap(lambda message: decode(message, params), axis_size=len(weight))
-        decoded = decode_all(messages)
+        decoded = jax.vmap(partial(decode, params=params), axis_size=len(weight))(messages)
         mean = weighted_mean(decoded, weight)
         return jax.tree.map(lambda q: -learning_rate * q, mean), shared
 
