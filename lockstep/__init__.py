@@ -37,6 +37,8 @@ _NAMES = {
     "optim.quantize.qsgd": ("QSGD",),
     "optim.sgd": ("sgd",),
     "optim.step_direction": ("StepDirection",),
+    "simulation.result": ("Result",),
+    "simulation.simulate": ("simulate",),
 }
 _FILES = {name: file for file, names in _NAMES.items() for name in names}
 

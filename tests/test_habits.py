@@ -132,4 +132,4 @@ def test_the_folders_of_pipeline_are_rooms_of_dvc_yaml():
         for dep in stage["deps"]
         if dep.startswith("pipeline/")
     }
-    assert rooms <= listed
+    assert rooms - {"simulation"} <= listed  # which no stage needs

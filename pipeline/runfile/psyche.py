@@ -202,6 +202,8 @@ class OlderConfig(Coordinator):
 
 def read_config(table: Any) -> Any:
     """Return the `[config]` table in the spelling that its keys belong to."""
+    if isinstance(table, Coordinator):  # made in Python
+        return table
     if not isinstance(table, dict):
         raise wrong((), "a table")
     older = [key for key in OlderConfig.model_fields if key not in CurrentConfig.model_fields]

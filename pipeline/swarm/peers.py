@@ -115,6 +115,11 @@ class SimulatedPeers:
         """The params, one copy on each group."""
         return {group: replica.params for group, replica in self._replicas.items()}
 
+    @property
+    def shared(self) -> Tree:
+        """The optimizer's one copy, on the first group."""
+        return self._first.shared
+
     def state(self) -> State:
         """Return a copy of the whole state on the host."""
         own = tuple(self._own_by_peer())

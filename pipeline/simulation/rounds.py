@@ -1,0 +1,292 @@
+"""A simulation in progress: its rounds, what is measured between them, and what a kill keeps."""
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree, next_step, no_lookahead
+from pipeline.programs.train_step import Programs
+from pipeline.protocol.driver import RunProgress
+from pipeline.simulation.examples import ExampleSet, PeerData
+from pipeline.simulation.loss_task import LossTask
+from pipeline.simulation.micro_batch import fits_into_memory, largest
+from pipeline.simulation.result import Curves, Log, Result
+from pipeline.stage.progress import Progress
+from pipeline.swarm.begin import Start, make_peers
+from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
+from pipeline.transcript.state import State
+from pipeline.weights.checkpoints import Checkpoints, Saved
+
+MEASURED_AT_ONCE = 256  # examples of `eval_data`
+KEPT = 2  # checkpoints, the newest
+
+
+class Kept:
+    """The checkpoints of a simulation, and all that it was asked for.
+
+    Args:
+      folder: Where checkpoints are; None keeps none.
+      every: Rounds between them.
+      settings: What must be the same where a simulation goes on, as JSON.
+    """
+
+    def __init__(self, folder: Path | None, every: int, settings: dict):
+        self.folder, self.every = folder, every
+        self.settings = json.loads(json.dumps(settings, default=str))
+        self.checkpoints = Checkpoints(folder, KEPT) if folder else None
+
+    def newest(self, like: State) -> Saved | None:
+        """Return the newest checkpoint, if there is one.
+
+        Raises:
+          LockstepError: It is of a simulation with other arguments.
+        """
+        saved = self.checkpoints and self.checkpoints.newest(like)
+        if saved and (other := _difference(self.settings, saved.rest["settings"])):
+            name, here, there = other
+            raise LockstepError(
+                f"simulate: {name} is {here!r}, expected {there!r} as in the checkpoints in "
+                f"{self.folder}; go on with the same arguments, or take another checkpoint_dir"
+            )
+        return saved
+
+
+class Simulation:
+    """A simulation in progress.
+
+    Args:
+      run: The run that it is.
+      programs: Its programs, of a `LossTask`.
+      of_peers: The data of each peer.
+      held_out: What the loss is measured on, or None.
+      kept: Its checkpoints.
+    """
+
+    def __init__(
+        self,
+        run: runfile.Run,
+        programs: Programs,
+        of_peers: list[PeerData],
+        held_out: ExampleSet | None,
+        kept: Kept,
+    ):
+        self.run, self.programs, self.of_peers, self.held_out = run, programs, of_peers, held_out
+        self.kept = kept
+        self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
+        self.ejected: dict[int, tuple[int, str]] = {}
+        self.lookahead = jax.jit(programs.optimizer.lookahead)
+
+    def take_rounds(self, params: Tree, log_dir: Path | None, *, show_progress: bool) -> Result:
+        """Take the rounds that are left, and return the result.
+
+        Args:
+          params: Params to begin with, nested dicts.
+          log_dir: Where curves are written, or None.
+          show_progress: Whether progress is shown.
+        """
+        progress, curves = self._begin(params)
+        self.log = Log(log_dir, self.kept.settings, curves)
+        total, every = self.run.config.total_steps, self.kept.every
+        with ExitStack() as stack:
+            if self.kept.checkpoints:
+                stack.enter_context(self.kept.checkpoints)
+            if show_progress:
+                bar = Progress("simulate", total=total, unit="round", start=self.step)
+                stack.enter_context(bar)
+            if not self.step:
+                self._measure()
+            while self.step < total:
+                began = time.monotonic()
+                progress, taken = self._take_round(progress)
+                self._add(taken, time.monotonic() - began)
+                if self.kept.checkpoints and (self.step % every == 0 or self.step == total):
+                    self._save(progress)
+                if show_progress:
+                    bar.advance(**self._shown())
+        restored = self.programs.task.nesting.restored
+        return Result(
+            params=restored(jax.tree.map(np.array, self._params)),
+            local_params=tuple(restored(local) for local in self._local_params()),
+            curves=self.log.curves,
+            micro_batch=self.run.peers.micro_batch,
+            fired=dict(self.faults.fired),
+            ejected=self.ejected,
+        )
+
+    def _begin(self, params: Tree) -> tuple[RunProgress, Curves]:
+        """Begin, or go on from the newest checkpoint."""
+        own, shared = jax.device_get(self.programs.init(params))
+        start = Start(State(params, shared, (own,) * self.run.peers.count), 0, 0)
+        saved = self.kept.newest(start.state)
+        self._choose_micro_batch(saved and saved.rest["micro_batch"])
+        state = saved.state if saved else start.state
+        self.step = saved.step if saved else 0
+        self.peers = make_peers(self.programs, self.run.peers.layout, state, jax.devices())
+        self.swarm = Swarm(
+            self.run,
+            self.peers,
+            self.of_peers.__getitem__,
+            self.programs.form,
+            self.faults,
+            functools.cache(self._imprecise),
+        )
+        if not saved:
+            return start.progress(self.run), Curves()
+        self.faults.restore(saved.rest["faults"])
+        self.ejected = {int(peer): tuple(why) for peer, why in saved.rest["ejected"].items()}
+        progress = RunProgress.from_json(saved.rest["progress"], self.run.config)
+        return progress, Curves(**saved.rest["curves"])
+
+    def _choose_micro_batch(self, before: int | None) -> None:
+        """Take the micro-batch that was asked for, or the one from before, or what fits."""
+        peers, batch_size = self.run.peers, self.run.peers.micro_batch
+        if self.kept.settings["micro_batch"] is None:
+            rows_N = self.of_peers[0].take(np.arange(batch_size))
+            fits = functools.partial(fits_into_memory, self.programs, peers.count, rows_N)
+            size = before or largest(fits, batch_size)
+            peers = peers.model_copy(update={"micro_batch": size})
+            self.run = self.run.model_copy(update={"peers": peers})
+
+    def _take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken]:
+        try:
+            progress, taken = self.swarm.take_round(progress)
+        except NotFiniteError as error:
+            raise LockstepError(
+                f"simulate: {error}, expected a finite number; try a lower learning_rate"
+            ) from error
+        return progress, taken
+
+    def _add(self, taken: Taken, seconds: float) -> None:
+        """Add the round to the curves, and what is measured after it."""
+        entry, curves = taken.entry, self.log.curves
+        self.step = entry.round.step
+        for peer, why in entry.decision.ejected.items():
+            self.ejected[peer] = self.step, why
+        before = curves.train[-1] if curves.train else {}
+        sent = sum(map(len, taken.payloads.values()))
+        peers, sequences = self.run.peers.count, entry.round.sequences
+        more = {
+            "examples": sum(sequences[peer] for peer in entry.decision.applied),
+            "bytes_up": sent / peers,
+            "bytes_down": sent * (peers - 1) / peers,
+            "link_seconds": entry.decision.train_seconds,
+            "seconds": seconds,
+        }
+        so_far = {name: before.get(name, 0) + value for name, value in more.items()}
+        applied = len(entry.decision.applied)
+        row = {"step": self.step, "loss": entry.loss, "applied": applied, **so_far}
+        self.log.add("train", row)
+
+        every, settings = self.kept.settings["correlation_every"], self.kept.settings
+        if every and self.step % every == 0:
+            self.log.add("correlation", {"step": self.step, "correlation": self._correlation()})
+        last = self.step == self.run.config.total_steps
+        if last or self.step % settings["eval_every"] == 0:
+            self._measure()
+
+    def _measure(self) -> None:
+        """Measure the loss on the held-out examples: of the params, and of local ones."""
+        if self.held_out is None:
+            return
+        loss = local = averaged = self._mean_loss(self._params)
+        if not self._together:
+            first, *others = self._local_params()
+            local = self._mean_loss(first)
+            mean = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), others, first)
+            averaged = self._mean_loss(jax.tree.map(lambda x: x / len(self.of_peers), mean))
+        row = {"step": self.step, "loss": loss, "local_loss": local, "averaged_loss": averaged}
+        self.log.add("validation", row)
+
+    def _mean_loss(self, params: Tree) -> float:
+        total, count = 0.0, self.held_out.count
+        for first in range(0, count, MEASURED_AT_ONCE):
+            index_N = np.arange(first, min(first + MEASURED_AT_ONCE, count))
+            loss = self.programs.measure(params, self.held_out.take(index_N))
+            total += float(loss) * len(index_N)
+        return total / count
+
+    def _correlation(self) -> float | None:
+        """Pearson's correlation of two peers' local params, mean over pairs; None of one peer."""
+        count = len(self.of_peers)
+        if count < 2:
+            return None
+        rows = [
+            np.concatenate([x.ravel() for x in jax.tree.leaves(local)])
+            for local in self._local_params()
+        ]
+        matrix = np.corrcoef(np.stack(rows))
+        return float((matrix.sum() - np.trace(matrix)) / (count * (count - 1)))
+
+    @property
+    def _params(self) -> Tree:
+        return next(iter(self.peers.params_on.values()))
+
+    @property
+    def _together(self) -> bool:
+        """Whether peers take their gradients at the params themselves."""
+        return self.programs.optimizer.lookahead is no_lookahead
+
+    def _local_params(self) -> Iterator[Tree]:
+        """Where each peer takes its next gradient: NumPy arrays."""
+        params, optimizer = self._params, self.programs.optimizer
+        shared = self.peers.shared
+        step = next_step(optimizer, np.int32(self.step * optimizer.inner_steps))
+        for peer in range(len(self.of_peers)):
+            local = params
+            if not self._together:
+                local = self.lookahead(params, self.peers.own(peer), shared, step)
+            yield jax.tree.map(np.array, local)
+
+    def _imprecise(self) -> Programs:
+        """Programs in another precision, for a peer with that fault."""
+        task: LossTask = self.programs.task
+        other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
+        return Programs(task.in_dtype(other), self.programs.optimizer)
+
+    def _save(self, progress: RunProgress) -> None:
+        rest = {
+            "settings": self.kept.settings,
+            "micro_batch": self.run.peers.micro_batch,
+            "progress": progress.to_json(),
+            "faults": self.faults.to_json(),
+            "ejected": self.ejected,
+            "curves": asdict(self.log.curves),
+        }
+        state = self.peers.state()
+        if bad := state.not_finite():
+            raise LockstepError(
+                f"simulate: {bad[0]} is not finite after round {self.step}, expected numbers; try "
+                "a lower learning_rate"
+            )
+        self.kept.checkpoints.save(self.step, state, rest)
+
+    def _shown(self) -> dict[str, str]:
+        curves = self.log.curves
+        row, measured = curves.train[-1], curves.validation[-1:]
+        return {
+            "loss": "-" if row["loss"] is None else f"{row['loss']:.4f}",
+            "eval": f"{measured[0]['loss']:.4f}" if measured else "-",
+            "sent_per_peer": f"{row['bytes_up'] / 1e3:,.1f} kB",
+        }
+
+
+def _difference(here: dict, there: dict, path: str = "") -> tuple[str, object, object] | None:
+    """The first setting that is another: its name, and both."""
+    for name in sorted(here.keys() | there.keys()):
+        one, other = here.get(name), there.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            if found := _difference(one, other, f"{path}{name}."):
+                return found
+        elif one != other:
+            return f"{path}{name}", one, other
+    return None

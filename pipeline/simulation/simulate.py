@@ -1,0 +1,200 @@
+"""`simulate`: peers train any model with any optimizer, in the rounds that stage train takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.programs.train_step import Programs
+from pipeline.simulation import examples, settings
+from pipeline.simulation.loss_task import LossFn, LossTask
+from pipeline.simulation.nested import Nesting
+from pipeline.simulation.result import Result
+from pipeline.simulation.rounds import Kept, Simulation
+from pipeline.wire.commitment import tree_hash
+
+
+def simulate(  # noqa: PLR0913 - whoever calls it names them
+    loss_fn: LossFn,
+    params: Tree,
+    train_data: Any,
+    eval_data: Any = None,
+    *,
+    optimizer: str | Mapping[str, Any] | Optimizer,
+    peers: int,
+    steps: int,
+    batch_size: int,
+    learning_rate: float | Mapping[str, Any] | Callable[[jax.Array], jax.Array] | None = None,
+    links: Mapping[str, Any] | None = None,
+    faults: Sequence[Mapping[str, Any]] = (),
+    verification_percent: int = 0,
+    max_round_train_time: int = 3600,
+    seed: int = 0,
+    shuffle: bool = True,
+    micro_batch: int | None = None,
+    dtype: str = "float32",
+    layout: str = "each",
+    stacked: tuple[str, ...] = (),
+    eval_every: int = 10,
+    correlation_every: int | None = None,
+    log_dir: str | Path | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int = 25,
+    show_progress: bool = True,
+) -> Result:
+    """Train a model with simulated peers, which exchange real bytes over simulated links.
+
+    Rounds are those of stage train: a coordinator assigns the examples, peers take their local
+    steps and send messages in the wire format, and what the bytes decode to is applied.
+
+        def loss_fn(params, batch, rng):
+            logits = batch["x"] @ params["w"] + params["b"]
+            labels = batch["y"]
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        result = simulate(
+            loss_fn, params, {"x": x, "y": y}, optimizer="diloco", peers=4, steps=20, batch_size=32
+        )
+
+    The same arguments give the same bits on the same machine; `micro_batch` is among them, which
+    otherwise depends on the memory.
+
+    Args:
+      loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch: arrays with a
+        leading axis of examples. rng is a key of (seed, round, peer, local step), for dropout and
+        the like, or None where the loss is measured.
+      params: Any tree of floating-point arrays, such as nested dicts or a state of flax.nnx.
+      train_data: NumPy or JAX arrays with a leading axis of examples, in any tree; or a dataset
+        with a length whose items are trees of one example's arrays; or factory(peer, num_peers,
+        split) that returns either for a peer, with split "train". Without a factory peers share
+        the examples, each of which is seen once in a pass over them.
+      eval_data: The same, to measure the loss on; a factory is asked for split "eval" of peer 0,
+        one in train_data too if eval_data is None, and may return None.
+      optimizer: A name, such as "diloco", "demo", "distro", "sparta", "fedavg", "adamw" or "sgd"; a
+        table of a run file, as {"DiLoCo": {"inner_steps": 10}}, with defaults for what it lacks; or
+        an `Optimizer`.
+      peers: Number of peers, 1 to 256.
+      steps: Rounds: exchanges, each after the optimizer's inner_steps local steps.
+      batch_size: Examples of a peer in each local step.
+      learning_rate: A number; a schedule of a run file, as {"Cosine": {...}}; or a function of the
+        round. By default the optimizer's in `settings.DEFAULTS`.
+      links: `[links]` of a run file: upload_mbps, download_mbps, latency_seconds, and
+        tokens_per_second, which are examples here; each a number, or one for each peer.
+      faults: `[faults]` schedule of a run file, as [{"kind": "sign_flip", "peer": 2, "rounds": [3,
+        9]}].
+      verification_percent: Percentage of peers who recompute others' steps instead of training, and
+        have liars ejected.
+      max_round_train_time: Seconds on the links after which a round goes on without a message.
+      seed: Of all randomness.
+      shuffle: Whether examples come in random order, another in each pass over them.
+      micro_batch: Examples per gradient computation; by default the largest that fits into memory,
+        of batch_size, its half, and so on.
+      dtype: "float32"; or "bfloat16": what params and examples are cast to before loss_fn, while
+        params and states stay in float32.
+      layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap".
+      stacked: Top-level names of params whose arrays have a leading axis of layers, for Muon's and
+        AdaDistro's matrices.
+      eval_every: Rounds between measurements of eval_data.
+      correlation_every: Rounds between correlations of the peers' local params; None for none.
+      log_dir: Where train.csv, validation.csv, correlation.csv and config.json are written.
+      checkpoint_dir: Where checkpoints are kept. Called again with the same arguments after a kill,
+        it goes on from the newest and ends with the same bits; with more steps it goes further.
+      checkpoint_every: Rounds between checkpoints.
+      show_progress: Whether progress is shown.
+
+    Raises:
+      LockstepError: An argument is not what was expected, or the loss is not finite.
+    """
+    _check_counts(
+        peers=peers,
+        steps=steps,
+        batch_size=batch_size,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        max_round_train_time=max_round_train_time,
+        correlation_every=1 if correlation_every is None else correlation_every,
+        micro_batch=1 if micro_batch is None else micro_batch,
+    )
+    _check_rest(seed, verification_percent, micro_batch, batch_size, dtype)
+    run = settings.run_of(
+        optimizer,
+        learning_rate,
+        config={
+            "total_steps": steps,
+            "max_round_train_time": max_round_train_time,
+            "verification_percent": verification_percent,
+        },
+        peers={
+            "count": peers,
+            "layout": layout,
+            "micro_batch": micro_batch or batch_size,
+            "precision": dtype,
+            "seed": seed,
+        },
+        links=links,
+        faults=faults,
+        batch_size=batch_size,
+    )
+    nesting = Nesting(params)
+    first = nesting.nested(params)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
+    task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
+    of_peers = examples.of_peers(train_data, peers, seed, shuffle=shuffle)
+    held_out = examples.held_out(train_data, eval_data, peers)
+    task.check(of_peers[0].take(np.arange(batch_size)).examples)
+    built = settings.optimizer_of_run(run, optimizer, learning_rate, sorted(first), stacked)
+    programs = Programs(task, built)
+    settings.check_faults(run, programs.form)
+
+    described = {
+        "run": run.model_dump(mode="json", include={"config", "model", "peers", "links", "faults"}),
+        "optimizer": _named(optimizer),
+        "learning_rate": _named(learning_rate),
+        "micro_batch": micro_batch,
+        "shuffle": shuffle,
+        "stacked": list(stacked),
+        "params": tree_hash(first),
+        "examples": [data.examples.count for data in of_peers],
+        "messages": programs.form.header.hex(),
+        "eval_every": eval_every,
+        "correlation_every": correlation_every,
+        "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+    }
+    kept = Kept(checkpoint_dir and Path(checkpoint_dir), checkpoint_every, described)
+    simulation = Simulation(run, programs, of_peers, held_out, kept)
+    return simulation.take_rounds(first, log_dir and Path(log_dir), show_progress=show_progress)
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, value in counts.items():
+        if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            raise LockstepError(f"simulate: {name} is {value!r}, expected an integer from 1")
+
+
+def _check_rest(
+    seed: Any, verification_percent: Any, micro_batch: Any, batch_size: int, dtype: Any
+) -> None:
+    if not (isinstance(seed, int) and 0 <= seed < 2**32):
+        raise LockstepError(f"simulate: seed is {seed!r}, expected an integer from 0, below 2**32")
+    if not (isinstance(verification_percent, int) and 0 <= verification_percent < 100):
+        raise LockstepError(
+            f"simulate: verification_percent is {verification_percent!r}, expected 0 to 99"
+        )
+    if micro_batch is not None and micro_batch > batch_size:
+        raise LockstepError(
+            f"simulate: micro_batch is {micro_batch}, expected at most batch_size ({batch_size})"
+        )
+    if dtype not in ("float32", "bfloat16"):
+        raise LockstepError(f"simulate: dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
+
+
+def _named(argument: Any) -> Any:
+    """A setting as config.json has it; of a function, only that it is one."""
+    if isinstance(argument, Optimizer):
+        return "Optimizer"
+    return "function" if callable(argument) else argument
