@@ -10,12 +10,14 @@ class Case(NamedTuple):
     optimizer: the table of [model.LLM.optimizer].
     settings: keys of that table; for a kind of DisTrO, what is left out is as in the default run.
     base_lr: the middle of the first grid.
+    local_steps: of a round; with the same tokens there are fewer rounds.
     """
 
     label: str
     optimizer: str
     settings: dict
     base_lr: float
+    local_steps: int = 1
 
 
 ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}
@@ -79,4 +81,36 @@ VARIANTS = {
     "ada-topk-8": _variant("AdaDistro, topk 8", FULL | {"compression_topk": 8}, 3.2e-2),
 }
 
-CASES = MAIN | VARIANTS
+# Settings of the papers, but for 10 local steps where these have 15 to 500: 200 steps are few
+OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
+LOCAL = {"inner_steps": 10, "inner": {"AdamW": ADAMW}}
+DILOCO = LOCAL | OUTER
+FOUR_BITS = {"quantize": "int4", "quantize_block": 256, "error_feedback": 0.95}
+FEW = {
+    "outer_learning_rate": 1.0,
+    "error_feedback": 0.95,
+    "compression_topk": 128,
+    "compression_chunk": 64,
+}
+FRAGMENTS = {"fragments": 2, "delay": 1, "mixing": 0.5}
+SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.0}
+
+# tuned, and trained with one seed
+STRATEGIES = {
+    "sgd": Case("SGD, gradients sent whole", "SGD", SGD, 0.2),
+    "fedavg": Case("FedAvg", "FedAvg", LOCAL, 3e-3, 10),
+    "diloco": Case("DiLoCo", "DiLoCo", DILOCO, 1.5e-3, 10),
+    "diloco-4-bits": Case("DiLoCo, 4 bits", "DiLoCo", DILOCO | FOUR_BITS, 1.5e-3, 10),
+    "streaming-diloco": Case(
+        "Streaming DiLoCo, 2 fragments", "StreamingDiLoCo", DILOCO | FRAGMENTS, 1.5e-3, 5
+    ),
+    "sparseloco": Case(
+        "SparseLoCo, 128 of 4,096", "SparseLoCo", LOCAL | FEW, 3e-3, 10
+    ),
+    "sparta": Case(
+        "SPARTA, a tenth each step", "SPARTA",
+        {"inner_steps": 1, "inner": {"AdamW": ADAMW}, "share": 0.1, "seed": 0}, 1.5e-3,
+    ),
+}  # fmt: skip
+
+CASES = MAIN | STRATEGIES | VARIANTS

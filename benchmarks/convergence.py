@@ -104,8 +104,11 @@ def run_document(size: str, case: Case, base_lr: float, seed: int, rounds: int) 
     """The run file of one training: the default one but for what the arguments say."""
     document = sizes.document(sizes.SIZES[size])
     llm = document["model"]["LLM"]
-    kept = {} if case.optimizer in ("AdamW", "Muon") else llm["optimizer"]["Distro"]
+    kept = llm["optimizer"]["Distro"] if case.optimizer in ("Distro", "AdaDistro") else {}
     llm["optimizer"] = {case.optimizer: kept | case.settings}
+    rounds //= case.local_steps
+    for key in ("global_batch_size_start", "global_batch_size_end"):
+        document["config"][key] *= case.local_steps
     warm_up = round(rounds * llm["lr_schedule"]["Cosine"]["warmup_steps"] / 200)
     llm["lr_schedule"]["Cosine"] |= {
         "base_lr": base_lr,
