@@ -22,8 +22,11 @@ def test_every_case_is_a_run_file_that_loads(name):
     run = sizes.load(document)
     assert run.llm.optimizer.tag() == CASES[name].optimizer
     assert run.llm.lr_schedule.base_lr == 0.004
-    assert run.llm.lr_schedule.warmup_steps == 10
-    assert (run.llm.checkpoint.seed, run.peers.seed, run.config.total_steps) == (3, 3, 100)
+    steps = CASES[name].local_steps
+    assert run.llm.lr_schedule.warmup_steps == 10 // steps
+    assert run.config.total_steps == 100 // steps
+    assert run.config.last_index(run.llm.max_seq_len) == 100 * 16  # equal tokens
+    assert (run.llm.checkpoint.seed, run.peers.seed) == (3, 3)
 
 
 def test_the_grid_grows_until_its_best_lies_inside(monkeypatch):
