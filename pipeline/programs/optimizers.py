@@ -151,16 +151,22 @@ def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
 
 @optimizer_of.register
 def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
-    quantize = table.quantize and QUANTIZERS[table.quantize]
-    return diloco(
-        optimizer_of(table.inner, setting),
-        inner_steps=table.inner_steps,
-        outer_learning_rate=table.outer_learning_rate,
-        outer_momentum=table.outer_momentum,
-        nesterov=table.nesterov,
-        quantizer=quantize(table.quantize_block) if quantize else None,
-        error_feedback=table.error_feedback or 0.0,
-    )
+    return diloco(**_outer_steps(table, setting))
+
+
+@optimizer_of.register
+def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Optimizer:
+    return streaming_diloco(**_outer_steps(table, setting))
+
+
+def _outer_steps(table: tables.OuterSteps, setting: Setting) -> dict[str, Any]:
+    """Return the settings of a table, with what it names in their place."""
+    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
+    quantize, block = settings.pop("quantize"), settings.pop("quantize_block")
+    return settings | {
+        "quantizer": QUANTIZERS[quantize](block) if quantize else None,
+        "error_feedback": table.error_feedback or 0.0,
+    }
 
 
 @optimizer_of.register
@@ -174,12 +180,6 @@ def _sparseloco(table: tables.OptimizerSparseLoCo, setting: Setting) -> Optimize
         chunk=table.compression_chunk,
         stacked=setting.stacked,
     )
-
-
-@optimizer_of.register
-def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Optimizer:
-    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
-    return streaming_diloco(**settings)
 
 
 @optimizer_of.register

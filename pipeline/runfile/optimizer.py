@@ -115,6 +115,9 @@ class LocalSteps(OptimizerVariant):
         return self.inner_steps
 
 
+Quantize = Literal["bfloat16", "float16", "int8", "int4", "qsgd8", "qsgd4", "two_bit", "sign"]
+
+
 class OuterSteps(LocalSteps):
     """The mean of how far peers went is the gradient of an outer SGD."""
 
@@ -124,20 +127,6 @@ class OuterSteps(LocalSteps):
     """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 keeps none."""
     nesterov: bool
     """Whether the outer momentum is Nesterov's, as in DiLoCo."""
-
-    @model_validator(mode="after")
-    def _nesterov_has_outer_momentum(self) -> "OuterSteps":
-        if self.nesterov and not self.outer_momentum:
-            raise wrong("nesterov", "false with outer_momentum = 0")
-        return self
-
-
-Quantize = Literal["bfloat16", "float16", "int8", "int4", "qsgd8", "qsgd4", "two_bit", "sign"]
-
-
-class OptimizerDiLoCo(OuterSteps):
-    """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
-
     quantize: Quantize | None = None
     """What peers round how far they went to, before they send it; by default float32. bfloat16 and
     float16: 16 bits each. int8 and int4: integers times a scale. qsgd8 and qsgd4: the same, rounded
@@ -150,7 +139,13 @@ class OptimizerDiLoCo(OuterSteps):
     two_bit and sign need it; qsgd must have none."""
 
     @model_validator(mode="after")
-    def _quantize_has_what_it_needs(self) -> "OptimizerDiLoCo":
+    def _nesterov_has_outer_momentum(self) -> "OuterSteps":
+        if self.nesterov and not self.outer_momentum:
+            raise wrong("nesterov", "false with outer_momentum = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _quantize_has_what_it_needs(self) -> "OuterSteps":
         kind, block, feedback = self.quantize, self.quantize_block, self.error_feedback
         in_blocks = kind not in (None, "bfloat16", "float16")
         if in_blocks and block is None:
@@ -166,6 +161,10 @@ class OptimizerDiLoCo(OuterSteps):
                 "error_feedback", f"none with quantize = {kind}: its errors can grow when fed back"
             )
         return self
+
+
+class OptimizerDiLoCo(OuterSteps):
+    """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
 
 
 class OptimizerStreamingDiLoCo(OuterSteps):

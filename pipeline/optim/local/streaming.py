@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from pipeline.optim.local.fragments import fragment_of, init_of_each, put, put_row, row, take
 from pipeline.optim.local.local_steps import check_parts, step_alone
 from pipeline.optim.optimizer import Optimizer, Tree, expect, expect_decay
+from pipeline.optim.quantize.quantized import quantized
+from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.sgd import sgd
 
 
@@ -28,7 +30,7 @@ class StreamingState(NamedTuple):
     outer: Tree
 
 
-def streaming_diloco(
+def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
     inner: Optimizer,
     *,
     inner_steps: int,
@@ -38,6 +40,8 @@ def streaming_diloco(
     outer_learning_rate: float,
     outer_momentum: float,
     nesterov: bool,
+    quantizer: Quantizer | None = None,
+    error_feedback: float = 0.0,
 ) -> Optimizer:
     """Return Streaming DiLoCo: DiLoCo of a fragment in each round, taken up some local steps later.
 
@@ -53,8 +57,9 @@ def streaming_diloco(
         theta_p[f] <- mixing * theta_p[f] + (1 - mixing) * theta[f]
 
     So each fragment is exchanged every H local steps, and peers train on without waiting for it. A
-    message is 4 / F bytes per parameter. theta, the params of all, is what they last agreed on,
-    fragment by fragment. If a message is lost, so are its peer's local steps in that fragment.
+    message is 4 / F bytes per parameter, fewer with a quantizer. theta, the params of all, is what
+    they last agreed on, fragment by fragment. If a message is lost, so are its peer's local steps
+    in that fragment.
 
     Fragment f is the f-th of F equal ranges of each parameter: where layers are stacked, a block of
     layers as in the paper; of the embedding and the head, which there are in a fragment of their
@@ -70,12 +75,16 @@ def streaming_diloco(
       outer_learning_rate: Of the step of a fragment, constant.
       outer_momentum: Decay of m per exchange of its fragment, in [0, 1).
       nesterov: Whether the momentum is Nesterov's, as above; without it, the step is m[f].
+      quantizer: Rounds what is sent, as of `quantized`; None sends float32.
+      error_feedback: As of `quantized`, of each fragment by itself.
 
     References:
       Douillard et al., Streaming DiLoCo with overlapping communication,
         https://arxiv.org/abs/2501.18512
     """
     outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov, by_weight=True)
+    if quantizer is not None:
+        outer = quantized(outer, quantizer, error_feedback)
     expect("fragments", fragments, lambda x: x >= 1, "an integer from 1")
     steps, left = divmod(inner_steps, fragments)
     expect("inner_steps", inner_steps, lambda _: steps > 0 == left, f"a multiple of {fragments}")

@@ -28,6 +28,7 @@ from pipeline.optim.optimizer import (
     clip_scale,
     next_step,
 )
+from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
@@ -58,6 +59,7 @@ OPTIMIZERS = {
     "streaming_diloco": lambda: streaming_diloco(
         LOCAL_ADAMW, inner_steps=12, fragments=3, delay=1, mixing=0.25,
         outer_learning_rate=0.7, outer_momentum=0.3, nesterov=True,
+        quantizer=Integers(4, 8), error_feedback=0.9,
     ),
     "diloco_sign": lambda: diloco(
         LOCAL_ADAMW, inner_steps=4, outer_learning_rate=0.7, outer_momentum=0.6, nesterov=True,
