@@ -22,6 +22,8 @@ _NAMES = {
     "optim.local.fedavg": ("fedavg",),
     "optim.local.sparseloco": ("sparseloco",),
     "optim.local.sparta": ("sparta",),
+    "optim.local.sparta_diloco": ("sparta_diloco",),
+    "optim.local.streaming": ("streaming_diloco",),
     "optim.muon": ("muon",),
     "optim.optimizer": (
         "Optimizer",

@@ -126,10 +126,13 @@ def test_a_run_killed_at_a_write_of_each_kind_ends_with_the_same_bytes(tmp_path)
     expect_nothing_in_progress(project)
 
 
-def test_local_steps_killed_between_exchanges_end_with_the_same_bytes_and_pass_the_audit(tmp_path):
+@pytest.mark.parametrize("optimizer", [tiny.DILOCO, tiny.STREAMING], ids=lambda o: next(iter(o)))
+def test_local_steps_killed_between_exchanges_end_with_the_same_bytes_and_pass_the_audit(
+    optimizer, tmp_path
+):
     """A peer's inner optimizer is in checkpoints, snapshots and windows, and no payload is kept."""
     data, run_file = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml"
-    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=tiny.DILOCO))
+    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=optimizer))
     project, whole = tmp_path / "project", tmp_path / "whole"
     stages = ("download", "convert", "train", "witness")
     tiny.make(run_file, whole, *stages)

@@ -76,7 +76,9 @@ SPARSELOCO = {
         "compression_chunk": 8,
     }
 }
-SPARTA = {"SPARTA": {**LOCAL_STEPS, "share": 0.3, "seed": 0}}
+PLACES = {"share": 0.3, "seed": 0}
+SPARTA = {"SPARTA": {**LOCAL_STEPS, **PLACES, "selector": "partitioned"}}
+SPARTA_DILOCO = {"SPARTADiLoCo": {**LOCAL_STEPS, **PLACES, **OUTER, "outer_every": 3}}
 ADA_DISTRO = {
     "AdaDistro": {
         "compression_decay": 0.95,

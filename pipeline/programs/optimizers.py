@@ -17,6 +17,7 @@ from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
+from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer
@@ -191,6 +192,13 @@ def _fedavg(table: tables.OptimizerFedAvg, setting: Setting) -> Optimizer:
 def _sparta(table: tables.OptimizerSPARTA, setting: Setting) -> Optimizer:
     settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
     return sparta(**settings)
+
+
+@optimizer_of.register
+def _sparta_diloco(table: tables.OptimizerSPARTADiLoCo, setting: Setting) -> Optimizer:
+    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
+    sparse = {key: settings.pop(key) for key in tables.Places.model_fields}
+    return sparta_diloco(sparta(**sparse), **settings)
 
 
 def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum:

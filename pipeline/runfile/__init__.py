@@ -47,6 +47,7 @@ from pipeline.runfile.optimizer import (
     OptimizerSGD,
     OptimizerSparseLoCo,
     OptimizerSPARTA,
+    OptimizerSPARTADiLoCo,
     OptimizerStreamingDiLoCo,
     OptimizerVariant,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "OptimizerMuon",
     "OptimizerSGD",
     "OptimizerSPARTA",
+    "OptimizerSPARTADiLoCo",
     "OptimizerSparseLoCo",
     "OptimizerStreamingDiLoCo",
     "OptimizerVariant",

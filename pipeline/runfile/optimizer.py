@@ -215,8 +215,8 @@ class OptimizerFedAvg(LocalSteps):
     """Federated averaging: local steps, and then the mean of all peers' params."""
 
 
-class OptimizerSPARTA(LocalSteps):
-    """SPARTA: local steps, and then the mean of all peers' params in a few random places."""
+class Places(LocalSteps):
+    """All peers take the mean of their params in a few random places."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     """Share of the params that are exchanged in a round; bytes are proportional. The params that
@@ -227,6 +227,18 @@ class OptimizerSPARTA(LocalSteps):
     """How places are chosen. random: anew in each round. shuffled: each has its turn once in about
     1 / share rounds, in an order that is drawn once. partitioned: in an order that is drawn again
     whenever all have had their turn."""
+
+
+class OptimizerSPARTA(Places):
+    """SPARTA: local steps, and then the mean of all peers' params in a few random places."""
+
+
+class OptimizerSPARTADiLoCo(OuterSteps, Places):
+    """SPARTA, and an outer step of DiLoCo of a fragment of the params in each round."""
+
+    outer_every: Annotated[int, Field(ge=1)]
+    """Rounds from one outer step of a param to its next: how many fragments there are. Bytes are
+    proportional to share + 1 / outer_every."""
 
 
 class Compressing(OptimizerVariant):

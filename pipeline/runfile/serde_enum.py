@@ -68,7 +68,7 @@ def variants_of(enum: type[Variant]) -> list[type[Variant]]:
                 yield derived
             yield from below(derived)
 
-    return list(below(enum))
+    return list(dict.fromkeys(below(enum)))  # a variant may be two kinds
 
 
 def _prefix(kind: type[Variant]) -> str:

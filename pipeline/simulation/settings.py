@@ -28,6 +28,7 @@ class Named(NamedTuple):
 ADAMW = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 1e-4}
 COMPRESSED = {"compression_decay": 0.999, "compression_topk": 32, "compression_chunk": 64}
 OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
+PLACES = {"inner_steps": 1, "share": 0.005, "seed": 0}
 DEFAULTS = {
     "AdamW": Named(ADAMW, 1e-3),
     "Muon": Named(ADAMW | {"momentum": 0.95}, 1e-3),
@@ -39,7 +40,8 @@ DEFAULTS = {
         1e-3,
     ),
     "FedAvg": Named({"inner_steps": 10, "inner": {"AdamW": ADAMW}}, 1e-3),
-    "SPARTA": Named({"inner_steps": 1, "share": 0.005, "seed": 0, "inner": {"AdamW": ADAMW}}, 1e-3),
+    "SPARTA": Named({**PLACES, "inner": {"AdamW": ADAMW}}, 1e-3),
+    "SPARTADiLoCo": Named({**PLACES, **OUTER, "outer_every": 100, "inner": {"AdamW": ADAMW}}, 1e-3),
     "Distro": Named(COMPRESSED | {"quantize_1bit": True}, 1e-3),
     "AdaDistro": Named(COMPRESSED | {"quantize_1bit": True}, 1e-3),
 }

@@ -94,7 +94,7 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
     take_one, put_one = partial(take, fragments=fragments), partial(put, fragments=fragments)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
-        # a copy: what a peer owns is donated, and the params are not
+        # a copy: whoever steps may donate the state and keep the params
         local = jax.tree.map(lambda theta: jnp.array(theta, jnp.float32, copy=True), params)
         own, shared = init_of_each(outer, params, fragments)
         return StreamingState(local, *inner.init(params), own), shared

@@ -1,6 +1,7 @@
 """Every kind of fault is seen: in its round by other peers, or afterwards by the audit; and whoever
 is honest is never named."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from pipeline.runfile.fault_kinds import KINDS
-from tests.pipeline.swarm.simulated import BY_TIME, LOCAL, Seen, run_of, see
+from tests.pipeline.swarm.simulated import BY_TIME, LOCAL, Seen, entries, run_of, see
 
 LIAR, FIRST, LAST = 1, 3, 6
 
@@ -85,10 +86,17 @@ ALL += list(DENSE.items())
 ALL += [(kind, case._replace(form="local")) for kind, case in DENSE.items()]
 ALL += [
     (kind, DENSE[kind]._replace(form=form))
-    for form in ("average", "fragments", "places")
+    for form in ("average", "fragments", "places", "two parts")
     for kind in ("sign_flip", "lazy", "malformed")
 ]
 ALL += [(kind, DENSE[kind]._replace(form=form)) for form in ("codes", "largest") for kind in CODES]
+USUAL = {(kind, case.form) for kind, case in ALL}
+SWEEP = [  # every other kind that dense messages can carry
+    (kind, case._replace(form=form))
+    for form in ("dense", *LOCAL)
+    for kind, case in CASES.items()
+    if (kind, form) not in USUAL and KINDS[kind].needs != "plain"
+]
 KIND_OF = {  # a finding, by why its peer was ejected
     "no message": {"payload", "commitment", "ejected"},
     "false message": {"message"},
@@ -123,7 +131,18 @@ def test_an_honest_run_has_no_findings_and_loses_nobody(honest):
         assert not seen.fired
 
 
-@pytest.mark.parametrize(("kind", "case"), ALL, ids=[f"{kind}-{case.form}" for kind, case in ALL])
+@pytest.mark.parametrize("form", LOCAL)
+def test_local_steps_killed_after_every_round_go_on_to_the_same_bits(form, honest):
+    told, _ = entries(form, run_of(form), killed=True)
+    for found, line in zip(told, lines(honest[form, False]), strict=True):
+        assert json.loads(found) == json.loads(line)
+
+
+def named(cases: list[tuple[str, Case]], *marks: pytest.MarkDecorator) -> list:
+    return [pytest.param(*row, id=f"{row[0]}-{row[1].form}", marks=marks) for row in cases]
+
+
+@pytest.mark.parametrize(("kind", "case"), named(ALL) + named(SWEEP, pytest.mark.soak))
 @pytest.mark.parametrize("verified", [True, False], ids=["verified", "audited"])
 def test_a_fault_is_seen_and_nobody_else_is_named(kind, case, verified, honest, tmp_path: Path):
     if kind == "false_verifier" and not verified:

@@ -18,6 +18,7 @@ from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
+from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import (
@@ -70,6 +71,10 @@ OPTIMIZERS = {
     ),
     "fedavg": lambda: fedavg(sgd(LOCAL_RATE), inner_steps=4),
     "sparta": lambda: sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0),
+    "sparta_diloco": lambda: sparta_diloco(
+        sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0, selector="shuffled"),
+        outer_every=3, outer_learning_rate=0.7, outer_momentum=0.3, nesterov=True,
+    ),
     "distro": lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9)),
     # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
     # sum would be rounding where they disagree
@@ -261,6 +266,14 @@ def test_it_trains_a_flax_module_with_hyperparams_that_change(name):
     assert plain.count[...] == 3
     if name not in ("adamw", "muon"):  # they have one of Adam's as well
         assert optax.tree.get(plain, "count")[...] == 3
+
+
+@each_optimizer
+def test_a_state_can_be_given_away_and_the_params_stay(name):
+    params = jax.tree.map(jnp.zeros_like, target(0))
+    state = as_transform(OPTIMIZERS[name](), alone).init(params)
+    kept, given = ({x.unsafe_buffer_pointer() for x in jax.tree.leaves(t)} for t in (params, state))
+    assert not kept & given
 
 
 @each_optimizer

@@ -24,7 +24,7 @@ def test_every_optimizer_but_dummy_can_be_built():
 
 
 def test_dummy_is_refused_with_what_could_stand_in_its_place():
-    expected = r"optimizer.Dummy: .* expected model.LLM.optimizer.Distro, .*, FedAvg or SPARTA"
+    expected = r"optimizer.Dummy: .* expected model.LLM.optimizer.Distro, .* or SPARTADiLoCo"
     with pytest.raises(LockstepError, match=expected):
         build(runfile.OptimizerDummy(), Setting(lambda step: 0.1, 0, ()), ())
 

@@ -420,6 +420,7 @@ ADA_DISTRO = {
 }
 STREAMING = tiny.STREAMING["StreamingDiLoCo"] | {"inner_steps": 2, "delay": 0}
 PLACES = {"share": 0.1, "seed": 0, "selector": "shuffled"}
+SPARTA_DILOCO = {**DILOCO, **PLACES, "outer_every": 10}
 HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
 CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
 VARIANTS = [
@@ -431,6 +432,7 @@ VARIANTS = [
     ("optimizer", {"SparseLoCo": SPARSELOCO}, runfile.OptimizerSparseLoCo),
     ("optimizer", {"FedAvg": LOCAL}, runfile.OptimizerFedAvg),
     ("optimizer", {"SPARTA": {**LOCAL, **PLACES}}, runfile.OptimizerSPARTA),
+    ("optimizer", {"SPARTADiLoCo": SPARTA_DILOCO}, runfile.OptimizerSPARTADiLoCo),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),
     ("optimizer", {"Distro": COMPRESSING}, runfile.OptimizerDistro),
     ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),

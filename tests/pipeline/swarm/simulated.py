@@ -36,6 +36,7 @@ LOCAL = {
     "places": tiny.SPARTA,
     "codes": tiny.DILOCO_IN_4_BITS,
     "largest": tiny.SPARSELOCO,
+    "two parts": tiny.SPARTA_DILOCO,
 }
 """Optimizers of local steps, by the form of their messages."""
 BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}
