@@ -160,7 +160,7 @@ def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Opti
     return streaming_diloco(**_outer_steps(table, setting))
 
 
-def _outer_steps(table: tables.OuterSteps, setting: Setting) -> dict[str, Any]:
+def _outer_steps(table: tables.Quantized, setting: Setting) -> dict[str, Any]:
     """Return the settings of a table, with what it names in their place."""
     settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
     quantize, block = settings.pop("quantize"), settings.pop("quantize_block")

@@ -115,9 +115,6 @@ class LocalSteps(OptimizerVariant):
         return self.inner_steps
 
 
-Quantize = Literal["bfloat16", "float16", "int8", "int4", "qsgd8", "qsgd4", "two_bit", "sign"]
-
-
 class OuterSteps(LocalSteps):
     """The mean of how far peers went is the gradient of an outer SGD."""
 
@@ -127,6 +124,20 @@ class OuterSteps(LocalSteps):
     """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 keeps none."""
     nesterov: bool
     """Whether the outer momentum is Nesterov's, as in DiLoCo."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_outer_momentum(self) -> "OuterSteps":
+        if self.nesterov and not self.outer_momentum:
+            raise wrong("nesterov", "false with outer_momentum = 0")
+        return self
+
+
+Quantize = Literal["bfloat16", "float16", "int8", "int4", "qsgd8", "qsgd4", "two_bit", "sign"]
+
+
+class Quantized(OuterSteps):
+    """The same, where what peers send can be rounded."""
+
     quantize: Quantize | None = None
     """What peers round how far they went to, before they send it; by default float32. bfloat16 and
     float16: 16 bits each. int8 and int4: integers times a scale. qsgd8 and qsgd4: the same, rounded
@@ -139,13 +150,7 @@ class OuterSteps(LocalSteps):
     two_bit and sign need it; qsgd must have none."""
 
     @model_validator(mode="after")
-    def _nesterov_has_outer_momentum(self) -> "OuterSteps":
-        if self.nesterov and not self.outer_momentum:
-            raise wrong("nesterov", "false with outer_momentum = 0")
-        return self
-
-    @model_validator(mode="after")
-    def _quantize_has_what_it_needs(self) -> "OuterSteps":
+    def _quantize_has_what_it_needs(self) -> "Quantized":
         kind, block, feedback = self.quantize, self.quantize_block, self.error_feedback
         in_blocks = kind not in (None, "bfloat16", "float16")
         if in_blocks and block is None:
@@ -163,11 +168,11 @@ class OuterSteps(LocalSteps):
         return self
 
 
-class OptimizerDiLoCo(OuterSteps):
+class OptimizerDiLoCo(Quantized):
     """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
 
 
-class OptimizerStreamingDiLoCo(OuterSteps):
+class OptimizerStreamingDiLoCo(Quantized):
     """Streaming DiLoCo: DiLoCo of a fragment of the params in each round, taken up later."""
 
     inner_steps: Annotated[int, Field(ge=1)]

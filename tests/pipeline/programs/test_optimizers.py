@@ -11,6 +11,7 @@ from pipeline.optim.compressor import SomeBlocks
 from pipeline.programs.optimizers import SCHEDULES, Setting, build, optimizer_of
 from pipeline.runfile import OptimizerVariant, ScheduleVariant
 from pipeline.runfile.serde_enum import variants_of
+from pipeline.stage.keys import PROJECT
 
 
 @pytest.mark.parametrize("table", variants_of(ScheduleVariant))
@@ -21,6 +22,12 @@ def test_a_schedules_keys_are_its_functions_arguments(table):
 def test_every_optimizer_but_dummy_can_be_built():
     built = {table for table in optimizer_of.registry if issubclass(table, OptimizerVariant)}
     assert built == set(variants_of(OptimizerVariant)) - {runfile.OptimizerDummy}
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT / "params").glob("*.toml")), ids=lambda f: f.name)
+def test_the_optimizer_of_every_ready_run_can_be_built(file):
+    groups = ("embed", "layers", "norm", "lm_head")
+    build(runfile.load(file).llm.optimizer, Setting(lambda step: 0.1, 0, ("layers",)), groups)
 
 
 def test_dummy_is_refused_with_what_could_stand_in_its_place():
