@@ -19,7 +19,17 @@ PROJECT = Path(__file__).resolve().parents[1]
 OUTSIDE_THE_SITE = [*PROJECT.glob("*.md"), *PROJECT.glob("benchmarks/*.md")]
 PAGES = [*OUTSIDE_THE_SITE, *PROJECT.glob("docs/**/*.md")]
 GENERATED = {"docs/_build/html"}
-SOURCE = ("benchmarks", "docs", "lockstep", "models", "params", "pipeline", "profiles", "tests")
+SOURCE = (
+    "benchmarks",
+    "docs",
+    "examples",
+    "lockstep",
+    "models",
+    "params",
+    "pipeline",
+    "profiles",
+    "tests",
+)
 
 
 def of(pages: list[Path]) -> pytest.MarkDecorator:

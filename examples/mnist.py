@@ -1,0 +1,145 @@
+"""MNIST by a convolutional network, with three optimizers: `python examples/mnist.py`.
+
+Downloads MNIST once (12 MB, into data/store), or reads its four files, packed or not, from a
+`--folder`. The model is a Flax module with dropout; any other library that gives a function of
+params would do. Writes the curves of each optimizer to `--logs`, and draws them.
+"""
+
+import argparse
+import gzip
+import math
+import sys
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from lockstep import LockstepError, simulate
+from pipeline.net import store
+from pipeline.net.remote import Origin
+from pipeline.runfile import Network
+from pipeline.stage.progress import Progress
+
+URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
+FILES = {  # name -> bytes, MD5
+    "train-images-idx3-ubyte.gz": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    "train-labels-idx1-ubyte.gz": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+    "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+    "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+}
+
+
+class Network2D(nnx.Module):
+    """Two convolutions, each halving the picture, and two layers."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.first = nnx.Conv(1, 16, (3, 3), rngs=rngs)
+        self.second = nnx.Conv(16, 32, (3, 3), rngs=rngs)
+        self.hidden = nnx.Linear(7 * 7 * 32, 128, rngs=rngs)
+        self.out = nnx.Linear(128, 10, rngs=rngs)
+        self.dropout = nnx.Dropout(0.25)
+
+    def __call__(self, image_BHW: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
+        """Return logits; without `rngs`, nothing is dropped."""
+        x = image_BHW[..., None].astype(jnp.float32) / 255
+        for convolution in (self.first, self.second):
+            x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
+        x = nnx.relu(self.hidden(x.reshape(len(x), -1)))
+        return self.out(self.dropout(x, deterministic=rngs is None, rngs=rngs))
+
+
+def read(folder: Path | None) -> tuple[dict, dict]:
+    """Return the examples for training and testing, from a folder or from the web.
+
+    Raises:
+      LockstepError: a file is missing, or not what it should be.
+    """
+    if folder is None:
+        transfers = [
+            store.Transfer(name, Origin(url=URL + name, size=size, checksum=f"md5:{md5}"), size)
+            for name, (size, md5) in FILES.items()
+        ]
+        total = sum(transfer.size for transfer in transfers)
+        with Progress("mnist", total=total, unit="byte") as bar:
+            stored = store.fetch(transfers, Path("data/store"), Network(), bar)
+        paths = [file.path for file in stored]
+    else:
+        paths = [folder / name for name in FILES]
+        paths = [path if path.exists() else path.with_suffix("") for path in paths]
+    images, labels, test_images, test_labels = map(read_idx, paths)
+    return {"image": images, "digit": labels}, {"image": test_images, "digit": test_labels}
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Return the bytes of an IDX file, in its shape.
+
+    Raises:
+      LockstepError: it is missing, or not an IDX file of bytes.
+    """
+    if not path.is_file():
+        raise LockstepError(f"{path}: not there, expected a file of MNIST")
+    content = path.read_bytes()
+    try:
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (EOFError, OSError, zlib.error) as error:
+        raise LockstepError(f"{path}: damaged: {error}; expected a file of MNIST") from error
+    axes = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
+    shape = [int.from_bytes(content[4 * axis : 4 * axis + 4]) for axis in range(1, axes + 1)]
+    start = 4 + 4 * axes
+    if not axes or len(content) != start + math.prod(shape):
+        raise LockstepError(f"{path}: not an IDX file of bytes, expected a file of MNIST")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train with each optimizer, and print what it reaches and sends."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, help="where MNIST's files are")
+    parser.add_argument("--logs", type=Path, default=Path("logs/mnist"))
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=160, help="local steps of each peer")
+    parser.add_argument("--inner-steps", type=int, default=20, help="of a round of DiLoCo")
+    parser.add_argument("--batch-size", type=int, default=64, help="images of a local step")
+    names = ("adamw", "sparta", "diloco")
+    parser.add_argument("--optimizers", nargs="+", choices=names, default=names)
+    chosen = parser.parse_args(arguments)
+
+    train, test = read(chosen.folder)
+    model, params = nnx.split(Network2D(nnx.Rngs(0)), nnx.Param)
+
+    def loss(params: nnx.State, batch: dict, rng: jax.Array | None) -> jax.Array:
+        rngs = None if rng is None else nnx.Rngs(dropout=rng)  # none where it is measured
+        scores = nnx.merge(model, params)(batch["image"], rngs)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, batch["digit"]).mean()
+
+    for name in chosen.optimizers:
+        local_steps = chosen.inner_steps if name == "diloco" else 1
+        settings = {"diloco": {"inner_steps": local_steps}, "sparta": {"share": 0.005}}
+        rounds = max(1, chosen.steps // local_steps)
+        result = simulate(
+            loss,
+            params,
+            train,
+            test,
+            optimizer={name: settings.get(name, {})},
+            learning_rate=1e-3,
+            peers=chosen.peers,
+            steps=rounds,
+            batch_size=chosen.batch_size,
+            eval_every=max(1, rounds // 8),
+            log_dir=chosen.logs / name,
+        )
+        result.plot(chosen.logs / f"{name}.png")
+        loss_after = result.validation["loss"][-1]
+        print(f"{name}: loss {loss_after:.4f}, {result.bytes_per_peer:,.0f} bytes sent by a peer")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except LockstepError as error:
+        sys.exit(f"error: {error}")
