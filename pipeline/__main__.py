@@ -187,6 +187,15 @@ def check(run: RunFile = DEFAULT_RUN) -> None:
 
 
 @app.command()
+def plan(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
+    """Say what a run will take, before it runs: bytes of messages, and of disk."""
+    from pipeline import runfile
+    from pipeline.swarm import plan as plan_
+
+    print(*plan_.plan(runfile.load(run), root).lines(), sep="\n")
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of a run file."""
     from pipeline.runfile.schema import json_schema

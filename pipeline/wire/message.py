@@ -22,6 +22,7 @@ Shapes: N blocks, K coefficients kept of each, A positions in a block.
 """
 
 import hashlib
+import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -95,6 +96,23 @@ class Form:
         """
         held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
         return held <= KEPT_BYTES * self.size
+
+    @cached_property
+    def bytes_about(self) -> int:
+        """How long a message is; with Rice-coded positions about: evenly drawn, they take it."""
+        total = float(HEADER.size)
+        for leaf, area in zip(self.leaves, jax.tree.leaves(self.areas), strict=True):
+            if not _is_sparse(leaf):
+                total += leaf.size * leaf.dtype.itemsize
+                continue
+            blocks, kept = leaf.index_NK.shape
+            signs = leaf.value_NK.dtype == bool
+            total += -(-blocks * kept // 8) if signs else 2 * blocks * kept
+            if self.layout == PLAIN:
+                total += blocks * kept * leaf.index_NK.dtype.itemsize
+            else:
+                total += blocks * (math.log2(math.comb(area, kept)) / 8) + 1
+        return round(total)
 
     @cached_property
     def header(self) -> bytes:

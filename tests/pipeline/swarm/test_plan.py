@@ -1,0 +1,78 @@
+"""What a run will take is what it took."""
+
+import jax
+import pytest
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.programs.language_model import programs_of
+from pipeline.swarm.plan import plan, plan_of
+from pipeline.wire import message as wire
+from tests import tiny
+
+
+def parsed(**changes: object) -> runfile.Run:
+    return runfile.parse(tiny.run_document("nowhere", **changes).unwrap(), "run.toml")
+
+
+def test_a_run_takes_what_was_planned(tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    tiny.write_run(run_file, tiny.run_document(tiny.write_data(tmp_path / "tokens")))
+    tiny.make(run_file, root, "download", "convert", "train")
+    planned, taken = plan(runfile.load(run_file), root), root / "data/trained/transcript"
+
+    def size(name: str) -> int:
+        paths = [taken / name, *(taken / name).rglob("*")]
+        return sum(path.stat().st_size for path in paths if path.is_file())
+
+    assert planned.payloads == pytest.approx(size("payloads"), rel=0.15)
+    assert planned.rounds == pytest.approx(size("rounds.jsonl"), rel=0.3)
+    headers = size("snapshots") - planned.snapshots  # of files, and of each tensor in them
+    assert 0 < headers < 3000 * len(list((taken / "snapshots").rglob("*.safetensors")))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies", "kept"),
+    [
+        (tiny.ADAMW, 3, False),
+        (tiny.DILOCO, 2 + 2 * 3, False),  # drift and two moments, of each of 2 peers
+        (tiny.SPARSELOCO, 1 + 2 * 4, True),
+        (tiny.DILOCO_IN_4_BITS, 2 + 2 * 4, False),
+    ],
+)
+def test_state_and_messages_are_those_of_the_optimizer(optimizer, copies, kept):
+    run = parsed(model__LLM__optimizer=optimizer)
+    planned = plan_of(run, tiny.MODEL)
+    assert planned.state == pytest.approx(copies * planned.params, rel=0.01)  # and counts
+    assert planned.kept == kept == bool(planned.payloads)
+
+
+@pytest.mark.parametrize("layout", ["lockstep", "psyche"])
+@pytest.mark.parametrize("quantize_1bit", [True, False])
+def test_a_message_is_as_long_as_said(layout, quantize_1bit):
+    """With plain positions exactly; coded ones are drawn unevenly here, and take less."""
+    document = tiny.run_document("nowhere", peers__wire=layout).unwrap()
+    document["model"]["LLM"]["optimizer"]["Distro"]["quantize_1bit"] = quantize_1bit
+    programs = programs_of(runfile.parse(document, "run.toml"), tiny.MODEL)
+    shapes = programs.task.shapes
+    params = jax.tree.map(
+        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), shapes
+    )
+
+    @jax.jit
+    def message(params):
+        own, shared = programs.optimizer.init(params)
+        own = programs.optimizer.accumulate(params, own, params, 1)
+        return programs.optimizer.send(own, params, shared, 1)[0]
+
+    length = len(wire.encode(jax.device_get(message(params)), programs.form))
+    if layout == "psyche":
+        assert length == programs.form.bytes_about
+    else:
+        assert length == pytest.approx(programs.form.bytes_about, rel=0.15)
+
+
+def test_without_a_model_it_says_what_makes_one(tmp_path):
+    run = parsed(model__LLM__checkpoint={"Hub": {"repo_id": "some/model"}})
+    with pytest.raises(LockstepError, match=r"hf/config.json is missing, .*`lockstep convert`"):
+        plan(run, tmp_path)
