@@ -3,7 +3,7 @@
 import functools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -86,12 +86,20 @@ class Simulation:
         self.ejected: dict[int, tuple[int, str]] = {}
         self.lookahead = jax.jit(programs.optimizer.lookahead)
 
-    def take_rounds(self, params: Tree, log_dir: Path | None, *, show_progress: bool) -> Result:
+    def take_rounds(
+        self,
+        params: Tree,
+        log_dir: Path | None,
+        on_round: Callable[[dict], None] | None,
+        *,
+        show_progress: bool,
+    ) -> Result:
         """Take the rounds that are left, and return the result.
 
         Args:
           params: Params to begin with, nested dicts.
           log_dir: Where curves are written, or None.
+          on_round: Called with each row of the curve "train".
           show_progress: Whether progress is shown.
         """
         progress, curves = self._begin(params)
@@ -113,6 +121,8 @@ class Simulation:
                     self._save(progress)
                 if show_progress:
                     bar.advance(**self._shown())
+                if on_round:
+                    on_round(dict(self.log.curves.train[-1]))
         restored = self.programs.task.nesting.restored
         return Result(
             params=restored(jax.tree.map(np.array, self._params)),

@@ -39,6 +39,11 @@ DEFAULTS = {
         | {"inner": {"AdamW": ADAMW}, **OUTER},
         1e-3,
     ),
+    "SparseLoCo": Named(
+        {"inner_steps": 30, "outer_learning_rate": 1.0, "error_feedback": 0.95}
+        | {"compression_topk": 128, "compression_chunk": 64, "inner": {"AdamW": ADAMW}},
+        1e-3,
+    ),
     "FedAvg": Named({"inner_steps": 10, "inner": {"AdamW": ADAMW}}, 1e-3),
     "SPARTA": Named({**PLACES, "inner": {"AdamW": ADAMW}}, 1e-3),
     "SPARTADiLoCo": Named({**PLACES, **OUTER, "outer_every": 100, "inner": {"AdamW": ADAMW}}, 1e-3),

@@ -45,6 +45,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     log_dir: str | Path | None = None,
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: int = 25,
+    on_round: Callable[[dict[str, float]], None] | None = None,
     show_progress: bool = True,
 ) -> Result:
     """Train a model with simulated peers, which exchange real bytes over simulated links.
@@ -62,7 +63,9 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         )
 
     The same arguments give the same bits on the same machine; `micro_batch` is among them, which
-    otherwise depends on the memory.
+    otherwise depends on the memory. Peers run on all devices that JAX has, in turns where there are
+    fewer. A CPU is one device, unless `jax.config.update("jax_num_cpu_devices", cores)` comes
+    first: as many peers then run at the same time.
 
     Args:
       loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch: arrays with a
@@ -105,6 +108,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       checkpoint_dir: Where checkpoints are kept. Called again with the same arguments after a kill,
         it goes on from the newest and ends with the same bits; with more steps it goes further.
       checkpoint_every: Rounds between checkpoints.
+      on_round: Called after each round with its numbers, those of `Result.train`; for loggers.
       show_progress: Whether progress is shown.
 
     Raises:
@@ -165,9 +169,10 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "correlation_every": correlation_every,
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
     }
-    kept = Kept(checkpoint_dir and Path(checkpoint_dir), checkpoint_every, described)
+    kept = Kept(Path(checkpoint_dir) if checkpoint_dir else None, checkpoint_every, described)
     simulation = Simulation(run, programs, of_peers, held_out, kept)
-    return simulation.take_rounds(first, log_dir and Path(log_dir), show_progress=show_progress)
+    folder = Path(log_dir) if log_dir else None
+    return simulation.take_rounds(first, folder, on_round, show_progress=show_progress)
 
 
 def _check_counts(**counts: Any) -> None:

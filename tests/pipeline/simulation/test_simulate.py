@@ -74,7 +74,10 @@ def found(result) -> np.ndarray:
 
 
 def test_equals_a_loop_by_hand():
-    result = short(optimizer="sgd", shuffle=False, eval_data=DATA, eval_every=2)
+    told = []
+    result = short(
+        optimizer="sgd", shuffle=False, eval_data=DATA, eval_every=2, on_round=told.append
+    )
     w, losses = np.zeros(4), []
     for step in range(4):
         batch = slice(step * 8 % 24, step * 8 % 24 + 8)  # the peers' lots, in order, and again
@@ -82,6 +85,7 @@ def test_equals_a_loop_by_hand():
         w -= 0.1 * gradient(w, X[batch], Y[batch])
     np.testing.assert_allclose(found(result), w, rtol=1e-5)
     np.testing.assert_allclose(result.train["loss"], losses, rtol=1e-5)
+    assert told == result.curves.train
     assert result.validation["step"].tolist() == [0, 2, 4]
     np.testing.assert_allclose(
         result.validation["loss"][-1], np.mean((X @ w[:3] + w[3] - Y) ** 2), rtol=1e-5
