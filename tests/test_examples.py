@@ -168,7 +168,17 @@ def test_no_network_is_one_line(monkeypatch):
         example("nanogpt_diloco").main(["--dataset", "shakespeare"])
 
 
-# ---- the notebook ----
+# ---- the notebook, and the page ----
+
+
+def test_the_page_on_simulate_runs_from_top_to_bottom():
+    page = (PROJECT / "docs" / "how-to" / "simulate.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    names: dict = {}
+    exec(code, names)
+    first, *_, last = names["diloco"].validation["loss"]
+    assert last < first
+    assert Path("loss.png").stat().st_size > 10_000
 
 
 def test_the_notebook_runs_and_was_saved_without_output(monkeypatch, capsys):

@@ -18,7 +18,7 @@ LossFn = Callable[[Tree, Tree, jax.Array | None], jax.Array]
 
 
 class PeerRows(NamedTuple):
-    """Examples, arrays [..., *], and the number of the peer that has them, int32 [...]."""
+    """Examples, arrays `[..., *]`, and the number of the peer that has them, int32 `[...]`."""
 
     examples: Tree
     peer: jax.Array
