@@ -213,6 +213,23 @@ def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), found, expected)
 
 
+@pytest.mark.parametrize("name", ["distro", "diloco"])
+def test_inside_pmap_gives_the_same_params_as_vmap(name):
+    optimizer = OPTIMIZERS[name]()
+    tx, start = as_transform(optimizer, all_gather("peer")), jax.tree.map(jnp.zeros_like, target(0))
+
+    @partial(jax.pmap, axis_name="peer")
+    def one(peer):
+        params, state = start, tx.init(start)
+        for _ in range(optimizer.inner_steps):
+            updates, state = tx.update(gradient(optimizer, params, state, peer), state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    found, expected = one(jnp.arange(PEERS)), train(name, optimizer.inner_steps)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, atol=1e-6), found, expected)
+
+
 # ---- As an optax user has them ----
 
 TABLES = {  # by name: of the settings that change, a transform
