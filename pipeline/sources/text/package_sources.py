@@ -26,25 +26,41 @@ SKIP_FOLDERS = {"test", "tests"}
 
 
 def describe() -> str:
-    """Return the names and versions of the packages."""
-    return "the source of " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+    """Return the names and versions of the packages.
+
+    Raises:
+      LockstepError: A package is not installed.
+    """
+    versions = [f"{name} {_distribution(name).version}" for name in PACKAGES]
+    return f"the source of {', '.join(versions)}"
 
 
 def find() -> list[TextFile]:
     """Return the sources of the packages, by name.
 
     Raises:
-      LockstepError: A package has none.
+      LockstepError: A package has none, or is not installed.
     """
     found = [file for name in PACKAGES for file in _sources(name)]
     return sorted(found, key=lambda file: file.name)
+
+
+def _distribution(package: str) -> metadata.Distribution:
+    try:
+        return metadata.distribution(package)
+    except metadata.PackageNotFoundError as error:
+        raise LockstepError(
+            f"{package}: not installed, expected it, since its source is a part of the corpus: "
+            "pip install -c constraints.txt -e '.[engines]'; or a path in "
+            "model.LLM.data_location.Corpus"
+        ) from error
 
 
 def _sources(package: str) -> list[TextFile]:
     """The `.py` files that a package's wheel lists, without tests and empty ones."""
     files = [
         (file.as_posix(), Path(file.locate()))
-        for file in metadata.files(package) or ()
+        for file in _distribution(package).files or ()
         if file.suffix == ".py" and not SKIP_FOLDERS.intersection(file.parts)
     ]
     sources = [

@@ -8,6 +8,7 @@ import socket
 import tracemalloc
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,8 +251,11 @@ def test_the_source_is_recorded_with_its_hash(root, tmp_path):
 
 def test_a_package_without_sources_is_refused_with_its_name(monkeypatch):
     monkeypatch.setattr(package_sources, "PACKAGES", ("jinja2", "numpy-stubs"))
-    monkeypatch.setattr(package_sources.metadata, "files", lambda name: None)
-    assert refusal(package_sources.find).startswith("jinja2: found no Python sources, expected")
+    bare = SimpleNamespace(files=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(package_sources.metadata, "distribution", lambda name: bare)
+        assert refusal(package_sources.find).startswith("jinja2: found no Python sources, expected")
+    assert refusal(package_sources.describe).startswith("numpy-stubs: not installed, expected it,")
 
 
 @pytest.mark.parametrize(
