@@ -74,19 +74,36 @@ def test_a_fused_layout_takes_the_same_local_steps():
     assert found["shard_map"] == pytest.approx(found["each"], abs=1e-4)
 
 
-def test_the_order_in_which_messages_arrive_changes_no_bit():
+@pytest.fixture(scope="module")
+def exchanged() -> tuple[Replica, dict]:
+    """The params before a round, and the messages of two peers, of 4 sequences and of 3."""
     run = a_run()
     programs, state = begin(run, MODEL)
     peers = make_peers(programs, "each", state, jax.devices()[:1])
     rows_MBW = micro_batches(batch(0, 1), 4, 2, 2)
     done = peers.step({peer: Work(rows_MBW, 4 - peer) for peer in range(2)}, 1)
-    messages = [(peer, each.message) for peer, each in done.items()]
     replica = Replica.put(programs, peers.groups[0], state.params, state.shared)
+    return replica, {peer: each.message for peer, each in done.items()}
+
+
+def test_the_order_in_which_messages_arrive_changes_no_bit(exchanged):
+    replica, messages = exchanged
     one, other = (
-        replica.receive(dict(order), {0: 4, 1: 3}, done[0].message, 2, 1)
-        for order in (messages, messages[::-1])
+        replica.receive(dict(order), {0: 4, 1: 3}, messages[0], 2, 1)
+        for order in (messages.items(), reversed(messages.items()))
     )
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+
+
+def test_a_peer_counts_by_the_sequences_that_it_was_assigned(exchanged):
+    replica, messages = exchanged
+    after = replica.receive(messages, {0: 4, 1: 3}, messages[0], 2, 1)
+    jax.tree.map(
+        lambda now, theta, *d: np.testing.assert_allclose(
+            now, theta - 0.7 * 1.9 * (4 * d[0] + 3 * d[1]) / 7, atol=1e-6
+        ),
+        after.params, replica.params, messages[0], messages[1],
+    )  # fmt: skip
 
 
 def test_the_work_of_a_round_compiles_nothing_anew():
