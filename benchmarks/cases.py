@@ -93,6 +93,7 @@ FEW = {
     "compression_chunk": 64,
 }
 FRAGMENTS = {"fragments": 2, "delay": 1, "mixing": 0.5}
+PLACES = LOCAL | {"inner_steps": 1, "seed": 0}
 SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.0}
 
 # tuned, and trained with one seed
@@ -107,9 +108,10 @@ STRATEGIES = {
     "sparseloco": Case(
         "SparseLoCo, 128 of 4,096", "SparseLoCo", LOCAL | FEW, 3e-3, 10
     ),
-    "sparta": Case(
-        "SPARTA, a tenth each step", "SPARTA",
-        {"inner_steps": 1, "inner": {"AdamW": ADAMW}, "share": 0.1, "seed": 0}, 1.5e-3,
+    "sparta": Case("SPARTA, a tenth each step", "SPARTA", PLACES | {"share": 0.1}, 1.5e-3),
+    "sparta-diloco": Case(
+        "SPARTA-DiLoCo, a tenth each step", "SPARTADiLoCo",
+        PLACES | OUTER | {"share": 0.05, "outer_every": 20}, 1.5e-3,
     ),
 }  # fmt: skip
 

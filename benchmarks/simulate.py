@@ -33,6 +33,7 @@ OPTIMIZERS = {
     "streaming": {"StreamingDiLoCo": LOCAL | {"fragments": 2}},
     "sparseloco": {"SparseLoCo": LOCAL},
     "sparta": {"SPARTA": LOCAL | {"inner_steps": 1}},
+    "sparta_diloco": {"SPARTADiLoCo": LOCAL | {"inner_steps": 1, "outer_every": 20}},
     "demo": "demo",
     "distro": "distro",
 }
