@@ -2,7 +2,7 @@
 
 Downloads MNIST once (12 MB, into data/store), or reads its four files, packed or not, from a
 `--folder`. The model is a Flax module with dropout; any other library that gives a function of
-params would do. Writes the curves of each optimizer to `--logs`, and draws them.
+params would do. Writes each optimizer's curves to `--logs`, and draws them, in a few minutes.
 """
 
 import argparse
@@ -103,12 +103,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=160, help="local steps of each peer")
     parser.add_argument("--inner-steps", type=int, default=20, help="of a round of DiLoCo")
-    parser.add_argument("--batch-size", type=int, default=64, help="images of a local step")
+    parser.add_argument("--batch-size", type=int, default=32, help="images of a local step")
+    parser.add_argument("--test-size", type=int, default=1000, help="images that measure the loss")
     names = ("adamw", "sparta", "diloco")
     parser.add_argument("--optimizers", nargs="+", choices=names, default=names)
     chosen = parser.parse_args(arguments)
 
     train, test = read(chosen.folder)
+    test = {name: column[: chosen.test_size] for name, column in test.items()}
     model, params = nnx.split(Network2D(nnx.Rngs(0)), nnx.Param)
 
     def loss(params: nnx.State, batch: dict, rng: jax.Array | None) -> jax.Array:
