@@ -16,6 +16,7 @@ from pipeline.optim.optimizer import Tree
 from pipeline.simulation.loss_task import PeerRows
 from pipeline.tokens.permutation import permute
 
+NO_NUMBERS = "OSUMm"  # kinds of dtypes: objects, texts and times
 Split = Literal["train", "eval"]
 Factory = Callable[[int, int, Split], Any]
 """factory(peer, num_peers, split) -> a tree of arrays or a dataset."""
@@ -40,7 +41,7 @@ class ExampleSet:
             np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves if _is_array(leaf)
         }
         if leaves and all(map(_is_array, leaves)) and len(lengths) == 1 and None not in lengths:
-            self._arrays = jax.tree.map(np.asarray, data)
+            self._arrays = jax.tree.map(_on_host, data)
             self.count = lengths.pop()
         elif (
             hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict)
@@ -59,6 +60,11 @@ class ExampleSet:
             )
         if not self.count:
             raise LockstepError(f"simulate: {name} has no examples, expected at least one")
+        for leaf in jax.tree.leaves(self.take(np.zeros(1, np.int64))):
+            if leaf.dtype.kind in NO_NUMBERS:
+                raise LockstepError(
+                    f"simulate: {name} has items of {leaf.dtype}, expected arrays of numbers"
+                )
 
     def take(self, index_N: np.ndarray) -> Tree:
         """Return the examples at these indices: arrays [N, ...]."""
@@ -66,7 +72,7 @@ class ExampleSet:
             return jax.tree.map(lambda leaf: leaf[index_N], self._arrays)
         items = [self._dataset[int(index)] for index in index_N]
         try:
-            return jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *items)
+            return jax.tree.map(lambda *leaves: np.stack([_on_host(x) for x in leaves]), *items)
         except ValueError as error:
             raise LockstepError(
                 f"simulate: {self.name} has items of different shapes, expected equal ones: {error}"
@@ -102,7 +108,7 @@ def of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[P
     """Return the data of each peer: its own where a factory makes it, else one for all."""
     if _is_factory(train_data):
         sets = [
-            ExampleSet(_made(train_data, peer, peers, "train"), f"train_data of peer {peer}")
+            ExampleSet(_made(train_data, "train_data", peer, peers), f"train_data of peer {peer}")
             for peer in range(peers)
         ]
     else:
@@ -115,16 +121,17 @@ def held_out(train_data: Any, eval_data: Any, peers: int) -> ExampleSet | None:
     if eval_data is None and _is_factory(train_data):
         eval_data = train_data
     if _is_factory(eval_data):
-        eval_data = _made(eval_data, 0, peers, "eval")
+        eval_data = _made(eval_data, "eval_data", 0, peers)
     return None if eval_data is None else ExampleSet(eval_data, "eval_data")
 
 
-def _made(factory: Factory, peer: int, peers: int, split: Split) -> Any:
+def _made(factory: Factory, name: str, peer: int, peers: int) -> Any:
+    split: Split = "train" if name == "train_data" else "eval"
     try:
         inspect.signature(factory).bind(peer, peers, split)
     except TypeError as error:
         raise LockstepError(
-            f"simulate: train_data is a function that cannot be called so: {error}; expected "
+            f"simulate: {name} is a function that cannot be called so: {error}; expected "
             "factory(peer, num_peers, split)"
         ) from error
     return factory(peer, peers, split)
@@ -132,6 +139,14 @@ def _made(factory: Factory, peer: int, peers: int, split: Split) -> Any:
 
 def _is_factory(data: Any) -> bool:
     return callable(data) and not hasattr(data, "__getitem__")
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    """A leaf as NumPy has it, in the dtype that JAX gives it: 32 bits where those are the most."""
+    array = np.asarray(leaf)
+    if array.dtype.kind in NO_NUMBERS:
+        return array
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -81,7 +81,7 @@ class Result:
     @property
     def bytes_per_peer(self) -> int:
         """Bytes that a peer sent, mean over peers."""
-        return self.curves.train[-1]["bytes_up"]
+        return round(self.curves.train[-1]["bytes_up"])
 
     def plot(self, path: str | Path) -> Path:
         """Draw the losses by round and by bytes sent, in the format of the path's suffix.

@@ -177,7 +177,7 @@ def test_the_same_bits_again_and_after_a_kill(tmp_path):
     assert [float(row["loss"]) for row in rows] == whole.train["loss"].tolist()
     assert json.loads((tmp_path / "config.json").read_text())["run"]["peers"]["count"] == 2
 
-    done = simulate(squares, PARAMS, Dataset(5), DATA, **arguments, **folder)  # reads no more
+    done = simulate(squares, PARAMS, Dataset(8), DATA, **arguments, **folder)  # reads no more
     assert same(whole, done)
     with pytest.raises(LockstepError, match=r"seed is 1, expected 0 as in the checkpoints in"):
         simulate(squares, PARAMS, DATA, DATA, **arguments, **folder, seed=1)
@@ -190,6 +190,12 @@ def test_arrays_a_dataset_and_a_factory_give_the_same():
     assert same(arrays, simulate(squares, PARAMS, items, items, peers=2, **arguments))
     alone = simulate(squares, PARAMS, DATA, DATA, peers=1, **arguments)
     assert same(alone, simulate(squares, PARAMS, lambda *_: items, peers=1, **arguments))
+
+
+def test_examples_of_64_bits_are_what_jax_makes_of_them():
+    wide = {"x": X.astype(np.float64), "y": Y.astype(np.float64)}
+    arguments = dict(optimizer="sgd", peers=1, steps=2, batch_size=4)
+    assert same(*(simulate(squares, PARAMS, data, **arguments) for data in (DATA, wide)))
 
 
 def test_an_epoch_has_each_example_once_in_an_order_of_its_own():
@@ -347,6 +353,8 @@ WRONG = [
     ({"data": []}, "train_data has no examples, expected at least one"),
     ({"data": [X[:2], X[0]]}, "train_data has items of different shapes, expected equal ones"),
     ({"data": lambda peer: 3}, "train_data is a function that cannot be called so: too many"),
+    ({"data": ["a", "b"]}, "train_data has items of <U1, expected arrays of numbers"),
+    ({"eval_data": lambda peer: 3}, "eval_data is a function that cannot be called so: too"),
     ({"eval_data": 3}, "eval_data is int, expected arrays"),
     ({"loss_fn": lambda p, b, r: p["w"]}, r"loss_fn returns float32\[3\], expected one floating"),
 ]  # fmt: skip
