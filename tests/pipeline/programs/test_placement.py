@@ -17,7 +17,7 @@ from pipeline.swarm.peers import SimulatedPeers
 from tests import tiny
 from tests.pipeline.programs.rounds import begin, train
 
-OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO}
+OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO, "Streaming": tiny.STREAMING}
 MODEL = tiny.MODEL | {"num_hidden_layers": 1}
 EXPERTS = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 
@@ -73,8 +73,8 @@ def test_device_groups_are_disjoint_and_what_is_left_over_stays_idle():
 
 @pytest.mark.parametrize(
     ("optimizer", "model"),
-    [("Distro", MODEL), ("AdaDistro", MODEL), ("AdamW", EXPERTS)],
-    ids=["Distro", "AdaDistro", "experts"],
+    [("Distro", MODEL), ("AdaDistro", MODEL), ("Streaming", MODEL), ("AdamW", EXPERTS)],
+    ids=["Distro", "AdaDistro", "Streaming", "experts"],
 )
 def test_losses_are_those_of_one_device(optimizer, model):
     expected = on_one_device(optimizer, json.dumps(model))
