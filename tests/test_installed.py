@@ -18,6 +18,7 @@ SOURCE = ("lockstep", "models", "pipeline")
 FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.py")
 READ = ("constraints-gpu.txt", "constraints.txt", "dvc.yaml")
 BUILD = "from setuptools import build_meta; build_meta.build_sdist('.')"
+# setuptools is there: PyTorch, of the extra test, needs it
 INSTALL = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
 IMPORT_ALL = """
 import sys
