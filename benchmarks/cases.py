@@ -111,7 +111,7 @@ STRATEGIES = {
     "sparta": Case("SPARTA, a tenth each step", "SPARTA", PLACES | {"share": 0.1}, 1.5e-3),
     "sparta-diloco": Case(
         "SPARTA-DiLoCo, a tenth each step", "SPARTADiLoCo",
-        PLACES | OUTER | {"share": 0.05, "outer_every": 20}, 1.5e-3,
+        PLACES | OUTER | {"share": 0.05, "outer_every": 20, "outer_momentum": 0.5}, 1.5e-3,
     ),
 }  # fmt: skip
 
