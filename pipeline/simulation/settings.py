@@ -16,6 +16,7 @@ from pipeline.runfile.table import U32
 from pipeline.wire import message as wire
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
+WITNESSES = 8  # of more peers: were all witnesses, they would take the square of peers' time
 
 
 class Named(NamedTuple):
@@ -154,6 +155,7 @@ def run_of(
         "lr_schedule": schedule_of(learning_rate, default),
         "optimizer": {tag: table} if table else tag,
     }
+    many = peers["count"] > WITNESSES
     trainers = peers["count"] - peers["count"] * config["verification_percent"] // 100
     try:
         llm = validate(LLM, document, "simulate")
@@ -164,8 +166,8 @@ def run_of(
             warmup_time=2**32,
             cooldown_time=1,
             round_witness_time=1,
-            min_clients=1,
-            witness_nodes=0,
+            min_clients=WITNESSES if many else 1,
+            witness_nodes=WITNESSES if many else 0,  # 0: all
             global_batch_size=trainers * inner_steps * batch_size,
             checkpointers=(),
         )

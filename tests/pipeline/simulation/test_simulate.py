@@ -244,6 +244,13 @@ def test_a_peer_that_was_away_comes_back_and_less_work_is_still_work():
     assert {"crash", "lazy", "wrong_data", "wrong_precision"} <= result.fired.keys()
 
 
+def test_of_many_peers_some_are_witnesses_and_a_broken_message_is_left_out():
+    faults = [{"kind": "malformed", "peer": 9, "rounds": [2, 2]}]
+    result = short(optimizer="sgd", peers=10, faults=faults)
+    assert result.train["applied"][:2].tolist() == [10, 9]
+    assert result.fired == {"malformed": 1}
+
+
 def test_bytes_are_those_of_the_messages_and_time_is_that_of_the_links():
     links = {"upload_mbps": 1.0, "download_mbps": [1e6, 1e6], "latency_seconds": 0.5}
     result = short(optimizer=FEDAVG, links=links | {"tokens_per_second": 16.0})
