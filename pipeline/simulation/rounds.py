@@ -20,6 +20,7 @@ from pipeline.simulation.examples import ExampleSet, PeerData
 from pipeline.simulation.loss_task import LossTask
 from pipeline.simulation.micro_batch import fits_into_memory, largest
 from pipeline.simulation.result import Curves, Log, Result
+from pipeline.stage import allocator
 from pipeline.stage.progress import Progress
 from pipeline.swarm.begin import Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
@@ -102,10 +103,11 @@ class Simulation:
           on_round: Called with each row of the curve "train".
           show_progress: Whether progress is shown.
         """
-        progress, curves = self._begin(params)
-        self.log = Log(log_dir, self.kept.settings, curves)
         total, every = self.run.config.total_steps, self.kept.every
         with ExitStack() as stack:
+            stack.enter_context(allocator.trimming())
+            progress, curves = self._begin(params)
+            self.log = Log(log_dir, self.kept.settings, curves)
             if self.kept.checkpoints:
                 stack.enter_context(self.kept.checkpoints)
             if show_progress:

@@ -13,6 +13,8 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 TUNABLES = {
     "hugetlb": 1,  # huge pages, if the kernel grants them on request
@@ -45,6 +47,24 @@ def trim_after_compiling() -> None:
         import jax
 
         jax.monitoring.register_event_duration_secs_listener(_trim)
+
+
+@contextmanager
+def trimming() -> Iterator[None]:
+    """Return unused memory to the kernel after each program that JAX compiles within.
+
+    For a process whose allocator is as it was. Does nothing where that is not glibc's.
+    """
+    import jax
+
+    if platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    jax.monitoring.register_event_duration_secs_listener(_trim)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(_trim)
 
 
 def _trim(event: str, seconds: float, **_: str | int) -> None:

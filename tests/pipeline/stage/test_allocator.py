@@ -62,3 +62,19 @@ def test_each_compilation_ends_with_a_trim_where_the_settings_are_ours(monkeypat
         assert trims == [0]
     finally:
         jax.monitoring.unregister_event_duration_listener(allocator._trim)
+
+
+def test_within_a_block_each_compilation_ends_with_a_trim(monkeypatch):
+    trims: list[int] = []
+    libc = SimpleNamespace(malloc_trim=trims.append)
+    monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(CDLL=lambda name: libc))
+    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    with allocator.trimming():
+        jax.jit(lambda x: 3 * x)(1.0)
+    assert trims == [0]
+    jax.jit(lambda x: 4 * x)(1.0)
+    assert trims == [0]
+    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("", ""))
+    with allocator.trimming():
+        jax.jit(lambda x: 5 * x)(1.0)
+    assert trims == [0]
