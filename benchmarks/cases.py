@@ -81,8 +81,8 @@ VARIANTS = {
     "ada-topk-8": _variant("AdaDistro, topk 8", FULL | {"compression_topk": 8}, 3.2e-2),
 }
 
-# Settings of the papers, but for 10 local steps where these have 15 to 500, and an outer momentum of
-# 0.5 where these have 0.9: 200 steps are few, and 20 outer ones too few for 0.9 (DiLoCo: 5.91)
+# Settings of the papers, but for 10 local steps where these have 15 to 500, and an outer momentum
+# of 0.5 where these have 0.9: 200 steps are few, and 20 outer ones too few for 0.9 (DiLoCo: 5.91)
 OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.5, "nesterov": True}
 LOCAL = {"inner_steps": 10, "inner": {"AdamW": ADAMW}}
 DILOCO = LOCAL | OUTER
