@@ -38,7 +38,7 @@ class Kept:
     Args:
       folder: Where checkpoints are; None keeps none.
       every: Rounds between them.
-      settings: What must be the same where a simulation goes on, as JSON.
+      settings: What must be the same where a simulation goes on, as JSON, besides "steps".
     """
 
     def __init__(self, folder: Path | None, every: int, settings: dict):
@@ -53,7 +53,15 @@ class Kept:
           LockstepError: It is of a simulation with other arguments.
         """
         saved = self.checkpoints and self.checkpoints.newest(like)
-        if saved and (other := _difference(self.settings, saved.rest["settings"])):
+        if saved is None:
+            return None
+        steps = self.settings["steps"]
+        if saved.step > steps:
+            raise LockstepError(
+                f"simulate: steps is {steps}, expected at least {saved.step}, the rounds of the "
+                f"checkpoint in {self.folder}"
+            )
+        if other := _difference(self.settings, saved.rest["settings"] | {"steps": steps}):
             name, here, there = other
             raise LockstepError(
                 f"simulate: {name} is {here!r}, expected {there!r} as in the checkpoints in "
@@ -71,6 +79,7 @@ class Simulation:
       of_peers: The data of each peer.
       held_out: What the loss is measured on, or None.
       kept: Its checkpoints.
+      steps: Its last round.
     """
 
     def __init__(
@@ -80,9 +89,10 @@ class Simulation:
         of_peers: list[PeerData],
         held_out: ExampleSet | None,
         kept: Kept,
+        steps: int,
     ):
         self.run, self.programs, self.of_peers, self.held_out = run, programs, of_peers, held_out
-        self.kept = kept
+        self.kept, self.steps = kept, steps
         self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
         self.ejected: dict[int, tuple[int, str]] = {}
         self.lookahead = jax.jit(programs.optimizer.lookahead)
@@ -103,7 +113,7 @@ class Simulation:
           on_round: Called with each row of the curve "train".
           show_progress: Whether progress is shown.
         """
-        total, every = self.run.config.total_steps, self.kept.every
+        total, every = self.steps, self.kept.every
         with ExitStack() as stack:
             stack.enter_context(allocator.trimming())
             progress, curves = self._begin(params)
@@ -202,8 +212,7 @@ class Simulation:
         every, settings = self.kept.settings["correlation_every"], self.kept.settings
         if every and self.step % every == 0:
             self.log.add("correlation", {"step": self.step, "correlation": self._correlation()})
-        last = self.step == self.run.config.total_steps
-        if last or self.step % settings["eval_every"] == 0:
+        if self.step == self.steps or self.step % settings["eval_every"] == 0:
             self._measure()
 
     def _measure(self) -> None:
@@ -253,10 +262,11 @@ class Simulation:
         params, optimizer = self._params, self.programs.optimizer
         shared = self.peers.shared
         step = next_step(optimizer, np.int32(self.step * optimizer.inner_steps))
+        if self._together:
+            yield from [jax.tree.map(np.array, params)] * len(self.of_peers)
+            return
         for peer in range(len(self.of_peers)):
-            local = params
-            if not self._together:
-                local = self.lookahead(params, self.peers.own(peer), shared, step)
+            local = self.lookahead(params, self.peers.own(peer), shared, step)
             yield jax.tree.map(np.array, local)
 
     def _imprecise(self) -> Programs:

@@ -16,6 +16,7 @@ from pipeline.runfile.table import U32
 from pipeline.wire import message as wire
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
+MOST_ROUNDS = 2**32 - 1
 WITNESSES = 8  # of more peers: were all witnesses, they would take the square of peers' time
 
 
@@ -131,6 +132,8 @@ def run_of(
 ) -> runfile.Run:
     """Return the run that does what `simulate` is asked for.
 
+    It has no last round of its own, so that a simulation can go on later.
+
     Args:
       optimizer: As of `simulate`.
       learning_rate: As of `simulate`.
@@ -178,12 +181,14 @@ def run_of(
             "links": {} if links is None else links,
             "faults": {"schedule": faults},
         }
-        return runfile.parse(whole, "simulate")
+        run = runfile.parse(whole, "simulate")
     except LockstepError as error:
         text = str(error)
         for key, argument in ARGUMENTS.items():
             text = text.replace(key, argument)
         raise LockstepError(text) from error
+    endless = whole_config.model_copy(update={"total_steps": MOST_ROUNDS})
+    return run.model_copy(update={"config": endless})
 
 
 def optimizer_of_run(

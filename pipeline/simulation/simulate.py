@@ -156,6 +156,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     settings.check_faults(run, programs.form)
 
     described = {
+        "steps": steps,
         "run": run.model_dump(mode="json", include={"config", "model", "peers", "links", "faults"}),
         "optimizer": _named(optimizer),
         "learning_rate": _named(learning_rate),
@@ -170,7 +171,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
     }
     kept = Kept(Path(checkpoint_dir) if checkpoint_dir else None, checkpoint_every, described)
-    simulation = Simulation(run, programs, of_peers, held_out, kept)
+    simulation = Simulation(run, programs, of_peers, held_out, kept, steps)
     folder = Path(log_dir) if log_dir else None
     return simulation.take_rounds(first, folder, on_round, show_progress=show_progress)
 

@@ -181,6 +181,13 @@ def test_the_same_bits_again_and_after_a_kill(tmp_path):
     assert same(whole, done)
     with pytest.raises(LockstepError, match=r"seed is 1, expected 0 as in the checkpoints in"):
         simulate(squares, PARAMS, DATA, DATA, **arguments, **folder, seed=1)
+    with pytest.raises(LockstepError, match="steps is 4, expected at least 5, the rounds of the"):
+        simulate(squares, PARAMS, DATA, DATA, **arguments | {"steps": 4}, **folder)
+
+    further = simulate(squares, PARAMS, DATA, DATA, **arguments | {"steps": 7}, **folder)
+    at_once = simulate(squares, PARAMS, DATA, DATA, **arguments | {"steps": 7})
+    assert further.params["w"].tobytes() == at_once.params["w"].tobytes()
+    assert further.train["loss"].tolist() == at_once.train["loss"].tolist()
 
 
 def test_arrays_a_dataset_and_a_factory_give_the_same():
