@@ -21,6 +21,7 @@ from pipeline.simulation.loss_task import LossTask
 from pipeline.simulation.micro_batch import fits_into_memory, largest
 from pipeline.simulation.result import Curves, Log, Result
 from pipeline.stage import allocator
+from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.progress import Progress
 from pipeline.swarm.begin import Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
@@ -30,6 +31,7 @@ from pipeline.weights.checkpoints import Checkpoints, Saved
 
 MEASURED_AT_ONCE = 256  # examples of `eval_data`
 KEPT = 2  # checkpoints, the newest
+ASKED_FOR = "simulation.json"  # beside them, the settings
 
 
 class Kept:
@@ -52,20 +54,22 @@ class Kept:
         Raises:
           LockstepError: It is of a simulation with other arguments.
         """
-        saved = self.checkpoints and self.checkpoints.newest(like)
-        if saved is None:
+        if not self.checkpoints:
             return None
-        steps = self.settings["steps"]
-        if saved.step > steps:
-            raise LockstepError(
-                f"simulate: steps is {steps}, expected at least {saved.step}, the rounds of the "
-                f"checkpoint in {self.folder}"
-            )
-        if other := _difference(self.settings, saved.rest["settings"] | {"steps": steps}):
+        steps, file = self.settings["steps"], self.folder / ASKED_FOR
+        if not any(path.name.isdigit() for path in self.folder.iterdir()):  # named by round
+            write_json(file, self.settings)
+        elif other := _difference(self.settings, read_json(file) | {"steps": steps}):
             name, here, there = other
             raise LockstepError(
                 f"simulate: {name} is {here!r}, expected {there!r} as in the checkpoints in "
                 f"{self.folder}; go on with the same arguments, or take another checkpoint_dir"
+            )
+        saved = self.checkpoints.newest(like)
+        if saved and saved.step > steps:
+            raise LockstepError(
+                f"simulate: steps is {steps}, expected at least {saved.step}, the rounds of the "
+                f"checkpoint in {self.folder}"
             )
         return saved
 
@@ -277,7 +281,6 @@ class Simulation:
 
     def _save(self, progress: RunProgress) -> None:
         rest = {
-            "settings": self.kept.settings,
             "micro_batch": self.run.peers.micro_batch,
             "progress": progress.to_json(),
             "faults": self.faults.to_json(),

@@ -181,6 +181,9 @@ def test_the_same_bits_again_and_after_a_kill(tmp_path):
     assert same(whole, done)
     with pytest.raises(LockstepError, match=r"seed is 1, expected 0 as in the checkpoints in"):
         simulate(squares, PARAMS, DATA, DATA, **arguments, **folder, seed=1)
+    other = PARAMS | {"w": np.zeros((3, 1), np.float32)}
+    with pytest.raises(LockstepError, match="params is .*, expected .* as in the checkpoints"):
+        simulate(lambda p, *_: p["w"].sum(), other, DATA, **arguments, **folder)
     with pytest.raises(LockstepError, match="steps is 4, expected at least 5, the rounds of the"):
         simulate(squares, PARAMS, DATA, DATA, **arguments | {"steps": 4}, **folder)
 
