@@ -2,7 +2,8 @@
 is honest is never named."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,22 +112,26 @@ def test_every_kind_has_a_case():
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory) -> dict[tuple[str, bool], Seen]:
-    """Runs without a fault, by form and whether there are verifiers."""
-    made = {}
-    for form in ("signs", "values", "plain", "dense", *LOCAL):
-        for verified in (False, True):
-            folder = tmp_path_factory.mktemp(f"{form}-{verified}")
-            made[form, verified] = see(form, run_of(form, verified=verified), folder)
-    return made
+def honest(tmp_path_factory) -> Callable[[str, bool], Seen]:
+    """Runs without a fault, by form and whether there are verifiers; only those that are asked for,
+    since each process of the tests makes its own."""
+
+    @cache
+    def one(form: str, verified: bool) -> Seen:
+        folder = tmp_path_factory.mktemp(f"{form}-{verified}")
+        return see(form, run_of(form, verified=verified), folder)
+
+    return one
 
 
 def lines(seen: Seen) -> list[str]:
     return (seen.transcript.folder / "rounds.jsonl").read_text().splitlines()
 
 
-def test_an_honest_run_has_no_findings_and_loses_nobody(honest):
-    for seen in honest.values():
+@pytest.mark.parametrize("form", ["signs", "values", "plain", "dense", *LOCAL])
+def test_an_honest_run_has_no_findings_and_loses_nobody(form, honest):
+    for verified in (False, True):
+        seen = honest(form, verified)
         assert (seen.blamed, seen.ejected, seen.dropped) == ([], {}, {})
         assert not seen.fired
 
@@ -134,7 +139,7 @@ def test_an_honest_run_has_no_findings_and_loses_nobody(honest):
 @pytest.mark.parametrize("form", LOCAL)
 def test_local_steps_killed_after_every_round_go_on_to_the_same_bits(form, honest):
     told, _ = entries(form, run_of(form), killed=True)
-    for found, line in zip(told, lines(honest[form, False]), strict=True):
+    for found, line in zip(told, lines(honest(form, False)), strict=True):
         expected = json.loads(line)
         for message in expected["evidence"]["messages"].values():
             message |= {"payload": None, "offset": None}  # nothing writes them here
@@ -161,9 +166,9 @@ def test_a_fault_is_seen_and_nobody_else_is_named(kind, case, verified, honest, 
     # as in the honest run until it begins, and all others' messages are still in its first round
     first = case.rounds[0]
     if not timed:
-        assert lines(seen)[: first - 1] == lines(honest[case.form, verified])[: first - 1]
+        assert lines(seen)[: first - 1] == lines(honest(case.form, verified))[: first - 1]
     if KINDS[kind].wraps in ("message", "bytes", "work", "program"):
-        now, then = (s.transcript.rounds[first - 1] for s in (seen, honest[case.form, verified]))
+        now, then = (s.transcript.rounds[first - 1] for s in (seen, honest(case.form, verified)))
         true = {peer: sent for peer, sent in then.evidence.messages.items() if peer not in liars}
         assert {p: now.evidence.messages[p].commitment for p in true} == {
             p: sent.commitment for p, sent in true.items()

@@ -84,8 +84,8 @@ def test_qsgd_draws_a_neighbouring_level_and_is_right_on_average(name):
 
 
 @each_quantizer
-@pytest.mark.parametrize("shape", SHAPES)
-def test_zeros_stay_zeros_and_nothing_else_becomes_infinite(name, shape):
+def test_zeros_stay_zeros_and_nothing_else_becomes_infinite(name):
+    shape = (5, 7)
     np.testing.assert_array_equal(round_trip(name, np.zeros(shape, np.float32))[1], 0)
     for scale in (1e-38, 1e30):
         x = array(shape) * np.float32(scale)
