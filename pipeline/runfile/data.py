@@ -24,6 +24,7 @@ from pipeline.runfile.table import (
 
 TokenSize = Literal["TwoBytes", "FourBytes"]
 TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}
+Seed = Annotated[tuple[U8, ...], Field(min_length=32, max_length=32), AsTuple]
 
 
 class Shuffle(Variant):
@@ -40,7 +41,7 @@ class ShuffleSeeded(Shuffle):
     """A pseudo-random permutation, a pure function of the seed."""
 
     newtype = "seed"
-    seed: Annotated[tuple[U8, ...], Field(min_length=32, max_length=32), AsTuple]
+    seed: Seed
     """Seed of the permutation: 32 bytes, as numbers from 0 to 255."""
 
 

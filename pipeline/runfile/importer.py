@@ -1,42 +1,89 @@
 """`lockstep import FILE`: a complete run file, with every table and key, from a Psyche file."""
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from pipeline import runfile
-from pipeline.errors import shown
+from pipeline.errors import LockstepError, shown
+from pipeline.runfile.data import Seed, TokenSize
+from pipeline.runfile.explain import validate
 from pipeline.runfile.psyche import STATE_KEYS
 from pipeline.runfile.serde_enum import Variant
 from pipeline.runfile.table import Table
 from pipeline.toml_file import read_toml
 
 WIDTH = 98  # characters of a comment line without its "# "
+SERVED = "data.toml"  # beside a state file: what Psyche's data server serves
+
+
+class ServedData(Table):
+    """Psyche's data.toml: the token files that a data server serves."""
+
+    dir: str
+    """Their folder; a relative path is relative to the file's own folder."""
+    token_size: TokenSize
+    """Size of a token in the files."""
+    seq_len: Annotated[int, Field(ge=1)]
+    """Length of the served sequences in tokens."""
+    shuffle_seed: Seed
+    """Seed of the sequences' order."""
 
 
 def import_psyche(source: Path) -> str:
     """Convert a Psyche configuration or coordinator state file to a run file.
 
     Psyche's tables keep their spelling and values; Lockstep's own tables that the source lacks get
-    their defaults. Each key has its meaning above it.
+    their defaults. Each key has its meaning above it. A data server is replaced by the files that
+    the data.toml beside the source says it serves.
 
     Raises:
-      LockstepError: The source cannot be read, or does not describe a valid run.
+      LockstepError: The source or its data.toml cannot be read, or does not describe a valid run.
     """
     document = read_toml(source)
     dropped = [key for key in STATE_KEYS if key in document]
     run = runfile.parse(
         {key: value for key, value in document.items() if key not in dropped}, str(source)
     )
-    lines = ["#:schema ./run.schema.json", *_comment(f"Imported from {shown(source.name)}.")]
+    comments = [f"Imported from {shown(source.name)}."]
     if dropped:
-        lines += _comment(
-            f"Left out, as the state of a run and not its configuration: {', '.join(dropped)}."
+        left_out = ", ".join(dropped)
+        comments += [f"Left out, as the state of a run and not its configuration: {left_out}."]
+    served, location = source.with_name(SERVED), run.llm.data_location
+    if isinstance(location, runfile.DataServer) and served.is_file():
+        run = _with_files(run, served)
+        comments += [f"The files of {SERVED}, in place of a data server at {location.address}."]
+    return run_file(run, *comments)
+
+
+def run_file(run: runfile.Run, *comments: str) -> str:
+    """Return a run as a complete run file that begins with comments."""
+    head = [line for comment in comments for line in _comment(comment)]
+    return "\n".join(["#:schema ./run.schema.json", *head, *_table(run, ())]) + "\n"
+
+
+def _with_files(run: runfile.Run, source: Path) -> runfile.Run:
+    """The run with the files of a data.toml as its data location."""
+    served = validate(ServedData, read_toml(source), str(source))
+    if served.seq_len != run.llm.max_seq_len:
+        raise LockstepError(
+            f"{source}: seq_len is {served.seq_len}, expected {run.llm.max_seq_len}, the value of "
+            "model.LLM.max_seq_len"
         )
-    return "\n".join([*lines, *_table(run, ())]) + "\n"
+    local = {
+        "path": os.path.normpath(source.parent / served.dir),
+        "token_size_in_bytes": served.token_size,
+        "shuffle": {"Seeded": served.shuffle_seed},
+    }
+    location = validate(runfile.DataLocal, local, str(source))
+    llm = run.llm.model_copy(update={"data_location": location})
+    return run.model_copy(update={"model": run.model.model_copy(update={"LLM": llm})})
 
 
 def _table(table: Table, path: tuple[str, ...]) -> Iterator[str]:

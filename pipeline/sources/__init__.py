@@ -176,7 +176,7 @@ def provider_of(location: Data, options: FetchOptions | None = None) -> ModuleTy
         raise LockstepError(
             f"{variant_name(location)}: would need a Psyche data server at {location.address}, and "
             "its protocol, which this release does not speak; expected a location of files, such "
-            "as Http or Hub"
+            "as Http or Hub: `lockstep import` makes one of the data.toml beside a state.toml"
         )
     provider = import_module(f"{__name__}.{PROVIDERS[type(location)]}")
     if options and options.stream and getattr(provider, "MAKES_TOKENS", False):

@@ -254,6 +254,65 @@ def test_dry_run_of_an_example_without_what_it_needs_is_one_line(name, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"run.toml"}
 
 
+SERVED = [name for name, example in EXAMPLES.items() if example.data == SERVER]
+DATA_TOML = """dir = "../../data/dolma"
+token_size = "TwoBytes"
+seq_len = {length}
+shuffle_seed = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
+  24, 25, 26, 27, 28, 29, 30, 31, 32]
+"""
+
+
+def beside_data_toml(name: str, root: Path, data_toml: str = DATA_TOML) -> Path:
+    """An example as in Psyche's repository: config/NAME/state.toml, and what its server serves."""
+    state = root / "config" / name / "state.toml"
+    state.parent.mkdir(parents=True)
+    state.write_text(FILES[name].read_text())
+    length = tomllib.loads(state.read_text())["model"]["LLM"]["max_seq_len"]
+    state.with_name("data.toml").write_text(data_toml.format(length=length))
+    return state
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_example_with_a_data_server_imports_to_the_files_that_it_serves(name, tmp_path):
+    state, tokens, run_file = beside_data_toml(name, tmp_path), 2048 * 7, tmp_path / "run.toml"
+    (tmp_path / "data" / "dolma").mkdir(parents=True)
+    for file in "ab":
+        (tmp_path / "data" / "dolma" / f"{file}.ds").write_bytes(bytes(2 * tokens))
+    text = lockstep("import", state)
+    assert f"# The files of data.toml, in place of a data server at {SERVER}.\n" in text
+    run_file.write_text(text)
+    location, length = (
+        runfile.load(run_file).llm.data_location,
+        runfile.load(run_file).llm.max_seq_len,
+    )
+    assert location.path == str(tmp_path / "data" / "dolma")
+    assert location.shuffle.seed == tuple(range(1, 33))
+    lockstep("check", "--run", run_file)
+    _, table = dry_run(run_file, tmp_path)
+    assert table["files"] == "1 to train on, 1 held out"
+    assert table["sequences"] == f"{tokens // length} of {length:,} tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("{length}", "999"), "seq_len is 999, expected 2048, the value of model.LLM.max_seq_len"),
+        (("TwoBytes", "Two"), 'token_size is "Two", expected '),
+        (("dir =", "folder ="), "dir: missing, expected it"),
+        (("[1, 2,", "[2,"), "shuffle_seed is .*, expected at least 32 items"),
+        (("../../data/dolma", "/" + 200 * "x"), "path.*, expected at most 192 bytes"),
+    ],
+)
+def test_data_toml_that_does_not_fit_is_one_line(change, named, tmp_path):
+    state = beside_data_toml(
+        "kill-test-short-epoch-checkpoint", tmp_path, DATA_TOML.replace(*change)
+    )
+    with pytest.raises(LockstepError, match=f"data.toml: .*{named}") as caught:
+        lockstep("import", state)
+    assert "\n" not in str(caught.value)
+
+
 # ---- Ready runs: what Psyche's pages show ----
 
 
