@@ -196,6 +196,21 @@ def plan(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
 
 @app.command()
+def sidecar(
+    connect: Annotated[str, typer.Option(help="HOST:PORT where the trainer listens.")],
+    peer: Annotated[int, typer.Option(min=0, help="Number of the peer.")],
+    secret: Annotated[Path, typer.Option(help="A copy of the run's secret, mode 600.")],
+    backend: Annotated[str, typer.Option(help="What to compute on: cpu or cuda.")] = "cpu",
+) -> None:
+    """Be the process of one peer of a run that trains on another host, until it ends."""
+    from pipeline import sidecar as process
+    from pipeline.stage import allocator
+
+    allocator.tune()
+    process.main(f"tcp://{connect}", peer, secret, backend=backend)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of a run file."""
     from pipeline.runfile.schema import json_schema

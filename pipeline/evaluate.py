@@ -121,7 +121,9 @@ def _measure(
         group: group.put(exported.params) for group in device_groups(jax.devices(), run.peers.fsdp)
     }
     size = run.peers.micro_batch
-    loss = held_out.mean_loss(jax.jit(measure), params_on, rows_NW, size, columns)
+    loss = held_out.mean_loss(
+        held_out.on_groups(jax.jit(measure), params_on), rows_NW, size, columns
+    )
     perplexity = float(np.exp(loss))
     if not math.isfinite(perplexity):
         raise LockstepError(

@@ -9,12 +9,15 @@ import logging
 import shutil
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from pipeline import runfile
+from pipeline.carrier.begin import remote_peers
 from pipeline.errors import LockstepError
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.language_model import programs_of
@@ -26,6 +29,7 @@ from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.peers import RunningPeers
 from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
@@ -53,9 +57,10 @@ def run(run: runfile.Run, paths: Paths) -> None:
     if not len(held_out_NW):
         log.warning("train: nothing is held out, so no held-out loss is measured")
 
-    training = _Training(setup, paths, held_out_NW)
-    training.prepare()
-    training.take_rounds()
+    with ExitStack() as stack:
+        training = _Training(setup, paths, held_out_NW, stack)
+        training.prepare()
+        training.take_rounds()
 
     transcript = Transcript(training.writer.folder)
     rows = curves.rows(transcript)
@@ -73,8 +78,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
 class _Training:
     """A training in progress, and what a kill must not lose of it."""
 
-    def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray):
-        self.setup, self.paths, self.held_out_NW = setup, paths, held_out_NW
+    def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack):
+        self.setup, self.paths, self.held_out_NW, self.stack = setup, paths, held_out_NW, stack
         self.run = run = setup.run
         self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.programs.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
@@ -90,7 +95,8 @@ class _Training:
         saved = self.checkpoints.newest(start.state)
         self.step = saved.step if saved else start.step
         state = saved.state if saved else start.state
-        self.peers = make_peers(setup.programs, run.peers.layout, state, jax.devices())
+        self.peers = self._make_peers(state, saved.rest["absent"] if saved else ())
+        self.stack.callback(self.peers.close)
         if saved:
             self._check_environment()
             log.info(f"train: resumes after round {self.step}")
@@ -170,7 +176,7 @@ class _Training:
         self.writer.round(entry, taken.payloads, taken.others)
         snapshot = self.writer.snapshots.takes(self.step)
         checkpoint = save or self.step % run.runtime.checkpoint_every == 0
-        if not (snapshot or checkpoint):
+        if not (save or self._state_is_due(self.step)):
             return
         state = self.peers.state()
         if bad := state.not_finite():  # a loss shows neither a momentum's NaN nor the last round's
@@ -179,8 +185,22 @@ class _Training:
             self.writer.snapshot(self.step, state)
         if checkpoint:
             self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
-            rest = {"progress": self.progress.to_json(), "faults": self.faults.to_json()}
+            rest = {
+                "progress": self.progress.to_json(),
+                "faults": self.faults.to_json(),
+                "absent": sorted(self.peers.absent),
+            }
             self.checkpoints.save(self.step, state, rest)
+
+    def _make_peers(self, state: State, absent: Sequence[int]) -> RunningPeers:
+        run, programs = self.run, self.setup.programs
+        if run.runtime.carrier == "in_process":
+            return make_peers(programs, run.peers.layout, state, jax.devices())
+        return remote_peers(self.setup, state, self.paths.scratch, self._state_is_due, absent)
+
+    def _state_is_due(self, step: int) -> bool:
+        """Whether a snapshot or a checkpoint is taken after a step."""
+        return self.writer.snapshots.takes(step) or step % self.run.runtime.checkpoint_every == 0
 
     def _imprecise(self) -> Programs:
         """The run's programs in another precision, for a peer with that fault."""
@@ -192,10 +212,8 @@ class _Training:
     def _measure(self) -> float | None:
         if not len(self.held_out_NW):
             return None
-        programs, size = self.setup.programs, self.run.peers.micro_batch
-        return held_out.mean_loss(
-            programs.measure, self.peers.params_on, self.held_out_NW, size, programs.task.columns
-        )
+        size, columns = self.run.peers.micro_batch, self.setup.programs.task.columns
+        return held_out.mean_loss(self.peers.measure, self.held_out_NW, size, columns)
 
     def _check_start(self, state: State, loss: float | None) -> None:
         bad = state.not_finite()
@@ -242,7 +260,7 @@ class _Training:
 
     def _say_where(self) -> None:
         for peer in range(self.run.peers.count):
-            log.info(f"train: peer {peer} runs on {self.peers.group_of(peer)}")
+            log.info(f"train: peer {peer} runs on {self.peers.where(peer)}")
         equal = self.header.bitwise and self.run.peers.layout == "each"
         device = self.header.environment["device_kind"]
         how = "bit for bit" if equal else "within a tolerance"

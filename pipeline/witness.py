@@ -145,6 +145,7 @@ def _verdict(
         method="tolerance" if why else "bitwise",
         why_not_bitwise=why,
         tolerance=TOLERANCE[run.peers.precision] if why else None,
+        clock=run.links.clock,
         audited_rounds=len(transcript.rounds),
         windows=len(windows) * run.peers.count,
         replayed_windows=tuple(

@@ -21,6 +21,7 @@ DISTRIBUTION = {
     "google_crc32c": "google-crc32c",
     "orbax": "orbax-checkpoint",
     "yaml": "pyyaml",
+    "zmq": "pyzmq",
 }
 COMMANDS = {"dvc", "snakemake"}  # run, not imported
 BROUGHT = {"google-auth", "jaxlib", "pydantic-core"}  # by google-cloud-storage, jax and pydantic

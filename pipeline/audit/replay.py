@@ -127,8 +127,8 @@ class _WindowReplay:
         return self.found
 
     def _join(self, entry: Entry) -> None:
-        """Peers that join are given the params as they are here, and begin with a new state."""
-        for peer in entry.round.joined:
+        """Peers that join take over the params; they, and silent ones, begin with a new state."""
+        for peer in (*entry.round.joined, *entry.evidence.silent):
             if peer in self.own:
                 self.own[peer] = self.replica.new_own()
         if entry.joined_params is not None and self.bitwise:

@@ -60,6 +60,8 @@ class Verdict(Table):
     """Why bits could not be compared; null if they were."""
     tolerance: float | None
     """Largest accepted distance of a message from its replay; null if bits were compared."""
+    clock: Literal["simulated", "wall"]
+    """Whether arrival times follow from [links], or are real ones that nobody can compute again."""
     audited_rounds: int
     """Number of rounds in the transcript."""
     windows: int

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
+REAL_TIME = "in real time: who was late is the word of whoever wrote the transcript"
 WIDTH = 90  # of a line of verdict.txt, which the log prefixes with "witness: "
 
 
@@ -18,6 +19,7 @@ def render(verdict: dict) -> str:
         ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
         ("drawn from", f"{verdict['sample_seed']}, {seed_origin(verdict)}"),
         ("transcript", f"sha256 {verdict['transcript']}"),
+        *([("arrivals", REAL_TIME)] if verdict["clock"] == "wall" else []),
         *absences(verdict),
     ]
     lines = [f"{_outcome(verdict)}: {reason(verdict)}"]

@@ -1,6 +1,7 @@
 """Held-out loss: on text that no peer trains on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +33,7 @@ def read(run: runfile.Run, shards: Path) -> HeldOutRows:
 
 
 def mean_loss(
-    measure: Callable[[Tree, jax.Array], jax.Array],
-    params_on: Mapping[DeviceGroup, Tree],
+    measure: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]],
     rows_NW: np.ndarray,
     size: int,
     columns: tuple[Column, ...] = PLAIN,
@@ -41,21 +41,34 @@ def mean_loss(
     """Return the mean cross-entropy over all rows, nats per predicted token that counts.
 
     Args:
-      measure: Each row's cross-entropy, `Programs.measure`.
-      params_on: A copy of the params on each device group that may help.
+      measure: Returns each row's cross-entropy, of each of some lots of rows.
       rows_NW: Held-out rows, int32; something counts in each.
       size: Rows measured at once; the last lot is padded, so a single shape is compiled.
       columns: Columns of the rows.
     """
-    groups = list(params_on)
     count = len(rows_NW)
     padded = np.pad(rows_NW, ((0, -count % size), (0, 0)))
     lots = padded.reshape(-1, size, rows_NW.shape[1])
-    losses = [
-        measure(params_on[group], group.put_rows(lot, axis=0))
-        for lot, group in zip(lots, groups * len(lots), strict=False)
-    ]
-    losses_N = np.concatenate(jax.device_get(losses))[:count]
+    losses_N = np.concatenate(measure(list(lots)))[:count]
     if "labels" not in columns:  # as many count in each row
         return float(np.mean(losses_N, dtype=np.float64))
     return float(np.average(losses_N, weights=counted(rows_NW, columns).sum(axis=1)))
+
+
+def on_groups(
+    measure: Callable[[Tree, jax.Array], jax.Array], params_on: Mapping[DeviceGroup, Tree]
+) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
+    """Return what measures lots of rows on device groups side by side, for `mean_loss`.
+
+    Args:
+      measure: Each row's cross-entropy, `Programs.measure`.
+      params_on: A copy of the params on each device group that may help.
+    """
+
+    def of(lots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        turns = zip(lots, cycle(params_on.items()), strict=False)
+        return jax.device_get(
+            [measure(params, group.put_rows(lot, axis=0)) for lot, (group, params) in turns]
+        )
+
+    return of

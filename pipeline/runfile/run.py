@@ -186,6 +186,19 @@ class Run(Table):
         return self
 
     @model_validator(mode="after")
+    def _carrier_fits(self) -> "Run":
+        carrier, layout, count = self.runtime.carrier, self.peers.layout, self.peers.count
+        if carrier == "in_process" and self.links.clock == "wall":
+            text = "simulated with runtime.carrier = in_process: peers of one process take turns"
+            raise wrong(("links", "clock"), text)
+        if carrier != "in_process" and layout != "each":
+            text = f"in_process with peers.layout = {layout}, one program for all peers"
+            raise wrong(("runtime", "carrier"), text)
+        if max(self.runtime.by_hand, default=0) >= count:
+            raise wrong(("runtime", "by_hand"), f"numbers less than peers.count ({count})")
+        return self
+
+    @model_validator(mode="after")
     def _chosen_windows_exist(self) -> "Run":
         # a run that extends another has fewer windows: the audit ignores numbers beyond those
         windows = self.snapshots().window_count

@@ -115,6 +115,10 @@ class Links(Table):
     """Latency of a message in seconds, in addition to its transfer time."""
     tokens_per_second: _per_peer(Speed) = 10_000.0
     """Training speed of a peer, in tokens per second."""
+    clock: Literal["simulated", "wall"] = "simulated"
+    """Which clock decides who is late. simulated: the one that the numbers above give, which an
+    audit computes again. wall: real time, with peers in processes of their own; it is recorded, and
+    an audit takes the author's word for it."""
 
 
 class Fault(Table):
@@ -281,6 +285,18 @@ class Runtime(Network):
     """Rounds between training checkpoints: the most work that a kill can cost."""
     keep_steps: Count = 2
     """Number of training checkpoints to keep, the newest ones."""
+    carrier: Literal["in_process", "processes"] = "in_process"
+    """Where peers run. in_process: all in the process that trains. processes: each in a process of
+    its own, which the trainer starts on this host."""
+    by_hand: Annotated[tuple[PeerNumber, ...], AsTuple] = ()
+    """Peers whose processes the trainer does not start: `lockstep sidecar` starts them, on any host
+    that reaches the trainer. Applies to carrier = "processes"."""
+    listen: Annotated[str, Field(pattern=r"^[^:/]+:[0-9]{1,5}$")] = "127.0.0.1:0"
+    """Address, host:port, where the trainer waits for its peers' processes; port 0 is any free one.
+    Who connects must know the run's secret. Applies to carrier = "processes"."""
+    answer_seconds: Positive = 600.0
+    """Seconds after which a peer's process that has not started, or not answered, is lost. The
+    first step takes long, since it compiles."""
     memory_gb: Positive | None = None
     """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
     default that of the machine or its container. With swap it may be more."""

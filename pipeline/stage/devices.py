@@ -55,7 +55,8 @@ def prepare(run: Run) -> None:
         )
     flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
-    os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
+    if not flags.startswith(ours):  # a process of a peer inherits them from the trainer
+        os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # never TF32
 
 

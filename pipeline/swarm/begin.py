@@ -34,9 +34,14 @@ class Start(NamedTuple):
     data_index: int
 
     def progress(self, run: runfile.Run) -> driver.RunProgress:
-        """Return the run before its first round, without members yet."""
+        """Return the run before its first round, without members yet.
+
+        On the wall's clock a peer that joins has the params already when its round begins.
+        """
         size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
         loads = [links.load_seconds(run.links, p, size=size) for p in range(run.peers.count)]
+        if run.links.clock == "wall":
+            loads = [0.0] * run.peers.count
         return driver.start(
             run.config,
             run.peers.count,

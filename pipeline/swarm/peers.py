@@ -9,10 +9,12 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
+from pipeline.programs import held_out
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import PeerResult, Programs, micro_batches
 from pipeline.transcript.state import State
+from pipeline.wire.commitment import tree_hash
 
 
 class Rows(Protocol):
@@ -26,10 +28,84 @@ class Done(NamedTuple):
     """What a peer did.
 
     message: Its message, on the host. loss: Its mean loss before the round, nats per token.
+    seconds: Of real time until its message was there; 0 where peers take turns.
     """
 
     message: Tree
     loss: float
+    seconds: float = 0.0
+
+
+class RunningPeers(Protocol):
+    """The peers of a run as a round sees them, wherever they are: here, or each in a process.
+
+    Attributes:
+      programs: The run's programs.
+      count: How many peers the run has.
+      absent: Peers whose process is gone, or holds no state yet.
+    """
+
+    programs: Programs
+    count: int
+    absent: frozenset[int]
+
+    def where(self, peer: int) -> str:
+        """Return where a peer runs, for the log."""
+
+    def returned(self) -> tuple[int, ...]:
+        """Return the absent peers whose processes are there again, to ask for them."""
+
+    def await_return(self) -> tuple[int, ...]:
+        """Return them as soon as there is one, or none if none is to be expected."""
+
+    def step(
+        self, work: Mapping[int, Work], step: int, programs: Mapping[int, Programs] | None = None
+    ) -> dict[int, Done]:
+        """Take the step of every peer that has work; who is lost meanwhile is absent from then on.
+
+        Args:
+          work: Work by peer.
+          step: The round, from 1.
+          programs: Programs of peers that compute with others than the run's.
+        """
+
+    def own(self, peer: int) -> Tree:
+        """Return a copy on the host of what a peer owns."""
+
+    def own_hash(self, peer: int) -> str:
+        """Return the hash of what a peer owns."""
+
+    def recompute(
+        self, cases: Sequence[tuple[int, Tree, Work]], step: int
+    ) -> list[tuple[Tree, str]]:
+        """Return message and state's hash of each recomputed step: (who, from what state, work)."""
+
+    def restart(self, peer: int) -> None:
+        """Give a peer a new state of its own, at the params that the others have."""
+
+    def receive(
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
+    ) -> None:
+        """Apply, for all peers, the messages that the round decided on.
+
+        Args:
+          messages: Messages by peer.
+          sequences: How many sequences each of these peers was assigned.
+          like: The messages' form's.
+          step: The round, from 1.
+        """
+
+    def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
+        """Return what the task measures of each lot of rows, at the params that all agree on."""
+
+    def params_hash(self) -> str:
+        """Return the hash of the params that all agree on."""
+
+    def state(self) -> State:
+        """Return a copy of the whole state on the host."""
+
+    def close(self) -> None:
+        """Let go of the peers' processes, if they have any."""
 
 
 class SimulatedPeers:
@@ -44,6 +120,8 @@ class SimulatedPeers:
       devices: Devices to spread the peers over.
     """
 
+    absent: frozenset[int] = frozenset()  # they live and die with this process
+
     def __init__(self, programs: Programs, state: State, devices: Sequence[jax.Device]):
         self.programs = programs
         self.count = len(state.own)
@@ -55,16 +133,22 @@ class SimulatedPeers:
         """Return where a peer runs; peers beyond the number of groups run in turns."""
         return self.groups[peer % len(self.groups)]
 
+    def where(self, peer: int) -> str:
+        """Return where a peer runs, for the log."""
+        return str(self.group_of(peer))
+
+    def returned(self) -> tuple[int, ...]:
+        """Return no peer: none was ever gone."""
+        return ()
+
+    def await_return(self) -> tuple[int, ...]:
+        """Return no peer: none is to be expected."""
+        return ()
+
     def step(
         self, work: Mapping[int, Work], step: int, programs: Mapping[int, Programs] | None = None
     ) -> dict[int, Done]:
-        """Take the step of every peer that has work; the others' state stays as it is.
-
-        Args:
-          work: Work by peer.
-          step: The round, from 1.
-          programs: Programs of peers that compute with others than the run's.
-        """
+        """Take the step of every peer that has work; the others' state stays as it is."""
         results: dict[int, PeerResult] = {}
         latest: dict[DeviceGroup, PeerResult] = {}
         for peer, given in work.items():
@@ -84,13 +168,18 @@ class SimulatedPeers:
         """Return a copy on the host of what a peer owns."""
         return jax.tree.map(np.array, self._own[peer])
 
+    def own_hash(self, peer: int) -> str:
+        """Return the hash of what a peer owns."""
+        return tree_hash(self.own(peer))
+
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
-    ) -> list[tuple[Tree, Tree]]:
-        """Return the message and state of each recomputed step: (who, from what state, on what)."""
+    ) -> list[tuple[Tree, str]]:
+        """Return message and state's hash of each recomputed step: (who, from what state, work)."""
         replicas = [(self._replica_of(peer), own, work) for peer, own, work in cases]
         results = [replica.step(replica.group.put(own), w, step) for replica, own, w in replicas]
-        return jax.device_get([(result.message, result.own) for result in results])
+        results = jax.device_get([(result.message, result.own) for result in results])
+        return [(message, tree_hash(own)) for message, own in results]
 
     def restart(self, peer: int) -> None:
         """Give a peer a new state of its own, at the params that the others have."""
@@ -99,16 +188,20 @@ class SimulatedPeers:
     def receive(
         self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
     ) -> None:
-        """Apply, for all peers, the messages that the round decided on.
-
-        Args:
-          messages: Messages by peer.
-          sequences: How many sequences each of these peers was assigned.
-          like: The messages' form's.
-          step: The round, from 1.
-        """
+        """Apply, for all peers, the messages that the round decided on."""
         after = self._first.receive(messages, sequences, like, self.count, step)
         self._replicas = self._spread(after.params, after.shared)
+
+    def close(self) -> None:
+        """Do nothing: the peers have no processes."""
+
+    def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
+        """Return what the task measures of each lot of rows, on all groups side by side."""
+        return held_out.on_groups(self.programs.measure, self.params_on)(lots)
+
+    def params_hash(self) -> str:
+        """Return the hash of the params that all agree on."""
+        return tree_hash(jax.device_get(self._first.params))
 
     @property
     def params_on(self) -> dict[DeviceGroup, Tree]:

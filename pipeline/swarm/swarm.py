@@ -19,11 +19,10 @@ from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.peers import Rows, SimulatedPeers, assigned
+from pipeline.swarm.peers import Done, Rows, RunningPeers, assigned
 from pipeline.transcript.entry import Entry
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
-from pipeline.wire.commitment import tree_hash
 from pipeline.wire.exchange import Sent
 
 
@@ -56,7 +55,7 @@ class Swarm:
     """
 
     run: runfile.Run
-    peers: SimulatedPeers
+    peers: RunningPeers
     data_of: Callable[[int], Rows]
     form: wire.Form
     faults: FaultSchedule
@@ -73,14 +72,23 @@ class Swarm:
         if round_ is None:
             return progress, None
         joined_params = self._join(round_)
-        silent = tuple(sorted({*self.faults.silence(round_), *progress.unready}))
+        silent = {*self.faults.silence(round_), *progress.unready}
+        silent |= self.peers.absent.intersection(round_.peers)
 
         # Work: what was assigned, and what is really done
         spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
         given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
         checked = {v: p for v, p in round_.verifiers.items() if v not in silent and p in given}
         before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
-        true, loss = self._step(given, round_)
+        done, loss = self._step(given, round_)
+        true = {peer: one.message for peer, one in done.items()}
+
+        # Who was lost meanwhile did not take part, as far as the others can tell
+        silent = tuple(sorted(silent | (given.keys() - done.keys())))
+        given = {peer: work for peer, work in given.items() if peer in done}
+        checked = {v: p for v, p in checked.items() if v not in silent and p in given}
+        for peer in silent:  # its state is lost, or nobody knows it
+            self.peers.restart(peer)
 
         # Exchange: bytes, when they arrive, and what they decode to
         messages = self.faults.messages(true, round_.step)
@@ -90,7 +98,7 @@ class Swarm:
         evidence = Evidence(
             messages=self._messages(sent, round_),
             others={p: replace(_message(s), to=to[p]) for p, s in others.items()},
-            arrivals=self._arrivals(sent, given, round_, silent),
+            arrivals=self._arrivals(sent, done, round_, silent),
             silent=silent,
             broken=tuple(peer for peer in sent if peer not in received),
             attestations=(),
@@ -127,15 +135,17 @@ class Swarm:
         """The next round, and who asked to take part before it."""
         step = progress.state.step
         if progress.begun:
-            asked = self._allowed(progress, (*self.faults.asks(step), *self._sent_off(progress)))
+            back = (*self.faults.asks(step), *self._sent_off(progress), *self.peers.returned())
+            asked = self._allowed(progress, back)
         else:
-            away = self.faults.away(step)
+            away = self.faults.away(step) | self.peers.absent
             asked = tuple(peer for peer in range(self.run.peers.count) if peer not in away)
         progress = driver.ask(progress, asked)
         try:
             progress, round_ = driver.next_round(progress)
         except CoordinatorError:  # it waits: members that are away hear of it
-            back = self._allowed(progress, self.faults.return_early(step))
+            early = self.faults.return_early(step) or self.peers.await_return()
+            back = self._allowed(progress, early)
             asked = (*asked, *back)
             try:
                 progress, round_ = driver.next_round(driver.ask(progress, back))
@@ -151,7 +161,8 @@ class Swarm:
 
     def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
         """Present peers that left the epoch because no witness spoke; they ask again."""
-        away, exited = self.faults.away(progress.state.step), progress.state.exited
+        away = self.faults.away(progress.state.step) | self.peers.absent
+        exited = progress.state.exited
         gone = (record.peer for record in exited if record.state == ClientState.Withdrawn)
         return tuple(peer for peer in gone if peer not in away)
 
@@ -161,7 +172,7 @@ class Swarm:
             self.peers.restart(peer)
         if not round_.joined:
             return None
-        return tree_hash(jax.device_get(next(iter(self.peers.params_on.values()))))
+        return self.peers.params_hash()
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
         lots = self.peers.programs.optimizer.inner_steps
@@ -169,8 +180,8 @@ class Swarm:
 
     def _step(
         self, given: Mapping[int, Work], round_: Round
-    ) -> tuple[dict[int, Tree], float | None]:
-        """The message of everybody with work, and their mean loss."""
+    ) -> tuple[dict[int, Done], float | None]:
+        """What everybody with work did, and their mean loss."""
         if not given:
             return {}, None
         read = partial(self._read, round_=round_)
@@ -178,28 +189,33 @@ class Swarm:
         imprecise = self.faults.imprecise(given, round_.step)
         programs = {peer: self.imprecise() for peer in imprecise}
         done = self.peers.step(work, round_.step, programs)
+        if not done:
+            return {}, None
         loss = float(np.mean([d.loss for d in done.values()]))
         if not np.isfinite(loss):
             raise NotFiniteError(f"loss is {loss} at round {round_.step}")
-        return {peer: d.message for peer, d in done.items()}, loss
+        return done, loss
 
     def _messages(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Message]:
         """Messages as the record has them; a verifier begins with the state a round later."""
         messages = {peer: _message(s) for peer, s in sent.items()}
         if not round_.verifiers:
             return messages
-        return {p: replace(m, state=tree_hash(self.peers.own(p))) for p, m in messages.items()}
+        return {p: replace(m, state=self.peers.own_hash(p)) for p, m in messages.items()}
 
     def _arrivals(
         self,
         sent: Mapping[int, Sent],
-        given: Mapping[int, Work],
+        done: Mapping[int, Done],
         round_: Round,
         silent: tuple[int, ...],
     ) -> dict[int, float]:
-        """Simulated seconds until messages are at every peer that is present."""
+        """Seconds, of the run's clock, until messages are at every peer that is present."""
+        if self.run.links.clock == "wall":
+            return self.faults.delay({peer: done[peer].seconds for peer in sent}, round_.step)
         present = [peer for peer in round_.peers if peer not in silent]
-        tokens = {peer: work.count * self.run.llm.max_seq_len for peer, work in given.items()}
+        length = self.run.llm.max_seq_len
+        tokens = {peer: round_.sequences[peer] * length for peer in sent}
         sizes = {peer: len(s.payload) for peer, s in sent.items()}
         overlap = self.run.peers.overlap
         arrivals = links.arrivals(self.run.links, present, tokens, sizes, overlap)
@@ -260,6 +276,8 @@ class _Verification:
 
     def _seconds(self, other: int, peer: int) -> float:
         run = self.swarm.run
+        if run.links.clock == "wall":  # checks are made while the round waits
+            return 0.0
         tokens = self.given[peer].count * run.llm.max_seq_len
         return links.check_seconds(run.links, other, peer, tokens=tokens, size=self._size)
 
@@ -269,8 +287,8 @@ class _Verification:
         cases = [(other, self.before[peer], self.given[peer]) for other, peer in pairs]
         results = self.swarm.peers.recompute(cases, self.round_.step)
         return [
-            Claim(exchange.commit(message, peer, self.round_).hex(), tree_hash(own))
-            for (_, peer), (message, own) in zip(pairs, results, strict=True)
+            Claim(exchange.commit(message, peer, self.round_).hex(), state)
+            for (_, peer), (message, state) in zip(pairs, results, strict=True)
         ]
 
 

@@ -167,6 +167,7 @@ def verdict(findings: tuple[dict, ...] = (), **changes: object) -> dict:
         "method": "bitwise",
         "why_not_bitwise": None,
         "tolerance": None,
+        "clock": "simulated",
         "audited_rounds": ROUNDS,
         "windows": ROUNDS // EVERY * PEERS,
         "replayed_windows": [

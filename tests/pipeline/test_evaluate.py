@@ -13,7 +13,7 @@ from models.llama import llama
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.generate import generate
-from pipeline.programs.held_out import mean_loss
+from pipeline.programs.held_out import mean_loss, on_groups
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import DeviceGroup
 from pipeline.stage.artifacts import Paths, read_json, write_json
@@ -106,7 +106,7 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     programs = programs_of(run, HF_CONFIG)
     first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
     params_on = {DeviceGroup((jax.devices()[0],)): make_params()}
-    expected = mean_loss(programs.measure, params_on, first_five_NT, 5)
+    expected = mean_loss(on_groups(programs.measure, params_on), first_five_NT, 5)
     assert metrics["held_out_loss"] == pytest.approx(expected, abs=1e-5)
     assert metrics["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
     assert (metrics["sequences"], metrics["tokens"]) == (5, 5 * (LENGTH - 1))

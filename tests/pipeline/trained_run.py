@@ -25,6 +25,7 @@ SNAPSHOTS = runfile.Snapshots(0, ROUNDS, every=3)
 END, PAD, VOCABULARY = 0, 1, 300
 INIT = tiny.MODEL | {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END}
 VERDICT = verdict(
+    clock="simulated",
     audited_rounds=ROUNDS,
     windows=8,
     replayed_windows=[

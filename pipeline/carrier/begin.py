@@ -1,0 +1,57 @@
+"""The peers of a run in processes of their own, as `[runtime] carrier` has it."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+
+from pipeline.carrier import processes
+from pipeline.carrier.carrier import Carrier
+from pipeline.carrier.remote_peers import Patience, RemotePeers
+from pipeline.swarm.begin import Setup
+from pipeline.transcript.state import State
+
+FRAME_BYTES = 2**26  # the largest array of a tiny model's run, and more
+
+
+def remote_peers(
+    setup: Setup,
+    state: State,
+    scratch: Path,
+    keeps: Callable[[int], bool],
+    absent: Sequence[int] = (),
+) -> RemotePeers:
+    """Start the peers' processes, and give them the state to begin with.
+
+    Args:
+      setup: What the run computes with.
+      state: State to begin with.
+      scratch: Folder of the training in progress, for the secret and the peers' logs.
+      keeps: Whether the whole state is asked for after a step.
+      absent: Peers that were absent when `state` was saved.
+    """
+    run = setup.run
+    answer, limit = run.runtime.answer_seconds, run.config.max_round_train_time
+    patience = Patience(answer, answer, limit if run.links.clock == "wall" else answer)
+    carrier = _carrier(setup, state, scratch)
+    try:
+        return RemotePeers(setup, state, carrier, patience, keeps, absent)
+    except BaseException:
+        carrier.close()
+        raise
+
+
+def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
+    run, runtime = setup.run, setup.run.runtime
+    environment = {"PYTHONUNBUFFERED": "1", "JAX_NUM_CPU_DEVICES": str(run.peers.fsdp)}
+    if folder := jax.config.jax_compilation_cache_dir:
+        environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)
+    return processes.start(
+        scratch,
+        frozenset(range(run.peers.count)).difference(runtime.by_hand),
+        listen=f"tcp://{runtime.listen}",
+        frame_bytes=max(FRAME_BYTES, *(leaf.nbytes for leaf in jax.tree.leaves(state))),
+        environment=environment,
+        backend="cuda" if jax.default_backend() == "gpu" else "cpu",
+    )

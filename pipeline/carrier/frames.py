@@ -1,0 +1,112 @@
+"""Requests to a peer's process and its answers, as lists of buffers: docs/reference/sidecar.md.
+
+The first buffer is a header in JSON; each of the others is an array, raw. Nothing is unpickled,
+and nothing is believed: a header has bounds, and an array the length that its shape says. No JAX
+here: a process reads its first request before it knows how many threads JAX may have.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import ml_dtypes  # noqa: F401  (NumPy learns bfloat16)
+import numpy as np
+from pydantic import Field, ValidationError
+
+from pipeline.errors import brief
+from pipeline.runfile.table import AsTuple, Table
+
+VERSION = 1
+HEADER_BYTES = 2**22  # the largest header
+Buffer = bytes | memoryview
+Process = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+
+
+class FrameError(Exception):
+    """Buffers that are no request or answer, or not the one that was expected."""
+
+
+class Described(Table):
+    """Dtype and shape of an array."""
+
+    dtype: Literal[
+        "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8",
+        "uint64", "uint32", "uint16", "uint8", "bool",
+    ]  # fmt: skip
+    shape: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=16), AsTuple]
+
+
+class RequestHeader(Table):
+    """The header of a request."""
+
+    version: Literal[1] = VERSION
+    """Version of the protocol."""
+    number: Annotated[int, Field(ge=0)]
+    """Counts the requests of a run; the answer repeats it."""
+    operation: str
+    """What the process is to do."""
+    values: dict[str, Any] = {}
+    """Arguments that are no arrays."""
+    arrays: Annotated[tuple[Described, ...], AsTuple] = ()
+    """The arrays that follow."""
+
+
+class AnswerHeader(Table):
+    """The header of an answer, or of what a process says unasked: `hello` and `leave`."""
+
+    version: Literal[1] = VERSION
+    """Version of the protocol."""
+    number: Annotated[int, Field(ge=0)] | None = None
+    """Number of the request that it answers; null unasked."""
+    process: Process
+    """Random name of the process: one that was started again has another."""
+    says: Literal["done", "hello", "leave"] = "done"
+    """That a request is done, or what the process says unasked."""
+    error: Annotated[str, Field(max_length=2000)] | None = None
+    """Why the request failed, in one line."""
+    values: dict[str, Any] = {}
+    """Results that are no arrays."""
+    arrays: Annotated[tuple[Described, ...], AsTuple] = ()
+    """The arrays that follow."""
+
+
+Header = TypeVar("Header", RequestHeader, AnswerHeader)
+
+
+def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = ()) -> list[Buffer]:
+    """Return a header and arrays as buffers; arrays are not copied."""
+    described = tuple(Described(dtype=x.dtype.name, shape=x.shape) for x in arrays)
+    text = header.model_copy(update={"arrays": described}).model_dump_json()
+    return [text.encode(), *(_raw(x) for x in arrays)]
+
+
+def decode(kind: type[Header], buffers: Sequence[Buffer]) -> tuple[Header, list[np.ndarray]]:
+    """Return the header and arrays of some buffers; the arrays are views of them, read-only.
+
+    Raises:
+      FrameError: The buffers are not a header of this kind and its arrays.
+    """
+    if not buffers or len(buffers[0]) > HEADER_BYTES:
+        raise FrameError(f"{len(buffers)} buffers, expected a header of at most {HEADER_BYTES}")
+    try:
+        header = kind.model_validate_json(bytes(buffers[0]))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise FrameError(f"{where}: {brief(error.errors()[0]['msg'])}, expected a header") from None
+    if len(buffers) - 1 != len(header.arrays):
+        raise FrameError(f"{len(buffers) - 1} arrays, expected {len(header.arrays)}")
+    return header, [_array(x, b) for x, b in zip(header.arrays, buffers[1:], strict=True)]
+
+
+def _raw(x: np.ndarray) -> Buffer:
+    x = np.ascontiguousarray(x)
+    return memoryview(x.reshape(-1).view(np.uint8)) if x.size else b""
+
+
+def _array(described: Described, buffer: Buffer) -> np.ndarray:
+    dtype = np.dtype(described.dtype)
+    expected = dtype.itemsize * int(np.prod(described.shape, dtype=object))
+    if len(buffer) != expected:
+        raise FrameError(
+            f"{len(buffer)} bytes, expected {expected} of {described.dtype}{[*described.shape]}"
+        )
+    return np.frombuffer(buffer, dtype).reshape(described.shape)

@@ -1,0 +1,199 @@
+"""What a peer's process does on request: Psyche's operations of a sidecar, and a round's others.
+
+    operation        arguments                                    gives
+    create           run, model, first_step, columns; params,     environment
+                       shared state
+    hyperparameters  none                                         optimizer, inner_steps, wire
+    train            step, count, imprecise, keep; rows           loss; message, and its state
+    optimize         step, peers, sequences; messages             params' hash
+    extract          what: params, shared, own, new; hash         arrays or their hash
+    restore          its own state, or none to begin anew         nothing
+    recompute        step, count; a state, rows                   state's hash; message
+    forward          rows                                         each row's loss
+    exit             none                                         nothing, and the process ends
+
+What stands after the semicolon are arrays: the leaves of a tree, in the order of JAX.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pipeline import runfile
+from pipeline.carrier.frames import FrameError, RequestHeader
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.language_model import programs_of
+from pipeline.programs.placement import device_groups
+from pipeline.programs.replica import Replica, Work
+from pipeline.programs.train_step import Programs
+from pipeline.stage import devices
+from pipeline.wire.commitment import tree_hash
+
+OTHER = {"float32": "bfloat16", "bfloat16": "float32"}  # precision
+
+
+class Outcome(NamedTuple):
+    """What an operation gives: values, and arrays."""
+
+    values: dict[str, Any] = {}
+    arrays: Sequence[np.ndarray] = ()
+
+
+def leaves(tree: Tree) -> list[np.ndarray]:
+    """Return a tree's arrays, on the host."""
+    return [np.asarray(leaf) for leaf in jax.device_get(jax.tree.leaves(tree))]
+
+
+def _copied(tree: Tree) -> list[np.ndarray]:
+    """A tree's arrays, apart from the device's buffers: the next step overwrites a state."""
+    return [np.array(leaf) for leaf in leaves(tree)]
+
+
+def tree_of(arrays: Sequence[np.ndarray], like: Tree, name: str) -> Tree:
+    """Return arrays in the structure of `like`.
+
+    Raises:
+      FrameError: They are not the leaves of such a tree.
+    """
+    expected = jax.tree.leaves(like)
+    found, wanted = ([f"{x.dtype}{[*x.shape]}" for x in some] for some in (arrays, expected))
+    if found != wanted:
+        pairs = zip([*found, "nothing"], [*wanted, "nothing"], strict=False)
+        first, other = next(pair for pair in pairs if pair[0] != pair[1])
+        raise FrameError(f"{name}: {first}, expected {other}")
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+class Operations:
+    """A peer's state in its process, and what is done with it.
+
+    Args:
+      run: The whole run.
+      model: The model's `config.json`.
+      first_step: Rounds trained by the run that this one extends.
+      columns: Columns of the data's rows.
+    """
+
+    def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
+        self.run, self.model, self.first_step, self.columns = run, model, first_step, columns
+        self.programs = self._programs(run)
+        self.group = device_groups(jax.devices(), self.programs.parts)[0]
+        own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)
+        self.like = {"params": self.programs.task.shapes, "shared": shared, "own": own}
+        self.replica: Replica
+        self.own: Tree = None
+        self.do: dict[str, Callable[[dict, list[np.ndarray]], Outcome]] = {
+            "create": self._create,
+            "hyperparameters": self._hyperparameters,
+            "train": self._train,
+            "optimize": self._optimize,
+            "extract": self._extract,
+            "restore": self._restore,
+            "recompute": self._recompute,
+            "forward": self._forward,
+        }
+
+    def handle(self, request: RequestHeader, arrays: list[np.ndarray]) -> Outcome:
+        """Do what a request asks for.
+
+        Raises:
+          FrameError: There is no such operation, or its arguments are wrong.
+        """
+        if request.operation not in self.do:
+            raise FrameError(f"operation {request.operation!r}, expected one of {[*self.do]}")
+        try:
+            return self.do[request.operation](request.values, arrays)
+        except KeyError as error:
+            raise FrameError(f"{request.operation} without {error}, expected it") from error
+
+    # ---- Operations ----
+
+    def _create(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        del values
+        count = len(jax.tree.leaves(self.like["params"]))
+        params = tree_of(arrays[:count], self.like["params"], "params")
+        shared = tree_of(arrays[count:], self.like["shared"], "shared state")
+        self.replica = Replica.put(self.programs, self.group, params, shared)
+        return Outcome({"environment": devices.describe()})
+
+    def _hyperparameters(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        del values, arrays
+        llm = self.run.llm.model_dump(mode="json", include={"optimizer", "lr_schedule"})
+        steps, wire = self.programs.optimizer.inner_steps, self.programs.layout_of_messages
+        return Outcome(llm | {"inner_steps": steps, "wire": wire})
+
+    def _train(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        replica = self.replica
+        if values["imprecise"]:
+            replica = replace(replica, programs=self._imprecise)
+        result = replica.step(self.own, self._work(values, arrays), values["step"])
+        self.own = result.own
+        kept = _copied(self.own) if values["keep"] else []
+        return Outcome({"loss": float(result.loss)}, [*leaves(result.message), *kept])
+
+    def _optimize(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        like, peers = self.programs.form.like, values["peers"]
+        size = len(jax.tree.leaves(like))
+        messages = {
+            peer: tree_of(arrays[n * size : (n + 1) * size], like, "message")
+            for n, peer in enumerate(peers)
+        }
+        given = dict(zip(peers, values["sequences"], strict=True))
+        count, step = self.run.peers.count, values["step"]
+        self.replica = self.replica.receive(messages, given, like, count, step)
+        return Outcome({"params": tree_hash(jax.device_get(self.replica.params))})
+
+    def _extract(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        del arrays
+        trees: dict[str, Callable[[], Tree]] = {
+            "params": lambda: self.replica.params,
+            "shared": lambda: self.replica.shared,
+            "own": lambda: self.own,
+            "new": self.replica.new_own,
+        }
+        tree = trees[values["what"]]()
+        if values["hash"]:
+            return Outcome({"hash": tree_hash(jax.device_get(tree))})
+        return Outcome({}, _copied(tree))
+
+    def _restore(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        del values
+        if arrays:
+            self.own = self.group.put(tree_of(arrays, self.like["own"], "own state"))
+        else:
+            self.own = self.replica.new_own()
+        return Outcome()
+
+    def _recompute(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        count = len(jax.tree.leaves(self.like["own"]))
+        own = self.group.put(tree_of(arrays[:count], self.like["own"], "own state"))
+        work = self._work(values, arrays[count:])
+        result = self.replica.step(own, work, values["step"])
+        state = tree_hash(jax.device_get(result.own))
+        return Outcome({"hash": state}, leaves(result.message))
+
+    def _forward(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        del values
+        (rows_BW,) = arrays
+        rows_BW = self.group.put_rows(rows_BW, axis=0)
+        return Outcome({}, leaves(self.programs.measure(self.replica.params, rows_BW)))
+
+    # ---- What they need ----
+
+    def _work(self, values: dict, arrays: list[np.ndarray]) -> Work:
+        (rows_MBW,) = arrays
+        return Work(rows_MBW, values["count"])
+
+    def _programs(self, run: runfile.Run) -> Programs:
+        return programs_of(run, self.model, self.first_step, self.columns)
+
+    @cached_property
+    def _imprecise(self) -> Programs:
+        """The run's programs in another precision, for a peer with that fault."""
+        peers = self.run.peers
+        other = peers.model_copy(update={"precision": OTHER[peers.precision]})
+        return self._programs(self.run.model_copy(update={"peers": other}))
