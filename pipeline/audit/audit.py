@@ -130,7 +130,7 @@ def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
     plan, evidence = entry.round, entry.evidence
     senders = evidence.messages.keys()
     heard = plan.assignment.keys() - set(evidence.silent)
-    speakers = [peer for peer in plan.witnesses if peer not in evidence.silent]
+    speakers = evidence.present(plan.witnesses)
     attesting = [attestation.witness for attestation in evidence.attestations]
     problems = [
         (senders != heard, f"messages of peers {sorted(senders)}, expected of {sorted(heard)}"),
@@ -201,7 +201,8 @@ def _audit_arrivals(entry: Entry, run: runfile.Run) -> list[Finding]:
         return []
     sizes = {peer: message.bytes for peer, message in entry.evidence.messages.items()}
     tokens, overlap = _tokens(entry.round, run), run.peers.overlap
-    earliest = links.arrivals(run.links, _present(entry), tokens, sizes, overlap)
+    present = entry.evidence.present(entry.round.peers)
+    earliest = links.arrivals(run.links, present, tokens, sizes, overlap)
     return [
         _against_author(
             entry.round.step,
@@ -226,15 +227,17 @@ def _audit_checks(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding
         return links.check_seconds(run.links, peer, checked, tokens=count, size=own_size)
 
     plan, evidence, tokens = entry.round, entry.evidence, _tokens(entry.round, run)
+    present = evidence.present(plan.peers)
+    able = set(present) & plan.verifiers.keys()
     pairs = [
         (verifier, peer)
         for verifier, peer in sorted(plan.verifiers.items())
-        if verifier not in evidence.silent and peer in evidence.messages
+        if verifier in able and peer in evidence.messages
     ]
     if [(check.verifier, check.peer) for check in evidence.checks] != pairs:
         return [differ(f"checks differ from the pairs (verifier, peer) {pairs}")]
     rulings = [
-        (pair, committee.tie_breakers(plan.seed, _present(entry), pair))
+        (pair, committee.tie_breakers(plan.seed, present, pair))
         for check, _ in consensus.disputes(evidence, evidence.checks)
         for pair in [(check.verifier, check.peer)]
     ]
@@ -248,10 +251,6 @@ def _audit_checks(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding
     if [check.seconds for check in evidence.checks] + [evidence.settle_seconds] != times:
         findings.append(differ("checks take other times than [links] gives"))
     return findings
-
-
-def _present(entry: Entry) -> list[int]:
-    return [peer for peer in entry.round.peers if peer not in entry.evidence.silent]
 
 
 def _tokens(plan: Round, run: runfile.Run) -> dict[int, int]:

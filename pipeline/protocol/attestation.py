@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.protocol import merkle
+from pipeline.protocol import bloom, merkle
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.coordinator import participant
 
@@ -97,16 +97,20 @@ def proven(
       commitments: Each sender's commitment, hex.
       others: An equivocator's other commitment.
     """
-    claimed = {}
+    claimed, has_other = {}, set(attestation.others)
     for peer in attestation.received:
-        held = (others if peer in attestation.others else commitments).get(peer)
+        held = (others if peer in has_other else commitments).get(peer)
         if held is None:  # nobody committed to such a message
             return {}
         claimed[peer] = held
-    if merkle.root(list(map(bytes.fromhex, claimed.values()))).hex() != attestation.root:
+    digests = list(map(bytes.fromhex, claimed.values()))
+    if merkle.root(digests).hex() != attestation.root:
         return {}
     broadcasts = attestation.held(seed)
-    return {peer: held for peer, held in claimed.items() if bytes.fromhex(held) in broadcasts}
+    if broadcasts == Bloom.of(digests, _seed(seed, attestation.witness, "broadcasts")):
+        return claimed  # as an honest witness's is
+    in_filter = broadcasts.holds(digests)
+    return {p: held for (p, held), is_in in zip(claimed.items(), in_filter, strict=True) if is_in}
 
 
 def _seed(seed: int, witness: int, name: str) -> bytes:
@@ -114,4 +118,4 @@ def _seed(seed: int, witness: int, name: str) -> bytes:
 
 
 def _read(text: str, seed: bytes) -> Bloom:
-    return Bloom(Bloom.of((), seed).keys, base64.b64decode(text))
+    return Bloom(bloom.keys(seed), base64.b64decode(text))

@@ -42,43 +42,46 @@ def deterministic_shuffle(items: Sequence[int], seed: int) -> list[int]:
     return shuffled
 
 
-@lru_cache(maxsize=16)  # the coordinator asks again at every witness message of a round
-def swap_or_not(count: int, seed: bytes) -> tuple[int, ...]:
-    """Return the position of each index 0..count-1 under the swap-or-not shuffle.
+def swap_or_not(count: int, seed: bytes, first: int) -> list[int]:
+    """Return the indices that the swap-or-not shuffle of 0..count-1 puts at its `first` positions.
 
     In each of 90 rounds an index swaps with its mirror image around a pivot if one bit of a hash
-    is set; a pair shares its bit, so the result is a permutation.
+    is set; a pair shares its bit, so the result is a permutation. A round undoes itself, so a
+    position leads back to its index by the rounds in reverse, whatever the others do.
 
     Args:
       count: Number of indices.
       seed: 32 bytes.
+      first: How many positions, from 0.
 
     References:
       Hoang, Morris, Rogaway, "An Enciphering Scheme Based on a Card Shuffle", 2012.
     """
-    positions = list(range(count))
-    for r in range(SHUFFLE_ROUNDS if count > 1 else 0):
+    indices = list(range(min(first, count)))
+    for r in reversed(range(SHUFFLE_ROUNDS if count > 1 else 0)):
         prefix = seed + bytes([r])
         pivot = int.from_bytes(hashlib.sha256(prefix).digest()[:8], "little") % count
-        blocks = [
+        bits = b"".join(
             hashlib.sha256(prefix + block.to_bytes(4, "little")).digest()
             for block in range((count + 255) // 256)
-        ]
-        for index, position in enumerate(positions):
-            flip = (pivot + count - position) % count
-            high = max(position, flip)
-            if blocks[high // 256][high % 256 // 8] >> (high % 8) & 1:
-                positions[index] = flip
-    return tuple(positions)
+        )
+        for position, index in enumerate(indices):
+            flip = (pivot + count - index) % count
+            high = max(index, flip)
+            if bits[high // 8] >> (high % 8) & 1:
+                indices[position] = flip
+    return indices
 
 
-def positions(random_seed: int, count: int, salt: str) -> tuple[int, ...]:
-    """Return each index's position in the shuffle that `salt` names.
+@lru_cache(maxsize=16)  # the coordinator asks again at every witness message of a round
+def order(random_seed: int, count: int, salt: str, first: int) -> tuple[int, ...]:
+    """Return the indices at the `first` positions of the shuffle that `salt` names.
 
     Indices are positions in a list of peers; salts are "committee", "witness" and "verify".
     """
     seed = hashlib.sha256(random_seed.to_bytes(8, "little")).digest()
-    return swap_or_not(count, hashlib.sha256(seed + salt.encode()).digest())
+    seed = hashlib.sha256(seed + salt.encode()).digest()
+    return tuple(swap_or_not(count, seed, first))
 
 
 def verifiers(random_seed: int, count: int, verification_percent: int) -> frozenset[int]:
@@ -87,8 +90,7 @@ def verifiers(random_seed: int, count: int, verification_percent: int) -> frozen
     These verify, and the others train, as in a committee of Psyche's without tie-breakers.
     """
     elected = count * verification_percent // 100
-    shuffled = positions(random_seed, count, "committee") if elected else ()
-    return frozenset(index for index, position in enumerate(shuffled) if position < elected)
+    return frozenset(order(random_seed, count, "committee", elected)) if elected else frozenset()
 
 
 def witnesses(random_seed: int, count: int, witness_nodes: int) -> tuple[int, ...]:
@@ -99,9 +101,7 @@ def witnesses(random_seed: int, count: int, witness_nodes: int) -> tuple[int, ..
     """
     if not 0 <= witness_nodes <= count:
         raise ValueError(f"witness_nodes = {witness_nodes}, expected 0 to {count} peers")
-    elected = witness_nodes or MAX_WITNESSES
-    shuffled = positions(random_seed, count, "witness")
-    return tuple(index for index, position in enumerate(shuffled) if position < elected)
+    return tuple(sorted(order(random_seed, count, "witness", witness_nodes or MAX_WITNESSES)))
 
 
 def witness_quorum(elected: int) -> int:
@@ -123,8 +123,8 @@ def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]
     """
     if not trainers or not verifiers:
         return {}
-    order = _by_position(random_seed, trainers, "verify")
-    return {peer: order[i % len(order)] for i, peer in enumerate(sorted(verifiers))}
+    first = [trainers[i] for i in order(random_seed, len(trainers), "verify", len(verifiers))]
+    return {peer: first[i % len(first)] for i, peer in enumerate(sorted(verifiers))}
 
 
 def tie_breakers(
@@ -137,13 +137,9 @@ def tie_breakers(
       peers: The epoch's peers, in its order.
       parties: The two peers in dispute, who have no vote.
     """
-    others = [p for p in _by_position(random_seed, peers, "committee") if p not in parties]
+    first = order(random_seed, len(peers), "committee", 3 + len(parties))
+    others = [peers[i] for i in first if peers[i] not in parties]
     return tuple(others[:3] if len(others) >= 3 else others[:1])
-
-
-def _by_position(random_seed: int, peers: Sequence[int], salt: str) -> list[int]:
-    shuffled = positions(random_seed, len(peers), salt)
-    return [peer for _, peer in sorted(zip(shuffled, peers, strict=True))]
 
 
 # ---- assignment ----

@@ -1,6 +1,6 @@
 """What peers agree on in a round: the messages that are applied, and the proven liars."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.protocol.attestation import Attestation, attest, proven
@@ -30,14 +30,16 @@ def judge(
       quorum: Number of witnesses needed.
     """
     supported, lied = _witnessing(round_, evidence, in_time(evidence.arrivals, limit), quorum)
-    disputed = set()
+    disputed, rulings = set(), defaultdict(list)
+    for ruling in evidence.rulings:
+        rulings[ruling.verifier, ruling.peer].append(ruling)
     for check, claimed in disputes(evidence, [c for c in evidence.checks if c.seconds <= limit]):
-        loser = settle(check, claimed, evidence.rulings)
+        loser = settle(check, claimed, rulings[check.verifier, check.peer])
         if loser is None:
             disputed.add(check.peer)
         else:
             lied.setdefault(loser, "false message" if loser == check.peer else "false check")
-    applied = tuple(peer for peer in sorted(supported) if peer not in {*lied, *disputed})
+    applied = tuple(sorted(supported - lied.keys() - disputed))
     return applied, dict(sorted(lied.items()))
 
 
@@ -61,19 +63,15 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
       evidence: What was sent in it; its attestations are ignored.
       limit: max_round_train_time, seconds.
     """
-    arrived = in_time(evidence.arrivals, limit)
+    arrived = dict.fromkeys(in_time(evidence.arrivals, limit))
     refused = tuple(peer for peer in evidence.broken if peer in arrived)
-    heard = [peer for peer in round_.peers if peer not in evidence.silent]
+    heard = evidence.present(round_.peers)
+    held = {peer: evidence.messages[peer].commitment for peer in arrived.keys() - set(refused)}
+    to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in arrived}
     attestations = []
-    for witness in round_.witnesses:
-        if witness in evidence.silent:
-            continue
-        others = [p for p in arrived if p in evidence.others and witness in evidence.others[p].to]
-        holds = {
-            peer: (evidence.others if peer in others else evidence.messages)[peer].commitment
-            for peer in arrived
-            if peer not in refused
-        }
+    for witness in evidence.present(round_.witnesses):
+        others = [peer for peer in to if witness in to[peer]]
+        holds = held | {p: evidence.others[p].commitment for p in others if p in held}
         attestations.append(attest(witness, round_.seed, heard, holds, others, refused))
     return tuple(attestations)
 
@@ -87,8 +85,9 @@ def _witnessing(
     others = {peer: message.commitment for peer, message in evidence.others.items()}
     votes: dict[int, list[str]] = {}
     refusals: Counter[int] = Counter()
+    could_arrive = set(arrived) - set(evidence.broken)
     for attestation in evidence.attestations:
-        if not set(attestation.received) <= set(arrived) - set(evidence.broken):
+        if not could_arrive.issuperset(attestation.received):
             lied[attestation.witness] = "false witness"
             continue
         for peer, commitment in proven(attestation, round_.seed, commitments, others).items():

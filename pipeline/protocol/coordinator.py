@@ -29,7 +29,7 @@ Psyche's, except where Psyche loses work:
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -92,13 +92,15 @@ def participant(peer: int) -> bytes:
     return hashlib.sha256(peer.to_bytes(4, "little")).digest()
 
 
-def healthy(state: CoordinatorState, peer: int) -> bool:
-    """Return whether a quorum of the elected witnesses heard from `peer` in this warm-up or round.
+def healthy(state: CoordinatorState, peers: Sequence[int]) -> list[bool]:
+    """Return for each peer whether a quorum of the elected witnesses heard from it.
 
-    Filters have false positives, so a peer that is gone may pass for healthy, never the reverse.
+    That is, in this warm-up or round. Filters have false positives, so a peer that is gone may pass
+    for healthy, never the reverse.
     """
-    heard = sum(participant(peer) in bloom for bloom in state.participants)
-    return heard >= state.quorum
+    items = [participant(peer) for peer in peers]
+    heard = [bloom.holds(items) for bloom in state.participants]
+    return [sum(held[i] for held in heard) >= state.quorum for i in range(len(items))]
 
 
 def tick(state: CoordinatorState, event: Event) -> CoordinatorState:
@@ -142,14 +144,16 @@ def _on_tick(state: CoordinatorState, event: Tick) -> CoordinatorState:
 
 
 def _on_join(state: CoordinatorState, event: Join) -> CoordinatorState:
-    peer = event.peer
     if state.run_state in (RunState.Uninitialized, RunState.Finished):
         raise CoordinatorError(state, event, "the run takes no members")
-    if peer in state.ejected:
-        raise CoordinatorError(state, event, "the peer was ejected")
-    if peer in state.pending or _is_member(state, peer):
-        raise CoordinatorError(state, event, "the peer is a member already")
-    return replace(state, pending=(*state.pending, peer))
+    ejected, members = set(state.ejected), {*state.pending, *state.healthy_members}
+    for peer in event.peers:
+        if peer in ejected:
+            raise CoordinatorError(state, event, f"peer {peer} was ejected")
+        if peer in members:
+            raise CoordinatorError(state, event, f"peer {peer} is a member already")
+        members.add(peer)
+    return replace(state, pending=state.pending + event.peers)
 
 
 def _on_leave(state: CoordinatorState, event: Leave) -> CoordinatorState:
@@ -196,29 +200,31 @@ def _on_health_check(state: CoordinatorState, event: HealthCheck) -> Coordinator
     if len(state.spoken) < state.quorum:
         reason = f"{len(state.spoken)} witnesses spoke, expected {state.quorum} to tell who is gone"
         raise CoordinatorError(state, event, reason)
-    for peer in event.peers:
+    for peer, is_healthy in zip(event.peers, healthy(state, event.peers), strict=True):
         _expect_member(state, event, peer)
-        if healthy(state, peer):
+        if is_healthy:
             raise CoordinatorError(state, event, f"peer {peer} is healthy")
     return _mark(state, event.peers, ClientState.Dropped)
 
 
 def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
     _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
-    peer = event.peer
-    members = {record.peer for record in state.peers}
-    if peer not in members or peer in state.ejected:
-        raise CoordinatorError(state, event, f"peer {peer} is not a member")
-    state = _mark(state, (peer,), ClientState.Ejected)  # also who leaves, or went silent, meanwhile
-    pending = tuple(other for other in state.pending if other != peer)
-    return replace(state, ejected=(*state.ejected, peer), pending=pending)
+    members = {record.peer for record in state.peers} - set(state.ejected)
+    for peer in event.peers:
+        if peer not in members:
+            raise CoordinatorError(state, event, f"peer {peer} is not a member")
+        members.remove(peer)
+    state = _mark(state, event.peers, ClientState.Ejected)  # also who leaves, or went silent
+    gone = set(event.peers)
+    pending = tuple(peer for peer in state.pending if peer not in gone)
+    return replace(state, ejected=state.ejected + event.peers, pending=pending)
 
 
 def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState:
     _expect(state, event, RunState.RoundWitness)
     if state.missed is not None:
         raise CoordinatorError(state, event, "the round's untrained spans are known already")
-    given = list(state.plan.spans.values())
+    given = set(state.plan.spans.values())
     for span in event.spans:
         if span not in given:
             reason = f"{span} is not one of the round's spans, or is there twice"
@@ -284,13 +290,14 @@ def _expect_member(state: CoordinatorState, event: Event, peer: int) -> None:
 
 
 def _is_member(state: CoordinatorState, peer: int) -> bool:
-    return PeerRecord(peer, ClientState.Healthy) in state.peers
+    return peer in state.healthy_members
 
 
-def _mark(state: CoordinatorState, peers: tuple[int, ...], became: ClientState) -> CoordinatorState:
+def _mark(state: CoordinatorState, peers: Iterable[int], became: ClientState) -> CoordinatorState:
     """Record what became of `peers`; their positions stay until the round is over."""
+    marked = set(peers)
     records = (
-        PeerRecord(record.peer, became) if record.peer in peers else record
+        PeerRecord(record.peer, became) if record.peer in marked else record
         for record in state.peers
     )
     return replace(state, peers=tuple(records))
@@ -388,8 +395,7 @@ def _let_go(state: CoordinatorState) -> CoordinatorState:
 
 
 def _withdraw_all(state: CoordinatorState) -> CoordinatorState:
-    healthy = tuple(r.peer for r in state.peers if r.state == ClientState.Healthy)
-    state = _mark(state, healthy, ClientState.Withdrawn)
+    state = _mark(state, state.healthy_members, ClientState.Withdrawn)
     return replace(state, peers=(), exited=state.exited + state.peers)
 
 

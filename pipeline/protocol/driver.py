@@ -15,7 +15,6 @@ from pipeline.protocol.consensus import in_time, judge
 from pipeline.protocol.coordinator import participant
 from pipeline.protocol.events import (
     MAX_PEERS,
-    ClientState,
     CoordinatorError,
     CoordinatorState,
     Eject,
@@ -134,8 +133,8 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     peers, state, count = tuple(peers), progress.state, len(progress.load_seconds)
     for peer in peers:
         if not 0 <= peer < count:
-            raise CoordinatorError(state, Join(peer), f"expected one of the run's {count} peers")
-        state = coordinator.tick(state, Join(peer))
+            raise CoordinatorError(state, Join((peer,)), f"expected one of the run's {count} peers")
+    state = coordinator.tick(state, Join(peers)) if peers else state
     fresh = progress.fresh if not progress.begun else (*progress.fresh, *peers)
     return replace(progress, state=state, fresh=fresh)
 
@@ -143,7 +142,7 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
 def may_ask(progress: RunProgress, peer: int) -> bool:
     """Return whether a peer is not in the epoch, has not asked yet and has not been ejected."""
     state = progress.state
-    return peer not in {*_healthy(state), *state.pending, *state.ejected}
+    return not (peer in state.healthy_members or peer in state.pending or peer in state.ejected)
 
 
 def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
@@ -185,7 +184,7 @@ def finish_round(
     _check(progress, round_, evidence)
     limit = state.settings.max_round_train_time
     arrived = in_time(evidence.arrivals, limit)
-    late = tuple(peer for peer in sorted(round_.assignment) if peer not in arrived)
+    late = tuple(sorted(round_.assignment.keys() - set(arrived)))
     times = [*evidence.arrivals.values(), *(check.seconds for check in evidence.checks)]
     waited = bool(late or evidence.silent or max(times) > limit)
     train_seconds = float(limit if waited else max(times))
@@ -199,17 +198,19 @@ def finish_round(
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     applied, ejected = judge(round_, evidence, limit, quorum)
-    for peer in ejected:
-        state = coordinator.tick(state, Eject(peer, spoke))
+    if ejected:
+        state = coordinator.tick(state, Eject(tuple(ejected), spoke))
     dropped = _unheard(state, evidence.silent, quorum)
     if dropped:
         speaker = evidence.attestations[0].witness
         state = coordinator.tick(state, HealthCheck(speaker, dropped, spoke))
-    left = tuple(span for peer, span in sorted(round_.assignment.items()) if peer not in applied)
+    untrained = round_.assignment.keys() - set(applied)
+    left = tuple(round_.assignment[peer] for peer in sorted(untrained))
     if left:
         state = coordinator.tick(state, Untrained(left, spoke))
 
-    fresh = tuple(peer for peer in progress.fresh if peer not in round_.joined)
+    joined = set(round_.joined)
+    fresh = tuple(peer for peer in progress.fresh if peer not in joined)
     progress = replace(progress, state=state, fresh=fresh)
     progress = _advance(progress, spoke + evidence.settle_seconds)
     return progress, Decision(
@@ -237,16 +238,13 @@ def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
         )
 
 
-def _healthy(state: CoordinatorState) -> set[int]:
-    return {record.peer for record in state.peers if record.state == ClientState.Healthy}
-
-
 def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
     """Silent members that no quorum of witnesses heard from; without a quorum, nobody can tell."""
     if len(state.spoken) < quorum:
         return ()
-    members = _healthy(state)
-    return tuple(p for p in silent if p in members and not coordinator.healthy(state, p))
+    members = [peer for peer in silent if peer in state.healthy_members]
+    healthy = coordinator.healthy(state, members)
+    return tuple(p for p, is_healthy in zip(members, healthy, strict=True) if not is_healthy)
 
 
 def _round(progress: RunProgress) -> Round:

@@ -81,9 +81,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Join:
-    """A peer asks to take part from the next epoch on."""
+    """Peers ask to take part from the next epoch on."""
 
-    peer: int
+    peers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class HealthCheck:
 
 @dataclass(frozen=True)
 class Eject:
-    """The others hold proof that a peer lied."""
+    """The others hold proof that peers lied."""
 
-    peer: int
+    peers: tuple[int, ...]
     now: float
 
 
@@ -241,6 +241,11 @@ class CoordinatorState:
     checkpointer: int | None
 
     # Elections and the assignment follow from the fields; each is computed once for a state.
+
+    @cached_property
+    def healthy_members(self) -> frozenset[int]:
+        """The members that are healthy, as far as is known."""
+        return frozenset(r.peer for r in self.peers if r.state == ClientState.Healthy)
 
     @cached_property
     def witnesses(self) -> tuple[int, ...]:

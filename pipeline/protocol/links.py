@@ -48,13 +48,56 @@ def arrivals(
         for peer, size in sizes.items()
     }
     arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
-    for receiver in receivers:
-        mbps, free = _of(links, "download_mbps", receiver), 0.0
-        for peer in sorted(sent, key=lambda peer: (sent[peer], peer)):
-            if peer != receiver:
-                free = max(free, sent[peer]) + _transfer(sizes[peer], mbps)
-                arrived[peer] = max(arrived[peer], free)
+    queue = sorted(sent, key=lambda peer: (sent[peer], peer))
+    for mbps, alike in _by_speed(links, receivers):
+        if _downloaded(arrived, queue, sent, sizes, mbps, alike):
+            break
     return dict(sorted(arrived.items()))
+
+
+def _by_speed(links: LinkSpeeds, receivers: Sequence[int]) -> list[tuple[float, set[int]]]:
+    """The receivers of each downlink's speed, the slowest first."""
+    alike: dict[float, set[int]] = {}
+    for receiver in receivers:
+        alike.setdefault(_of(links, "download_mbps", receiver), set()).add(receiver)
+    return sorted(alike.items())
+
+
+def _downloaded(
+    arrived: dict[int, float],
+    queue: Sequence[int],
+    sent: Mapping[int, float],
+    sizes: Mapping[int, int],
+    mbps: float,
+    receivers: set[int],
+) -> bool:
+    """Raise `arrived` to when all of `receivers`, whose downlinks are alike, have each message.
+
+    They differ in one message, their own. So those that are not at their own yet are all as far as
+    one that has downloaded everything so far; those that have passed it are ahead, the last of
+    them by the least.
+
+    Returns:
+      Whether quicker receivers can be no later than these with any message.
+    """
+    with_all, latest_without = 0.0, None  # free after all messages so far; after all but its own
+    ahead = len(receivers)  # that are not at their own message yet
+    all_bound = True
+    for peer in queue:
+        took, before = _transfer(sizes[peer], mbps), with_all
+        with_all = max(with_all, sent[peer]) + took
+        ahead -= peer in receivers
+        if latest_without is not None:
+            latest_without = max(latest_without, sent[peer]) + took
+        if ahead:
+            arrived[peer] = max(arrived[peer], with_all)
+        else:
+            if latest_without is not None:
+                arrived[peer] = max(arrived[peer], latest_without)
+            all_bound &= arrived[peer] >= with_all
+        if peer in receivers:
+            latest_without = max(before, latest_without or 0.0)
+    return all_bound
 
 
 def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, size: int) -> float:

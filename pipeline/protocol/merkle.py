@@ -6,6 +6,7 @@ passing for a leaf. The last node of an odd level is paired with itself, as in P
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 EMPTY = bytes(32)  # the root of no items, which no item can have
 
@@ -22,8 +23,11 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 def root(items: Sequence[bytes]) -> bytes:
     """Return the 32-byte root over `items` in their order, or `EMPTY` without items."""
-    if not items:
-        return EMPTY
+    return _root(tuple(items)) if items else EMPTY
+
+
+@lru_cache(maxsize=8)  # witnesses hold much the same messages
+def _root(items: tuple[bytes, ...]) -> bytes:
     level = [leaf_hash(item) for item in items]
     while len(level) > 1:
         pairs = zip(level[::2], level[1::2] + level[-1:], strict=False)

@@ -1,5 +1,6 @@
 """The record of a round: `Round` before training, `Evidence` of what is sent, and `Decision`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -105,6 +106,11 @@ class Evidence:
     checks: tuple[Check, ...]
     rulings: tuple[Ruling, ...]
     settle_seconds: Annotated[float, Field(ge=0)]
+
+    def present(self, peers: Iterable[int]) -> list[int]:
+        """Return those of `peers` that somebody heard from."""
+        silent = set(self.silent)
+        return [peer for peer in peers if peer not in silent]
 
 
 @dataclass(frozen=True)

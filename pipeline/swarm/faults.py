@@ -184,7 +184,7 @@ class FaultSchedule:
     ) -> tuple[Attestation, ...]:
         """Return the witnesses' attestations, honest or not."""
         given = []
-        heard = [peer for peer in round_.peers if peer not in evidence.silent]
+        heard = evidence.present(round_.peers)
         for one in honest:
             sent = evidence.messages | {peer: evidence.others[peer] for peer in one.others}
             holds = {peer: sent[peer].commitment for peer in one.received}

@@ -256,7 +256,7 @@ class _Verification:
         evidence = replace(evidence, checks=tuple(checks))
 
         rulings, took = [], [0.0]
-        present = [peer for peer in self.round_.peers if peer not in evidence.silent]
+        present = evidence.present(self.round_.peers)
         for check, claimed in consensus.disputes(evidence, checks):
             parties = check.verifier, check.peer
             judges = committee.tie_breakers(self.round_.seed, present, parties)

@@ -30,12 +30,14 @@ def test_deterministic_shuffle_gives_psyches_order(count, seed, order):
     [("witness", (7, 4, 9, 2, 6, 1, 0, 3, 5, 8)), ("committee", (1, 7, 2, 9, 5, 0, 8, 3, 4, 6))],
 )
 def test_swap_or_not_gives_psyches_positions(salt, places):
-    assert committee.positions(12345, 10, salt) == places
+    order = committee.order(12345, 10, salt, 10)
+    assert tuple(map(order.index, range(10))) == places
+    assert all(committee.order(12345, 10, salt, first) == order[:first] for first in range(12))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 600])
 def test_swap_or_not_is_a_permutation(count):
-    assert sorted(committee.positions(7, count, "witness")) == list(range(count))
+    assert sorted(committee.order(7, count, "witness", count)) == list(range(count))
 
 
 def test_witnesses_are_the_first_positions():
@@ -164,8 +166,7 @@ def test_plan_by_hand():
 
 
 def test_verifiers_take_trainers_in_the_order_of_the_shuffle():
-    places = committee.positions(12345, 5, "verify")
-    order = [10 + places.index(position) for position in range(5)]
+    order = [10 + index for index in committee.order(12345, 5, "verify", 5)]
     assert committee.verified(12345, (9, 3), range(10, 15)) == {3: order[0], 9: order[1]}
     assert order != sorted(order)
 

@@ -73,7 +73,7 @@ TRANSITIONS = {
     ),
     "waiting: extra time not over": (waiting(), Tick(9.5, SEED), {}),
     "waiting: too few members": (waiting(pending=(0, 1)), Tick(99, SEED), {}),
-    "waiting: a peer joins": (waiting(), Join(3), {"pending": (0, 1, 2, 3)}),
+    "waiting: a peer joins": (waiting(), Join((3,)), {"pending": (0, 1, 2, 3)}),
     "warm-up: timeout": (
         at(RunState.Warmup, spoken=(FIRST,)),
         Tick(120, 7),
@@ -327,18 +327,18 @@ TRANSITIONS = {
     ),
     "join: during an epoch, for the next": (
         at(RunState.RoundTrain),
-        Join(7),
+        Join((7,)),
         {"run_state": RunState.RoundTrain, "pending": (7,), "peers": records(0, 1, 2)},
     ),
     "join: a dropped peer comes back": (
         at(RunState.RoundTrain, peers=ONE_GONE),
-        Join(2),
+        Join((2,)),
         {"pending": (2,), "peers": ONE_GONE},
     ),
-    "join: while paused": (at(RunState.Paused, peers=()), Join(0), {"pending": (0,)}),
+    "join: while paused": (at(RunState.Paused, peers=()), Join((0,)), {"pending": (0,)}),
     "join: a peer that left": (
         at(RunState.RoundTrain, peers=(*records(0, 1), *records(2, state=WITHDRAWN))),
-        Join(2),
+        Join((2,)),
         {"pending": (2,)},
     ),
     "leave: a member keeps its place until the round is over": (
@@ -398,7 +398,7 @@ TRANSITIONS = {
     ),
     "eject: train": (
         at(RunState.RoundTrain, ejected=(9,)),
-        Eject(2, 101),
+        Eject((2,), 101),
         {
             "run_state": RunState.RoundTrain,
             "peers": (*records(0, 1), *records(2, state=EJECTED)),
@@ -409,7 +409,7 @@ TRANSITIONS = {
     ),
     "eject: witness": (
         at(RunState.RoundWitness),
-        Eject(0, 101),
+        Eject((0,), 101),
         {"peers": (*records(0, state=EJECTED), *records(1, 2)), "ejected": (0,)},
     ),
     "witness: an ejected peer goes": (
@@ -498,19 +498,19 @@ def test_participant_is_pinned():
 
 def test_healthy_is_a_quorum_of_those_elected():
     state = at(RunState.RoundWitness, spoken=BOTH, participants=(ALL, heard(0)))
-    assert [coordinator.healthy(state, peer) for peer in (0, 1)] == [True, False]
+    assert coordinator.healthy(state, (0, 1)) == [True, False]
     everyone = replace(state, settings=EVERYONE, participants=(ALL, heard(0), heard(0, 1)))
-    assert [coordinator.healthy(everyone, peer) for peer in (0, 1, 2)] == [True, True, False]
+    assert coordinator.healthy(everyone, (0, 1, 2)) == [True, True, False]
 
 
 def test_a_liar_is_out_for_good_and_an_honest_peer_comes_back():
-    state = tick(tick(at(RunState.RoundTrain), Eject(2, 101)), Leave(1, 101))
-    state = tick(state, Join(1))
+    state = tick(tick(at(RunState.RoundTrain), Eject((2,), 101)), Leave(1, 101))
+    state = tick(state, Join((1,)))
     for now in (130, 132, 137):  # nobody speaks: a round without witnesses, and the cooldown
         state = tick(state, Tick(now, 7))
     assert state.run_state == RunState.WaitingForMembers and state.pending == (1,)
     with pytest.raises(CoordinatorError, match="was ejected"):
-        tick(state, Join(2))
+        tick(state, Join((2,)))
 
 
 # ---- Events that a state refuses ----
@@ -523,10 +523,10 @@ REFUSED = {
     "tick: finished": (at(RunState.Finished), Tick(101, 7), "halted"),
     "tick: paused": (at(RunState.Paused), Tick(101, 7), "halted"),
     "tick: earlier than the state": (at(RunState.Warmup), Tick(99, 7), "began at 100"),
-    "join: finished": (at(RunState.Finished), Join(7), "takes no members"),
-    "join: uninitialized": (at(RunState.Uninitialized), Join(7), "takes no members"),
-    "join: twice": (waiting(), Join(1), "member already"),
-    "join: a member": (at(RunState.Cooldown), Join(1), "member already"),
+    "join: finished": (at(RunState.Finished), Join((7,)), "takes no members"),
+    "join: uninitialized": (at(RunState.Uninitialized), Join((7,)), "takes no members"),
+    "join: twice": (waiting(), Join((1,)), "member already"),
+    "join: a member": (at(RunState.Cooldown), Join((1,)), "member already"),
     "warm-up witness: in a round": (
         at(RunState.RoundTrain),
         WarmupWitness(FIRST, 101, 7, ALL),
@@ -568,10 +568,10 @@ REFUSED = {
     "resume: running": (at(RunState.RoundTrain), Resume(101), "not paused"),
     "join: ejected in this round": (
         at(RunState.RoundWitness, peers=LIED, ejected=(2,)),
-        Join(2),
+        Join((2,)),
         "was ejected",
     ),
-    "join: ejected long ago": (waiting(ejected=(5,)), Join(5), "was ejected"),
+    "join: ejected long ago": (waiting(ejected=(5,)), Join((5,)), "was ejected"),
     "leave: a stranger": (at(RunState.RoundTrain), Leave(7, 101), "not a member"),
     "leave: twice": (at(RunState.RoundTrain, peers=ONE_GONE), Leave(2, 101), "not a member"),
     "leave: earlier than the state": (at(RunState.RoundTrain), Leave(1, 99), "began at 100"),
@@ -627,14 +627,14 @@ REFUSED = {
     ),
     "eject: in warm-up": (
         at(RunState.Warmup),
-        Eject(1, 101),
+        Eject((1,), 101),
         "expected RoundTrain or RoundWitness",
     ),
-    "eject: in cooldown": (at(RunState.Cooldown), Eject(1, 101), "expected RoundTrain or"),
-    "eject: a stranger": (at(RunState.RoundTrain), Eject(7, 101), "not a member"),
+    "eject: in cooldown": (at(RunState.Cooldown), Eject((1,), 101), "expected RoundTrain or"),
+    "eject: a stranger": (at(RunState.RoundTrain), Eject((7,), 101), "not a member"),
     "eject: twice": (
         at(RunState.RoundWitness, peers=LIED, ejected=(2,)),
-        Eject(2, 101),
+        Eject((2,), 101),
         "not a member",
     ),
     "untrained: while training": (

@@ -82,18 +82,18 @@ def events(state: CoordinatorState, now: float, what: str, detail) -> list:
             started = state.run_state in (RunState.Warmup, RunState.RoundTrain)
             return [voice(peer, detail) for peer in state.witnesses] if started else []
         case "join":
-            return [Join(detail)]
+            return [Join((detail,))]
         case "all join":
-            return [Join(peer) for peer in range(COUNT)]
+            return [Join((peer,)) for peer in range(COUNT)]
         case "leave":
             return [Leave(detail, now)]
         case "eject":
-            return [Eject(detail, now)]
+            return [Eject((detail,), now)]
         case "health check":
             by, bits = detail
             return [HealthCheck(by, chosen(range(COUNT), bits), now)]
         case "roll call":
-            gone = [peer for peer in range(COUNT) if in_round and not healthy(state, peer)]
+            gone = [p for p in range(COUNT) if in_round and not healthy(state, (p,))[0]]
             return [HealthCheck(by, (peer,), now) for by in range(COUNT) for peer in gone]
         case "all leave":
             return [Leave(peer, now) for peer in range(COUNT)]

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import LockstepError
 from pipeline.protocol import links
@@ -95,3 +97,29 @@ def test_no_time_is_infinite_at_the_slowest_links_a_run_file_can_have():
         links.load_seconds(table, 0, size=2**63),
     ]
     assert all(map(math.isfinite, times))
+
+
+SPEED = st.sampled_from([0.3, 1.0, 1.1, 7.0]) | st.floats(0.1, 100)
+SECONDS = st.sampled_from([0.0, 0.25]) | st.floats(0, 3)
+
+
+@given(
+    peers=st.lists(
+        st.tuples(st.booleans(), st.integers(0, 10**6), SECONDS, SPEED), min_size=1, max_size=9
+    )
+)
+def test_each_receiver_downloads_the_others_messages_in_the_order_they_were_sent(peers):
+    sends, sizes, latency, download = zip(*peers, strict=True)
+    table = Table(latency_seconds=latency, download_mbps=download)
+    sizes = {peer: size for peer, size in enumerate(sizes) if sends[peer]}
+    tokens = dict.fromkeys(sizes, 0)
+    sent = {peer: latency[peer] + size * 8 / 8e6 for peer, size in sizes.items()}
+    expected = dict(sent)
+    for receiver, mbps in enumerate(download):
+        free = 0.0
+        for peer in sorted(sent, key=lambda peer: (sent[peer], peer)):
+            if peer != receiver:
+                free = max(free, sent[peer]) + sizes[peer] * 8 / (mbps * 1e6)
+                expected[peer] = max(expected[peer], free)
+    found = links.arrivals(table, range(len(peers)), tokens, sizes, 0)
+    assert list(found.items()) == sorted(expected.items())
