@@ -33,6 +33,8 @@ for name in STAGES:
             KEYS.made(name),
         log:
             f"logs/{name}.log",
+        resources:  # of a cluster's job; not `threads`, or stages would wait for each other here
+            **STAGES[name]["meta"],
         params:  # not `shell: stage["cmd"]`, which every rule would share: the loop's last
             cmd=STAGES[name]["cmd"],
         shell:
