@@ -93,7 +93,12 @@ def _begin_round(progress: driver.RunProgress, entry: Entry) -> driver.RunProgre
     """Compute the next round, which must be the recorded one."""
     step = entry.round.step
     try:
+        if progress.pausing:
+            progress = driver.resume(progress)
         progress, planned = driver.next_round(driver.ask(progress, entry.asked))
+        progress = driver.leave(progress, entry.left)
+        if entry.paused:
+            progress = driver.pause(progress)
     except CoordinatorError as error:
         raise _ContradictionError(step, "rounds", str(error)) from error
     if planned is None:

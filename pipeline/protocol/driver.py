@@ -20,6 +20,9 @@ from pipeline.protocol.events import (
     Eject,
     HealthCheck,
     Join,
+    Leave,
+    Pause,
+    Resume,
     RunState,
     Settings,
     Tick,
@@ -40,6 +43,7 @@ class RunProgress:
       load_seconds: Seconds that each peer needs to fetch the params when it joins.
       begun: Whether a round has begun.
       fresh: Peers that joined since then and have not taken part in a round yet.
+      left: Peers that left and have not asked to take part again.
     """
 
     state: CoordinatorState
@@ -47,6 +51,7 @@ class RunProgress:
     load_seconds: tuple[float, ...]
     begun: bool = False
     fresh: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
     @property
     def now(self) -> float:
@@ -65,9 +70,14 @@ class RunProgress:
         members = {record.peer for record in self.state.peers}
         return tuple(peer for peer in self.fresh if peer in members)
 
+    @property
+    def pausing(self) -> bool:
+        """Whether the run cools down before a pause: it goes on once it is resumed."""
+        return self.state.pending_pause and self.state.run_state == RunState.Cooldown
+
     def to_json(self) -> dict[str, Any]:
         """Return the progress without the run's settings, as `json.dumps` takes it."""
-        lists = {"load_seconds": list(self.load_seconds), "fresh": list(self.fresh)}
+        lists = {name: list(getattr(self, name)) for name in ("load_seconds", "fresh", "left")}
         return {"seed": self.seed, "begun": self.begun, "state": self.state.to_json()} | lists
 
     @classmethod
@@ -79,6 +89,7 @@ class RunProgress:
             load_seconds=tuple(data["load_seconds"]),
             begun=data["begun"],
             fresh=tuple(data["fresh"]),
+            left=tuple(data["left"]),
         )
 
 
@@ -135,14 +146,52 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
         if not 0 <= peer < count:
             raise CoordinatorError(state, Join((peer,)), f"expected one of the run's {count} peers")
     state = coordinator.tick(state, Join(peers)) if peers else state
-    fresh = progress.fresh if not progress.begun else (*progress.fresh, *peers)
-    return replace(progress, state=state, fresh=fresh)
+    fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
+    left = tuple(peer for peer in progress.left if peer not in {*peers})
+    return replace(progress, state=state, fresh=tuple(dict.fromkeys(fresh)), left=left)
 
 
 def may_ask(progress: RunProgress, peer: int) -> bool:
     """Return whether a peer is not in the epoch, has not asked yet and has not been ejected."""
     state = progress.state
     return not (peer in state.healthy_members or peer in state.pending or peer in state.ejected)
+
+
+def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
+    """Return the run after `peers` left it, in the round in progress.
+
+    What a peer sent in the round still counts, and its seat stays until the round is over. A peer
+    that has asked to take part, and does not yet, no longer waits for it.
+
+    Raises:
+      CoordinatorError: A peer neither takes part nor has asked to.
+    """
+    peers, state = tuple(peers), progress.state
+    for peer in peers:
+        state = coordinator.tick(state, Leave(peer, progress.now))
+    return replace(progress, state=state, left=(*progress.left, *peers))
+
+
+def pause(progress: RunProgress) -> RunProgress:
+    """Return the run after its owner paused it: the epoch ends with the round in progress."""
+    return replace(progress, state=coordinator.tick(progress.state, Pause(progress.now)))
+
+
+def resume(progress: RunProgress) -> RunProgress:
+    """Return a run that is `pausing` after it cooled down, paused and was resumed by its owner.
+
+    Its members come back with their own states, so none of them is a newcomer. A pause takes no
+    time on the simulated clock.
+
+    Raises:
+      CoordinatorError: The run does not pause.
+    """
+    members = [r.peer for r in progress.state.peers if r.state == ClientState.Healthy]
+    paused = _advance(progress)
+    state = coordinator.tick(paused.state, Resume(paused.now))
+    if members and state.run_state != RunState.Finished:
+        state = coordinator.tick(state, Join(tuple(members)))
+    return replace(paused, state=state)
 
 
 def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:

@@ -52,6 +52,7 @@ class Swarm:
       form: Form of the run's messages.
       faults: The run's schedule of faults.
       imprecise: Returns the run's programs in another precision, for a peer with that fault.
+      must_pause: Returns whether the run's owner asks for a pause.
     """
 
     run: runfile.Run
@@ -60,9 +61,12 @@ class Swarm:
     form: wire.Form
     faults: FaultSchedule
     imprecise: Callable[[], Programs]
+    must_pause: Callable[[], bool] = bool
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
         """Take the next round, or return None where the run has finished.
+
+        A run that was paused is resumed.
 
         Raises:
           NotFiniteError: The loss is not finite.
@@ -112,6 +116,9 @@ class Swarm:
         evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
         if checked:
             evidence = _Verification(self, round_, before, given).verify(evidence, checked)
+        paused = round_.step < self.run.config.total_steps and self.must_pause()
+        if paused:
+            progress = driver.pause(progress)
         progress, decision = driver.finish_round(progress, round_, evidence)
 
         # the sender too applies what decoding the bytes gives, nothing better
@@ -119,6 +126,7 @@ class Swarm:
         self.peers.receive(applied, round_.sequences, self.form.like, round_.step)
         entry = Entry(
             asked=asked,
+            paused=paused,
             round=round_,
             joined_params=joined_params,
             evidence=evidence,
@@ -133,6 +141,8 @@ class Swarm:
 
     def _begin(self, progress: RunProgress) -> tuple[RunProgress, tuple[int, ...], Round | None]:
         """The next round, and who asked to take part before it."""
+        if progress.pausing:
+            progress = driver.resume(progress)
         step = progress.state.step
         if progress.begun:
             back = (*self.faults.asks(step), *self._sent_off(progress), *self.peers.returned())
@@ -161,7 +171,7 @@ class Swarm:
 
     def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
         """Present peers that left the epoch because no witness spoke; they ask again."""
-        away = self.faults.away(progress.state.step) | self.peers.absent
+        away = self.faults.away(progress.state.step) | self.peers.absent | {*progress.left}
         exited = progress.state.exited
         gone = (record.peer for record in exited if record.state == ClientState.Withdrawn)
         return tuple(peer for peer in gone if peer not in away)

@@ -5,6 +5,8 @@ Strict, since a transcript may come from anyone.
 
 from typing import Any
 
+from pydantic import Field
+
 from pipeline.protocol.dispute import Hash
 from pipeline.protocol.round import Decision, Evidence, Round
 from pipeline.runfile.table import Table
@@ -32,11 +34,22 @@ class Header(Table):
     """Held-out loss before the first round, nats per token; null where nothing is held out."""
 
 
+def _is_empty(value: object) -> bool:
+    return not value
+
+
 class Entry(Table):
-    """A line of rounds.jsonl: one round."""
+    """A line of rounds.jsonl: one round.
+
+    What release 0.1 does not know is absent where it is empty, so that it reads such rounds.
+    """
 
     asked: tuple[int, ...]
     """Peers that asked to join before it."""
+    left: tuple[int, ...] = Field(default=(), exclude_if=_is_empty)
+    """Peers that left in it, after what they sent."""
+    paused: bool = Field(default=False, exclude_if=_is_empty)
+    """Whether the run's owner paused it in this round; the next is after it was resumed."""
     round: Round
     """The round before training."""
     joined_params: Hash | None

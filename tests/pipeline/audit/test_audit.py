@@ -3,26 +3,30 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from pipeline import runfile
-from pipeline.audit.audit import audit
+from pipeline.audit.audit import audit, audit_rounds
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, accepts, merged
 from pipeline.errors import LockstepError
+from pipeline.protocol import consensus, driver
 from pipeline.protocol.attestation import attest
-from pipeline.protocol.round import Evidence
+from pipeline.protocol.round import Evidence, Message
 from pipeline.stage.artifacts import read_json
+from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights.trees import load_nested
 from pipeline.wire.commitment import tree_hash
+from tests.pipeline.protocol import records
 from tests.pipeline.swarm.simulated import BY_TIME, lab, run_of
 
 
@@ -312,6 +316,58 @@ def test_a_field_of_another_type_is_refused_in_one_line(transcript, name, value)
     with pytest.raises(LockstepError, match=rf"rounds\.jsonl:4: (evidence\.)?{name}") as error:
         _ = Transcript(transcript).rounds
     assert "\n" not in str(error.value)
+
+
+# ---- Who left, and a pause ----
+
+
+def driven(run: runfile.Run, **events: int) -> list[Entry]:
+    """The rounds of honest peers, driven and recorded without training.
+
+    Args:
+      run: the run, whose peers all begin it.
+      events: round in which something happens: peer 2 "leaves", the owner "pauses".
+    """
+    progress, asked, entries = lab("signs").begin.progress(run), tuple(range(6)), []
+    while True:
+        if progress.pausing:
+            progress = driver.resume(progress)
+        progress, round_ = driver.next_round(driver.ask(progress, asked))
+        if round_ is None:
+            return entries
+        left = (2,) if events.get("leaves") == round_.step else ()
+        progress, paused = driver.leave(progress, left), events.get("pauses") == round_.step
+        progress = driver.pause(progress) if paused else progress
+        sent = {peer: Message("ab" * 32, 1) for peer in round_.assignment}
+        said = records.evidence(sent, arrivals=dict.fromkeys(sent, 1.0))
+        said = replace(said, attestations=consensus.witnessed(round_, said, 9.0))
+        progress, decision = driver.finish_round(progress, round_, said)
+        more = {"asked": asked, "left": left, "paused": paused}
+        entries.append(records.entry(round_, said, decision, **more))
+        asked = ()
+
+
+def audited_rounds(run: runfile.Run, entries: list[Entry]) -> list[tuple[int, str]]:
+    setup, nothing = lab("signs").setup(run), runfile.Window(1, 0)
+    found = audit_rounds(setup, SimpleNamespace(rounds=entries), nothing)  # without payloads
+    return [(finding.round, finding.kind) for finding in found]
+
+
+def test_who_left_and_a_pause_are_recorded_and_recomputed():
+    run = run_of("signs", rounds_per_epoch=6)
+    entries = driven(run, leaves=2, pauses=4)
+    assert [(len(e.round.peers), e.round.epoch) for e in entries[1:5]] == [
+        (6, 0), (5, 0), (5, 0), (5, 1),
+    ]  # fmt: skip
+    lines = [entry.model_dump_json() for entry in entries]
+    assert ["left" in line or "paused" in line for line in lines] == [n in (1, 3) for n in range(8)]
+    read = [Entry.model_validate_json(line) for line in lines]
+    assert read == entries and audited_rounds(run, read) == []
+    for step, changes in ((2, {"left": ()}), (4, {"paused": False}), (5, {"paused": True})):
+        tampered = [e.model_copy(update=changes if e.round.step == step else {}) for e in entries]
+        assert audited_rounds(run, tampered) == [(step + 1, "assignment")]
+    nobody = entries[2].model_copy(update={"left": (2,)})
+    assert audited_rounds(run, [*entries[:2], nobody]) == [(3, "rounds")]
 
 
 def test_a_check_in_a_round_without_verifiers_is_a_finding(tmp_path):

@@ -403,6 +403,80 @@ def test_peer_that_cannot_load_within_the_warmup_is_silent_and_dropped():
     assert {row[1:] for row in seen if row[0] != 5} == {(False, (), ())}
 
 
+def test_peer_that_leaves_in_a_round_has_its_message_applied_and_no_seat_in_the_next():
+    settings = replace(LONG, rounds_per_epoch=3)
+    progress, round = driver.next_round(begun(settings, 5))
+    progress = driver.leave(progress, [round.witnesses[0]])
+    progress, decision = driver.finish_round(progress, round, evidence(round))
+    assert decision.applied == tuple(range(5)) and decision.train_seconds == 1.0
+    (left,) = progress.left
+    progress = driver.ask(progress, [left])  # it may come back, as a newcomer
+    assert progress.left == ()
+    seen = []
+    for _ in range(4):
+        progress, round = driver.next_round(progress)
+        seen.append((left in round.peers, round.joined))
+        progress, _ = driver.finish_round(progress, round, evidence(round))
+    assert seen == [(False, ()), (False, ()), (True, (left,)), (True, ())]
+
+
+def test_peer_that_leaves_without_its_message_is_not_dropped_besides():
+    progress, round = driver.next_round(begun(LONG, 5))
+    progress, decision = driver.finish_round(
+        driver.leave(progress, [2]), round, evidence(round, silent=(2,))
+    )
+    assert (decision.late, decision.dropped) == ((2,), ())
+    _, after = driver.next_round(progress)
+    assert after.peers == (0, 1, 3, 4) and round.assignment[2] in spans(after)
+
+
+def test_peer_that_asked_and_leaves_before_its_first_round_is_no_newcomer_twice():
+    progress, _ = driver.next_round(driver.ask(driver.start(LONG, 6, 1, 10), range(5)))
+    progress = driver.ask(driver.leave(driver.ask(progress, [5]), [5]), [5])
+    assert (progress.fresh, progress.left, progress.state.pending) == ((5,), (), (5,))
+
+
+@pytest.mark.parametrize("peers", [[5], [-1], [2, 2]])
+def test_peer_that_takes_no_part_cannot_leave(peers):
+    progress, _ = driver.next_round(begun(LONG, 5))
+    with pytest.raises(CoordinatorError, match="not a member"):
+        driver.leave(progress, peers)
+
+
+# ---- A pause ----
+
+
+def test_pause_ends_the_epoch_and_resumed_members_go_on_as_they_were():
+    whole, decided, _ = train(begun())  # epochs of 4 rounds
+    progress = begun()
+    trained, clock = [], []
+    while True:
+        if progress.pausing:
+            with pytest.raises(CoordinatorError, match="halted"):
+                driver.next_round(progress)  # until it is resumed
+            progress = driver.resume(progress)
+        progress, round = driver.next_round(progress)
+        if round is None:
+            break
+        if round.step == 2:
+            progress = driver.pause(progress)
+        progress, decision = driver.finish_round(progress, round, evidence(round))
+        assert progress.pausing == (round.step == 2)
+        trained.append(round)
+        clock.append(decision.now)
+    assert [round.epoch for round in trained] == [0] * 2 + [1] * 4 + [2] * 4
+    assert [replace(round, epoch=0) for round in trained] == [replace(r, epoch=0) for r in whole]
+    assert clock[2] - clock[1] == decided[4].now - decided[3].now  # as between any two epochs
+
+
+def test_pause_in_the_last_round_changes_nothing_and_only_a_pause_can_be_resumed():
+    progress, round = driver.next_round(begun(replace(Settings(), total_steps=1)))
+    with pytest.raises(CoordinatorError, match="not paused"):
+        driver.resume(progress)
+    progress, _ = driver.finish_round(driver.pause(progress), round, evidence(round))
+    assert driver.next_round(driver.resume(progress))[1] is None
+
+
 @pytest.mark.parametrize("peer", [5, -1])
 def test_peer_that_the_run_does_not_have_cannot_ask(peer):
     with pytest.raises(CoordinatorError, match=r"expected one of the run's 5"):
@@ -414,14 +488,16 @@ def test_run_stopped_between_any_two_calls_goes_on_from_json():
 
     def drive(reread: Callable[[RunProgress], RunProgress]) -> tuple[list, RunProgress, set[str]]:
         """A message is late, a peer is ejected, another is gone for a while and comes back."""
-        progress = reread(driver.start(settings, 6, 1, 10, load_seconds=[1.0] * 6))
-        progress, seen, told = reread(driver.ask(progress, range(6))), set(), []
+        progress = reread(driver.start(settings, 7, 1, 10, load_seconds=[1.0] * 7))
+        progress, seen, told = reread(driver.ask(progress, range(7))), set(), []
         while True:
             progress, round = driver.next_round(progress)
             progress = reread(progress)
             if round is None:
                 return told, progress, seen
             silent = (5,) if round.step == 2 else ()
+            if round.step == 7:
+                progress = reread(driver.pause(driver.leave(progress, [5])))
             said = {
                 1: evidence(round, {min(round.assignment): None}),
                 2: evidence(round, silent=silent),
@@ -429,19 +505,21 @@ def test_run_stopped_between_any_two_calls_goes_on_from_json():
             }.get(round.step, evidence(round))
             progress, decision = driver.finish_round(progress, round, said)
             progress = reread(progress)
+            if progress.pausing:
+                progress = reread(driver.resume(progress))
             if round.step == 2:
                 progress = reread(driver.ask(progress, [5]))
             told.append((round, decision))
             state = progress.state
             known = {"fresh": progress.fresh, "pending": state.pending, "gone": state.ejected}
-            known |= {"untrained": state.untrained, "begun": progress.begun}
+            known |= {"untrained": state.untrained, "begun": progress.begun, "left": progress.left}
             seen |= {name for name, value in known.items() if value}
 
     def reread(progress: RunProgress) -> RunProgress:
         return RunProgress.from_json(json.loads(json.dumps(progress.to_json())), settings)
 
     expected = drive(lambda progress: progress)
-    assert expected[2] == {"fresh", "pending", "gone", "untrained", "begun"}
+    assert expected[2] == {"fresh", "pending", "gone", "untrained", "begun", "left"}
     assert drive(reread) == expected
 
 
