@@ -130,6 +130,36 @@ def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
 
 @app.command()
+def status(
+    root: Root = DEFAULT_ROOT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say where a training is that runs, or that was killed."""
+    import json
+
+    from pipeline.monitor import show, training
+
+    found = training.newest(root)
+    print(json.dumps(found.to_json()) if as_json else "\n".join(show.lines(found)))
+
+
+@app.command()
+def pause(root: Root = DEFAULT_ROOT) -> None:
+    """Pause the training once its round is over; it waits until it is resumed."""
+    from pipeline.monitor import training
+
+    print(f"pause: {training.newest(root).pause()}")
+
+
+@app.command()
+def resume(root: Root = DEFAULT_ROOT) -> None:
+    """Let a paused training go on."""
+    from pipeline.monitor import training
+
+    print(f"resume: {training.newest(root).resume()}")
+
+
+@app.command()
 def replay(
     folder: Annotated[
         Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")

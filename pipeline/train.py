@@ -9,9 +9,10 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.carrier.begin import remote_peers
 from pipeline.errors import LockstepError
+from pipeline.monitor.monitor import Monitor
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.train_step import Programs
@@ -39,6 +41,7 @@ from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights.checkpoints import Checkpoints
 
+POLL_SECONDS = 0.2  # of a paused training, for the end of the pause
 log = logging.getLogger(__name__)
 
 WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  # in a snapshot
@@ -121,46 +124,61 @@ class _Training:
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
         form = setup.programs.form
-        self.swarm = Swarm(run, self.peers, lambda _: setup.data, form, self.faults, imprecise)
+        self.monitor = Monitor(run, self.paths.run, self.paths.scratch, self.step)
+        self.swarm = Swarm(
+            run,
+            self.peers,
+            lambda _: setup.data,
+            form,
+            self.faults,
+            imprecise,
+            must_pause=self.monitor.must_pause,
+        )
         self._say_where()
 
     def take_rounds(self) -> None:
         """Take rounds until the last; on a request to stop, save and end the process."""
-        run, began, tokens_done = self.run, None, 0
-        shown = self.header.held_out_loss
+        run, shown = self.run, self.header.held_out_loss
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
-        with signals.stopping() as asked_to_stop, self.checkpoints, bar:
+        with signals.stopping() as asked_to_stop, self.checkpoints, bar, self.monitor:
+            self._wait_if_paused(asked_to_stop)
             while taken := self._take_round():
-                entry = taken.entry
-                self.step = entry.round.step
+                self.step = taken.entry.round.step
                 last = self.step == run.config.total_steps
                 measured = None
                 if last or self.step % run.held_out.every == 0:
                     shown = measured = self._measure()
                     self._check_divergence(measured)
                 status = 0 if last else asked_to_stop()
-                self._keep(taken, measured, save=last or bool(status))
+                pausing = self.progress.pausing
+                self._keep(taken, measured, save=last or pausing or bool(status))
+                self.monitor.took(self.progress, taken.entry, shown)
                 if status:
-                    self.checkpoints.close()
-                    log.info(f"train: stopped after round {self.step}; the same command goes on")
-                    sys.exit(status)
-                if began is None:  # the first round compiles
-                    began, speed = time.monotonic(), "-"
-                else:
-                    spans = [entry.round.assignment[peer] for peer in entry.evidence.messages]
-                    sequences = sum(last - first + 1 for first, last in spans)
-                    tokens_done += sequences * run.llm.max_seq_len
-                    speed = f"{tokens_done / (time.monotonic() - began):,.0f}"
-                self._say_who(entry)
-                sizes = [message.bytes for message in entry.evidence.messages.values()]
-                bar.advance(
-                    loss="-" if entry.loss is None else f"{entry.loss:.3f}",
-                    held_out="-" if shown is None else f"{shown:.3f}",
-                    tokens_per_second=speed,
-                    sent_per_peer=f"{np.mean(sizes) / 1e3:.1f} kB" if sizes else "-",
-                )
+                    self._stop(status)
+                self._say_who(taken.entry)
+                bar.advance(**self.monitor.fields)
+                self._wait_if_paused(asked_to_stop)
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
             log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
+
+    def _wait_if_paused(self, asked_to_stop: Callable[[], int]) -> None:
+        """Wait while the run's owner wants it paused; the checkpoint is saved already."""
+        if not (self.progress.pausing and self.monitor.must_pause()):
+            return
+        log.info(f"train: paused after round {self.step}; `lockstep resume` goes on")
+        self.monitor.paused()
+        while self.monitor.must_pause():
+            if status := asked_to_stop():
+                self._stop(status)
+            time.sleep(POLL_SECONDS)
+        log.info("train: resumed")
+        self.monitor.go_on()
+
+    def _stop(self, status: int) -> NoReturn:
+        """End the process as it was asked to; the newest checkpoint is of the last round."""
+        self.checkpoints.close()
+        log.info(f"train: stopped after round {self.step}; the same command goes on")
+        sys.exit(status)
 
     def _take_round(self) -> Taken | None:
         try:

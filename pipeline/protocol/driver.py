@@ -186,11 +186,12 @@ def resume(progress: RunProgress) -> RunProgress:
     Raises:
       CoordinatorError: The run does not pause.
     """
-    members = [r.peer for r in progress.state.peers if r.state == ClientState.Healthy]
+    healthy = progress.state.healthy_members
+    members = tuple(r.peer for r in progress.state.peers if r.peer in healthy)
     paused = _advance(progress)
     state = coordinator.tick(paused.state, Resume(paused.now))
     if members and state.run_state != RunState.Finished:
-        state = coordinator.tick(state, Join(tuple(members)))
+        state = coordinator.tick(state, Join(members))
     return replace(paused, state=state)
 
 

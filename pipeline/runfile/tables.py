@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.table import U32, AsTuple, Table, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, Table, wrong
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -297,6 +297,9 @@ class Runtime(Network):
     answer_seconds: Positive = 600.0
     """Seconds after which a peer's process that has not started, or not answered, is lost. The
     first step takes long, since it compiles."""
+    metrics_port: U16 = 0
+    """Port of this machine on which a training serves its numbers to Prometheus, at /metrics; 0 is
+    none."""
     memory_gb: Positive | None = None
     """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
     default that of the machine or its container. With swap it may be more."""

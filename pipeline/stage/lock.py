@@ -43,3 +43,16 @@ def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def holder(path: Path) -> int | None:
+    """Return the id of the process that holds the lock at `path`, or None."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or 0)  # it is about to write its own
+    except FileNotFoundError:
+        pass
+    return None

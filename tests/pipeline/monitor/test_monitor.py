@@ -1,0 +1,260 @@
+"""What is seen of a training from outside: in a shell, by scripts, by Prometheus; and its pause."""
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline import __main__ as command_line
+from pipeline.errors import LockstepError
+from pipeline.monitor import pause, prometheus, show, training
+from pipeline.monitor.status import Members, Status
+from pipeline.protocol import consensus, driver
+from pipeline.protocol.round import Message
+from pipeline.stage import lock
+from pipeline.transcript.transcript import Transcript
+from tests import tiny
+from tests.pipeline.protocol import records, three_peers
+
+SETTINGS = three_peers.Settings(init_min_clients=6, verification_percent=17, rounds_per_epoch=9)
+
+
+def test_members_are_told_by_what_they_did_and_why_they_did_nothing():
+    progress = driver.ask(driver.start(SETTINGS, 7, 1, 10), range(6))
+    progress, round_ = driver.next_round(progress)
+    silent, late, broken, *others = round_.assignment
+    sent = {p: Message("ab" * 32, 1, "cd" * 32) for p in (late, broken, *others)}
+    arrivals = dict.fromkeys((broken, *others), 1.0)
+    said = records.evidence(sent, arrivals=arrivals, silent=(silent,), broken=(broken,))
+    said = replace(said, attestations=consensus.witnessed(round_, said, 30))
+    progress, decision = driver.finish_round(progress, round_, said)
+    progress = driver.ask(progress, [6])
+    seen = Members.after(progress, records.entry(round_, said, decision))
+    assert seen == Members(
+        training=tuple(sorted((late, broken, *others))),
+        verifying=tuple(round_.verifiers),
+        witnessing=tuple(sorted({*round_.witnesses} - {silent})),
+        late=(late,),
+        waiting=(6,),
+        dropped=(silent,),
+        ejected=(broken,),
+    )
+
+
+STATUS = Status(
+    state="training",
+    run="params/run.toml",
+    process=os.getpid(),
+    round=50,
+    rounds=200,
+    epoch=3,
+    loss=4.5,
+    held_out_loss=4.25,
+    rounds_per_second=0.5,
+    tokens_per_second=12_345.0,
+    message_bytes=19_300.0,
+    peers=Members(
+        training=(0, 1, 2, 5), verifying=(4,), witnessing=(0, 4), late=(5,), ejected=(3,)
+    ),
+    updated=0.0,
+)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """The work in progress of a training, below a root."""
+    folder = tmp_path / "data" / "runs" / "abc"
+    folder.mkdir(parents=True)
+    STATUS.model_copy(update={"updated": time.time() - 65}).write(folder)
+    (folder / "payload").write_bytes(bytes(1_000_000))
+    return folder
+
+
+def test_a_running_training_is_a_few_lines(folder, tmp_path, capsys):
+    with lock.hold(folder.with_name("abc.lock")):
+        command_line.status(tmp_path)
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert re.fullmatch(rf"1\.0 MB in {re.escape(str(folder))}, .* free", lines.pop("disk"))
+    assert lines == {
+        "run": f"params/run.toml, process {os.getpid()}",
+        "state": "training",
+        "round": "50 of 200, epoch 3, 1 min 5 s ago",
+        "rate": "0.5 rounds/s, 12,345 tokens/s",
+        "left": "5 min",
+        "loss": "4.500, held out 4.250",
+        "training": "0-2 5",
+        "verifying": "4",
+        "witnessing": "0 4",
+        "late": "5",
+        "ejected": "3",
+        "sent": "19.3 kB by each peer in a round",
+    }
+
+
+def test_a_script_reads_the_same_of_a_killed_training(folder, tmp_path, capsys):
+    command_line.status(tmp_path, as_json=True)
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["state"] == "stopped" and seen["disk_bytes"] > 1_000_000
+    assert (seen["round"], seen["seconds_left"], seen["peers"]["late"]) == (50, 300.0, [5])
+
+
+def test_the_training_that_goes_on_is_shown_before_a_later_one_that_was_killed(folder, tmp_path):
+    other = tmp_path / "data" / "runs" / "def"
+    other.mkdir()
+    STATUS.model_copy(update={"updated": time.time()}).write(other)
+    assert training.newest(tmp_path).folder == other
+    with lock.hold(folder.with_name("abc.lock")):
+        assert training.newest(tmp_path).folder == folder
+
+
+@pytest.mark.parametrize("command", ["status", "pause", "resume"])
+def test_without_a_training_there_is_one_line(command, tmp_path):
+    with pytest.raises(LockstepError, match="no training in progress, expected one that") as error:
+        getattr(command_line, command)(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_only_a_running_training_is_paused_and_only_a_paused_one_resumed(folder, tmp_path):
+    for change in (command_line.pause, command_line.resume):
+        with pytest.raises(LockstepError, match=r"the training is stopped, expected"):
+            change(tmp_path)
+    with lock.hold(folder.with_name("abc.lock")):
+        command_line.pause(tmp_path)
+        assert training.newest(tmp_path).state == "pausing"
+        with pytest.raises(LockstepError, match="is pausing, expected"):
+            command_line.pause(tmp_path)
+        command_line.resume(tmp_path)
+        assert training.newest(tmp_path).state == "training" and not pause.is_asked(folder)
+
+
+def test_a_training_that_was_started_again_and_told_nothing_yet_is_starting(folder, tmp_path):
+    STATUS.model_copy(update={"process": 1}).write(folder)
+    with lock.hold(folder.with_name("abc.lock")):
+        assert training.newest(tmp_path).state == "starting"
+
+
+def test_a_damaged_status_is_one_line(folder, tmp_path):
+    (folder / "status.json").write_text('{"round": "x"}')
+    with pytest.raises(LockstepError, match=r"status\.json"):
+        training.newest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (200_000, "2 d 7 h"), (86_400, "1 d")],
+)
+def test_durations_are_in_their_two_largest_units(seconds, text):
+    assert show.duration(seconds) == text
+
+
+# ---- Prometheus ----
+
+LINE = re.compile(
+    r"# (HELP lockstep_[a-z_]+ .+\.|TYPE lockstep_[a-z_]+ gauge)"
+    r'|lockstep_[a-z_]+(\{[a-z]+="[a-z]+"\})? [0-9.e+-]+'
+)
+
+
+def scrape(port: int, path: str = "/metrics") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return answer.read().decode()
+
+
+def test_prometheus_reads_each_number_with_its_help_and_type(folder):
+    with prometheus.serving(folder, 0) as port:
+        lines = scrape(port).splitlines()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            scrape(port, "/")
+        (folder / "status.json").unlink()
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            scrape(port)
+    assert all(LINE.fullmatch(line) for line in lines)
+    assert {
+        'lockstep_state{state="stopped"} 1',
+        'lockstep_state{state="training"} 0',
+        "lockstep_round 50",
+        "lockstep_loss_nats 4.5",
+        "lockstep_left_seconds 300.0",
+        'lockstep_peers{role="training"} 4',
+    } <= {*lines}
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        scrape(port)
+
+
+def test_a_taken_port_is_refused_with_its_key(folder):
+    with (
+        prometheus.serving(folder, 0) as port,
+        pytest.raises(LockstepError, match=rf"metrics_port = {port}: Address already in use"),
+        prometheus.serving(folder, port),
+    ):
+        pass
+
+
+# ---- A pause ----
+
+
+def meanwhile(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def until(root: Path, state: str, after: float = 0.0) -> training.Training:
+    """The training below `root`, once it tells of a state, after a time."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            seen = training.newest(root)
+        except LockstepError:  # it has not begun
+            seen = None
+        if seen and seen.state == state and seen.status.updated > after:
+            return seen
+        time.sleep(0.002)
+    raise AssertionError(f"not {state} after a minute")
+
+
+def test_a_paused_training_waits_outlives_a_stop_and_goes_on_when_resumed(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    data, run_file, root = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml", tmp_path
+    changes = {"runtime__checkpoint_every": 1000, "runtime__metrics_port": port}
+    document = tiny.run_document(data, config__total_steps=40, **changes)
+    tiny.write_run(run_file, document)
+    tiny.make(run_file, root, "download", "convert")
+    seen = {}
+
+    def pause_and_stop() -> None:
+        until(root, "starting").pause()
+        seen["paused"] = until(root, "paused").status
+        seen["metrics"] = scrape(port)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def resume() -> None:
+        seen["again"] = until(root, "paused", seen["paused"].updated).status
+        command_line.resume(root)
+
+    thread = meanwhile(pause_and_stop)
+    with pytest.raises(SystemExit) as stopped:
+        tiny.make(run_file, root, "train")
+    thread.join()
+    assert stopped.value.code == 143 and until(root, "stopped")
+    thread = meanwhile(resume)
+    said = tiny.make(run_file, root, "train")
+    thread.join()
+    assert seen["again"].round == seen["paused"].round < 40
+    assert 'lockstep_state{state="paused"} 1' in seen["metrics"]
+    assert f"paused after round {seen['paused'].round}" in said and "train: resumed" in said
+    entries = Transcript(root / "data" / "trained" / "transcript").rounds
+    assert [e.round.step for e in entries if e.paused] == [seen["paused"].round]
+    assert {e.round.joined for e in entries} == {()}  # all go on with their own states
