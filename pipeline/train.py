@@ -25,6 +25,7 @@ from pipeline.programs import cudnn, held_out
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver
+from pipeline.protocol.round import Round
 from pipeline.stage import allocator, artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
@@ -36,9 +37,10 @@ from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
-from pipeline.transcript.entry import TABLES, Entry, Header
+from pipeline.transcript.entry import TABLES, Entry, EpochParams, Header
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
+from pipeline.weights import epochs
 from pipeline.weights.checkpoints import Checkpoints
 
 POLL_SECONDS = 0.2  # of a paused training, for the end of the pause
@@ -143,6 +145,7 @@ class _Training:
         with signals.stopping() as asked_to_stop, self.checkpoints, bar, self.monitor:
             self._wait_if_paused(asked_to_stop)
             while taken := self._take_round():
+                taken = self._record_epoch(taken)
                 self.step = taken.entry.round.step
                 last = self.step == run.config.total_steps
                 measured = None
@@ -150,8 +153,11 @@ class _Training:
                     shown = measured = self._measure()
                     self._check_divergence(measured)
                 status = 0 if last else asked_to_stop()
+                stored = bool(taken.entry.checkpointed)
                 pausing = self.progress.pausing
-                self._keep(taken, measured, save=last or pausing or bool(status))
+                self._keep(taken, measured, save=last or pausing or stored or bool(status))
+                if stored and run.export.every_epoch:
+                    self._push(taken.entry.round)
                 self.monitor.took(self.progress, taken.entry, shown)
                 if status:
                     self._stop(status)
@@ -160,6 +166,27 @@ class _Training:
                 self._wait_if_paused(asked_to_stop)
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
             log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
+
+    def _record_epoch(self, taken: Taken) -> Taken:
+        """Record the params that end an epoch, where the run has checkpointers."""
+        peer = driver.checkpointer(self.progress)
+        if peer is None or not self.run.config.checkpointers:
+            return taken
+        stored = EpochParams(peer=peer, params=self.peers.params_hash())
+        self.progress = driver.checkpointed(self.progress, peer, stored.params)
+        return taken._replace(entry=taken.entry.model_copy(update={"checkpointed": stored}))
+
+    def _push(self, last: Round) -> None:
+        """Push the params that end an epoch; its last round is saved already."""
+        epochs.push(
+            self.run,
+            self.paths.key,
+            self.peers.state().params,
+            last,
+            init=self.paths.out("convert"),
+            shards=self.paths.out("download"),
+            aside=self.paths.scratch / "epoch",
+        )
 
     def _wait_if_paused(self, asked_to_stop: Callable[[], int]) -> None:
         """Wait while the run's owner wants it paused; the checkpoint is saved already."""

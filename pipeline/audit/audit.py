@@ -75,7 +75,7 @@ def audit_rounds(
         try:
             progress = _begin_round(progress, entry)
             known = _audit_messages(entry, transcript, form) if has_payloads else []
-            progress = _finish_round(progress, entry)
+            progress = _finish_round(progress, entry, run)
         except _ContradictionError as error:
             return findings + error.findings  # nothing after it can be attributed
         findings += _audit_arrivals(entry, run)
@@ -111,8 +111,10 @@ def _begin_round(progress: driver.RunProgress, entry: Entry) -> driver.RunProgre
     return progress
 
 
-def _finish_round(progress: driver.RunProgress, entry: Entry) -> driver.RunProgress:
-    """Compute the decision, which must be the recorded one."""
+def _finish_round(
+    progress: driver.RunProgress, entry: Entry, run: runfile.Run
+) -> driver.RunProgress:
+    """Compute the decision, and who stores the params: these must be the recorded ones."""
     step = entry.round.step
     try:
         progress, decision = driver.finish_round(progress, entry.round, entry.evidence)
@@ -121,7 +123,12 @@ def _finish_round(progress: driver.RunProgress, entry: Entry) -> driver.RunProgr
     if decision != entry.decision:
         text = f"does not follow from the evidence: {_differing(decision, entry.decision)}"
         raise _ContradictionError(step, "decision", text)
-    return progress
+    expected = driver.checkpointer(progress) if run.config.checkpointers else None
+    stored = entry.checkpointed
+    if expected != (stored and stored.peer):
+        text = f"params stored by {stored and f'peer {stored.peer}'}, expected by {expected}"
+        raise _ContradictionError(step, "decision", text)
+    return driver.checkpointed(progress, stored.peer, stored.params) if stored else progress
 
 
 def _differing(expected: object, found: object) -> str:

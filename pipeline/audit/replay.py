@@ -121,6 +121,8 @@ class _WindowReplay:
                 self.setup.run.peers.count,
                 entry.round.step,
             )
+            if entry.checkpointed is not None:
+                self._compare_params(entry.round.step, "ended the epoch", entry.checkpointed.params)
             if entry.round.step in self.transcript.snapshots:
                 self._compare_states(entry.round.step)
             advance()
@@ -131,11 +133,17 @@ class _WindowReplay:
         for peer in (*entry.round.joined, *entry.evidence.silent):
             if peer in self.own:
                 self.own[peer] = self.replica.new_own()
-        if entry.joined_params is not None and self.bitwise:
-            params = tree_hash(jax.device_get(self.replica.params))
-            if params != entry.joined_params:
-                text = f"peers joined with params {entry.joined_params[:12]}, expected "
-                self._blame_author(entry.round.step, text + params[:12])
+        if entry.joined_params is not None:
+            self._compare_params(entry.round.step, "were given to peers", entry.joined_params)
+
+    def _compare_params(self, step: int, what: str, recorded: str) -> None:
+        """Compare the params with a hash that the transcript has of them."""
+        if not self.bitwise:
+            return
+        params = tree_hash(jax.device_get(self.replica.params))
+        if params != recorded:
+            text = f"the params that {what} are {recorded[:12]}, expected {params[:12]}"
+            self._blame_author(step, text)
 
     def _step(self, entry: Entry) -> dict[int, Tree]:
         """Recompute the messages of the replayed peers, and blame who sent another.

@@ -11,7 +11,7 @@ from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths, read_json
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights import bucket, hf, hub
+from pipeline.weights import hf, upload
 
 
 def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -> None:
@@ -43,14 +43,9 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
         last = Transcript(paths.need("train") / "transcript").rounds[-1].round
         key = paths.keys.key("train")
         for name, checkpoint in checkpoints.items():
-            match checkpoint:
-                case runfile.CheckpointHub(repo_id=repo_id):
-                    message = f"Step {last.step} of run {key}"
-                    version = {"revision": hub.push(files, repo_id, message, private=private)}
-                case runfile.CheckpointGcs(bucket=bucket_name, prefix=prefix):
-                    about = {"step": last.step, "epoch": last.epoch, "run": key}
-                    version = {"generation": bucket.push(files, bucket_name, prefix or "", **about)}
-            loaded = checkpoint.model_copy(update=version)
+            loaded = upload.push(
+                checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
+            )
             print(
                 f"push: {name} has step {last.step} of run {key}; in [model.LLM], "
                 f"checkpoint = {toml(loaded)}"

@@ -15,6 +15,7 @@ from pipeline.protocol.consensus import in_time, judge
 from pipeline.protocol.coordinator import participant
 from pipeline.protocol.events import (
     MAX_PEERS,
+    Checkpointed,
     CoordinatorError,
     CoordinatorState,
     Eject,
@@ -193,6 +194,29 @@ def resume(progress: RunProgress) -> RunProgress:
     if members and state.run_state != RunState.Finished:
         state = coordinator.tick(state, Join(members))
     return replace(paused, state=state)
+
+
+def checkpointer(progress: RunProgress) -> int | None:
+    """Return the member that stores the params which end an epoch: the first; None within one."""
+    state = progress.state
+    if state.run_state != RunState.Cooldown:
+        return None
+    return next((r.peer for r in state.peers if r.peer in state.healthy_members), None)
+
+
+def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
+    """Return the run after a member stored the params that ended its epoch.
+
+    Args:
+      progress: The run, in the cooldown of the epoch.
+      peer: The member.
+      params: SHA-256 of the params, hex.
+
+    Raises:
+      CoordinatorError: The epoch goes on, the peer is not a member, or others were stored before.
+    """
+    event = Checkpointed(peer, progress.now, params)
+    return replace(progress, state=coordinator.tick(progress.state, event))
 
 
 def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:

@@ -175,6 +175,13 @@ class Run(Table):
         return None
 
     @model_validator(mode="after")
+    def _epochs_have_destinations(self) -> "Run":
+        if self.export.every_epoch and not self.config.checkpointers:
+            text = "false, or a destination in config.checkpointers, as the older spelling has them"
+            raise wrong(("export", "every_epoch"), text)
+        return self
+
+    @model_validator(mode="after")
     def _verifiers_fit(self) -> "Run":
         key, percent = ("config", "verification_percent"), self.config.verification_percent
         if percent and self.peers.layout != "each":

@@ -243,6 +243,9 @@ class Export(Table):
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the exported weights."""
+    every_epoch: bool = False
+    """Whether training pushes its params at the end of each epoch, unaudited, to where `[config]
+    checkpointers` say: to the branch, or the folder, `unaudited`."""
 
 
 class Evaluate(Table):

@@ -38,6 +38,15 @@ def _is_empty(value: object) -> bool:
     return not value
 
 
+class EpochParams(Table):
+    """The params that ended an epoch, once a member has stored them."""
+
+    peer: int
+    """The member."""
+    params: Hash
+    """Hash of the params."""
+
+
 class Entry(Table):
     """A line of rounds.jsonl: one round.
 
@@ -58,6 +67,8 @@ class Entry(Table):
     """What was sent and said in it."""
     decision: Decision
     """What it came to."""
+    checkpointed: EpochParams | None = Field(default=None, exclude_if=_is_empty)
+    """The params after it, where it ended an epoch and the run has checkpointers."""
     loss: float | None
     """Mean loss of the peers before the round, nats per token; null where no peer trained."""
     held_out_loss: float | None

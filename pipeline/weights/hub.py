@@ -38,8 +38,12 @@ def download(repo_id: str, revision: str | None, store: Path, network: Network) 
     return folder
 
 
-def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) -> str:
-    """Upload files as one commit, create the repository if needed, and return the commit's hash.
+def push(
+    files: Sequence[Path], repo_id: str, message: str, *, private: bool, branch: str = "main"
+) -> str:
+    """Upload files as one commit on a branch, and return the commit's hash.
+
+    The repository and the branch are created if needed.
 
     The same commit deletes model files of an earlier push that this one does not have: weights in
     other shards would be read in place of these. `private` concerns a new repository only.
@@ -55,13 +59,19 @@ def push(files: Sequence[Path], repo_id: str, message: str, *, private: bool) ->
     names = {file.name for file in files}
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
-        before = api.model_info(repo_id)
+        if branch != "main":
+            api.create_branch(repo_id, branch=branch, exist_ok=True)
+        before = api.model_info(repo_id, revision=branch)
         old = [sibling.rfilename for sibling in before.siblings or ()]
         deleted = [name for name in old if name not in names and _is_model_file(name)]
         adds = [CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file) for file in files]
         deletes = [CommitOperationDelete(path_in_repo=name) for name in deleted]
         commit = api.create_commit(
-            repo_id, [*adds, *deletes], commit_message=message, parent_commit=before.sha
+            repo_id,
+            [*adds, *deletes],
+            commit_message=message,
+            revision=branch,
+            parent_commit=before.sha,
         )
     except Exception as error:  # dozens of kinds; not chained, since it may hold the token
         reason = redact.message(error)

@@ -57,11 +57,11 @@ class Repo:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
 
-    def commit(self, files: dict[str, bytes]) -> str:
-        """Puts a commit on the main branch."""
+    def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
+        """Puts a commit on a branch."""
         name = hashlib.sha1(repr((len(self.commits), sorted(files))).encode()).hexdigest()
         self.commits[name] = files
-        self.refs["main"] = name
+        self.refs[branch] = name
         return name
 
     def add(self, folder: Path) -> str:
@@ -232,11 +232,14 @@ class _Handler(web.Handler):
             self.answer(200, {"url": url})
         elif path == "/api/validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})
-        elif path == f"/api/models/{REPO}/preupload/main":
-            files = []
+        elif branch := re.fullmatch(f"/api/models/{REPO}/branch/(.+)", path):
+            hub.refs.setdefault(branch[1], hub.refs["main"])
+            self.answer(200, {})
+        elif branch := re.fullmatch(f"/api/models/{REPO}/preupload/(.+)", path):
+            files, there = [], hub.commits[hub.refs[branch[1]]]
             for name in (file["path"] for file in json.loads(body)["files"]):
                 mode = "lfs" if is_large(name) else "regular"
-                oid = tag_of(name, hub.files[name]) if name in hub.files else None
+                oid = tag_of(name, there[name]) if name in there else None
                 entry = {"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid}
                 files.append(entry)
             self.answer(200, {"files": files})
@@ -246,8 +249,8 @@ class _Handler(web.Handler):
                 where = {"href": f"{hub.address}/large/{entry['oid']}?X-Amz-Signature={SIGNATURE}"}
                 objects.append(entry | {"actions": {"upload": where}})
             self.answer(200, {"transfer": "basic", "objects": objects})
-        elif path == f"/api/models/{REPO}/commit/main":
-            self.take([json.loads(line) for line in body.splitlines()])
+        elif branch := re.fullmatch(f"/api/models/{REPO}/commit/(.+)", path):
+            self.take([json.loads(line) for line in body.splitlines()], branch[1])
         else:
             self.answer(404, {})
 
@@ -262,13 +265,14 @@ class _Handler(web.Handler):
         self.served.large[oid] = body
         self.answer(200)
 
-    def take(self, lines: list[dict]) -> None:
-        hub, files = self.served, dict(self.served.files)
+    def take(self, lines: list[dict], branch: str) -> None:
+        hub = self.served
+        files = dict(hub.commits[hub.refs[branch]])
         for line in lines:
             value = line["value"]
             match line["key"]:
                 case "header":
-                    if value.get("parentCommit") not in (None, hub.refs["main"]):
+                    if value.get("parentCommit") not in (None, hub.refs[branch]):
                         self.answer(412, {"error": "A commit has happened since"})
                         return
                     message = value["summary"]
@@ -279,7 +283,7 @@ class _Handler(web.Handler):
                 case "deletedFile":
                     del files[value["path"]]
         hub.messages.append(message)
-        commit = hub.commit(files)
+        commit = hub.commit(files, branch)
         url = f"{hub.address}/{REPO}/commit/{commit}"
         self.answer(200, {"commitOid": commit, "commitUrl": url, "success": True})
 

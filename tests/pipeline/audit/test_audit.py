@@ -22,7 +22,7 @@ from pipeline.protocol import consensus, driver
 from pipeline.protocol.attestation import attest
 from pipeline.protocol.round import Evidence, Message
 from pipeline.stage.artifacts import read_json
-from pipeline.transcript.entry import Entry
+from pipeline.transcript.entry import Entry, EpochParams
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights.trees import load_nested
 from pipeline.wire.commitment import tree_hash
@@ -343,6 +343,10 @@ def driven(run: runfile.Run, **events: int) -> list[Entry]:
         said = replace(said, attestations=consensus.witnessed(round_, said, 9.0))
         progress, decision = driver.finish_round(progress, round_, said)
         more = {"asked": asked, "left": left, "paused": paused}
+        peer = driver.checkpointer(progress)
+        if run.config.checkpointers and peer is not None:
+            progress = driver.checkpointed(progress, peer, "cd" * 32)
+            more["checkpointed"] = EpochParams(peer=peer, params="cd" * 32)
         entries.append(records.entry(round_, said, decision, **more))
         asked = ()
 
@@ -354,7 +358,7 @@ def audited_rounds(run: runfile.Run, entries: list[Entry]) -> list[tuple[int, st
 
 
 def test_who_left_and_a_pause_are_recorded_and_recomputed():
-    run = run_of("signs", rounds_per_epoch=6)
+    run = run_of("signs")
     entries = driven(run, leaves=2, pauses=4)
     assert [(len(e.round.peers), e.round.epoch) for e in entries[1:5]] == [
         (6, 0), (5, 0), (5, 0), (5, 1),
@@ -368,6 +372,21 @@ def test_who_left_and_a_pause_are_recorded_and_recomputed():
         assert audited_rounds(run, tampered) == [(step + 1, "assignment")]
     nobody = entries[2].model_copy(update={"left": (2,)})
     assert audited_rounds(run, [*entries[:2], nobody]) == [(3, "rounds")]
+
+
+def test_who_stored_an_epochs_params_is_recomputed_where_the_run_has_checkpointers():
+    run, older = run_of("signs"), {"rounds_per_epoch": 3, "global_batch_size": 15}
+    same = runfile.OlderConfig.model_fields.keys() & runfile.CurrentConfig.model_fields.keys()
+    older |= {name: getattr(run.config, name) for name in same} | {"checkpointers": ("a/b",)}
+    run = run.model_copy(update={"config": runfile.OlderConfig(**older)})
+    entries = driven(run, leaves=2)
+    assert [e.round.step for e in entries if e.checkpointed] == [3, 6, 8]
+    assert audited_rounds(run, entries) == []
+    another = EpochParams(peer=1, params="cd" * 32)
+    for step, stored in ((3, None), (3, another), (4, another)):
+        tampered = list(entries)
+        tampered[step - 1] = entries[step - 1].model_copy(update={"checkpointed": stored})
+        assert audited_rounds(run, tampered) == [(step, "decision")]
 
 
 def test_a_check_in_a_round_without_verifiers_is_a_finding(tmp_path):

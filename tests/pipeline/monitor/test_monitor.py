@@ -1,15 +1,11 @@
-"""What is seen of a training from outside: in a shell, by scripts, by Prometheus; and its pause."""
+"""What is seen of a training from outside: in a shell, by scripts, and by Prometheus."""
 
 import json
 import os
 import re
-import signal
-import socket
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +18,6 @@ from pipeline.monitor.status import Members, Status
 from pipeline.protocol import consensus, driver
 from pipeline.protocol.round import Message
 from pipeline.stage import lock
-from pipeline.transcript.transcript import Transcript
-from tests import tiny
 from tests.pipeline.protocol import records, three_peers
 
 SETTINGS = three_peers.Settings(init_min_clients=6, verification_percent=17, rounds_per_epoch=9)
@@ -199,62 +193,3 @@ def test_a_taken_port_is_refused_with_its_key(folder):
         prometheus.serving(folder, port),
     ):
         pass
-
-
-# ---- A pause ----
-
-
-def meanwhile(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
-def until(root: Path, state: str, after: float = 0.0) -> training.Training:
-    """The training below `root`, once it tells of a state, after a time."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            seen = training.newest(root)
-        except LockstepError:  # it has not begun
-            seen = None
-        if seen and seen.state == state and seen.status.updated > after:
-            return seen
-        time.sleep(0.002)
-    raise AssertionError(f"not {state} after a minute")
-
-
-def test_a_paused_training_waits_outlives_a_stop_and_goes_on_when_resumed(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    data, run_file, root = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml", tmp_path
-    changes = {"runtime__checkpoint_every": 1000, "runtime__metrics_port": port}
-    document = tiny.run_document(data, config__total_steps=40, **changes)
-    tiny.write_run(run_file, document)
-    tiny.make(run_file, root, "download", "convert")
-    seen = {}
-
-    def pause_and_stop() -> None:
-        until(root, "starting").pause()
-        seen["paused"] = until(root, "paused").status
-        seen["metrics"] = scrape(port)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def resume() -> None:
-        seen["again"] = until(root, "paused", seen["paused"].updated).status
-        command_line.resume(root)
-
-    thread = meanwhile(pause_and_stop)
-    with pytest.raises(SystemExit) as stopped:
-        tiny.make(run_file, root, "train")
-    thread.join()
-    assert stopped.value.code == 143 and until(root, "stopped")
-    thread = meanwhile(resume)
-    said = tiny.make(run_file, root, "train")
-    thread.join()
-    assert seen["again"].round == seen["paused"].round < 40
-    assert 'lockstep_state{state="paused"} 1' in seen["metrics"]
-    assert f"paused after round {seen['paused'].round}" in said and "train: resumed" in said
-    entries = Transcript(root / "data" / "trained" / "transcript").rounds
-    assert [e.round.step for e in entries if e.paused] == [seen["paused"].round]
-    assert {e.round.joined for e in entries} == {()}  # all go on with their own states

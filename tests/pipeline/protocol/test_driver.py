@@ -477,6 +477,17 @@ def test_pause_in_the_last_round_changes_nothing_and_only_a_pause_can_be_resumed
     assert driver.next_round(driver.resume(progress))[1] is None
 
 
+def test_first_member_stores_the_params_that_end_an_epoch():
+    progress, round = driver.next_round(begun(replace(LONG, rounds_per_epoch=1), 5))
+    assert driver.checkpointer(progress) is None
+    with pytest.raises(CoordinatorError, match="expected Cooldown"):
+        driver.checkpointed(progress, 0, "ab" * 32)
+    progress, _ = driver.finish_round(driver.leave(progress, [0]), round, evidence(round))
+    assert driver.checkpointer(progress) == 1
+    progress = driver.checkpointed(progress, 1, "ab" * 32)
+    assert (progress.state.checkpointer, progress.state.checkpoint) == (1, "ab" * 32)
+
+
 @pytest.mark.parametrize("peer", [5, -1])
 def test_peer_that_the_run_does_not_have_cannot_ask(peer):
     with pytest.raises(CoordinatorError, match=r"expected one of the run's 5"):

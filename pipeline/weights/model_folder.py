@@ -1,0 +1,60 @@
+"""A trained model as a Hugging Face folder: weights, tokenizer, and what generation begins with."""
+
+import shutil
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from pipeline.stage.artifacts import write_json
+from pipeline.weights import generation_config, hf
+from pipeline.weights.tensorfile import TensorFile
+
+# Kinds of RoPE for which max_position_embeddings is more than a limit: "dynamic" computes its
+# angles from it; for "yarn", transformers expects `factor` times the original length, or warns.
+FIXED_CONTEXT = ("dynamic", "yarn")
+WEIGHTS = ("*.safetensors", hf.INDEX)
+
+
+def write(
+    folder: Path,
+    model: dict[str, Any],
+    max_seq_len: int,
+    params: dict[str, Any] | TensorFile,
+    dtype: str,
+    *,
+    tokenizer: Path,
+    checkpoint: Path,
+    advance: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Write a model that was trained.
+
+    Args:
+      folder: Existing folder to write to.
+      model: Content of the model's config.json.
+      max_seq_len: Tokens of a sequence that it was trained on.
+      params: As `hf.write_folder` takes them.
+      dtype: Dtype of the tensors: float32, bfloat16 or float16.
+      tokenizer: Folder of the tokenizer that made the tokens, where there is one.
+      checkpoint: Folder of the model that training began with; its tokenizer is the second choice.
+      advance: Called with the number of bytes of each piece of the params.
+    """
+    model = _with_context(model, max_seq_len)
+    hf.write_folder(folder, model, params, dtype, advance=advance)
+    for file in (tokenizer if tokenizer.is_dir() else checkpoint).iterdir():
+        if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHTS):
+            shutil.copyfile(file, folder / file.name)
+    settings = generation_config.make(checkpoint, model, folder)
+    write_json(folder / generation_config.NAME, settings)
+
+
+def _with_context(model: dict[str, Any], max_seq_len: int) -> dict[str, Any]:
+    """A model's config.json with the context that it was trained on.
+
+    If RoPE is computed from max_position_embeddings, another number would be another model.
+    """
+    _, config = hf.model_of(model, "the model's config.json")
+    context = config.max_position_embeddings
+    if config.rope.rope_type not in FIXED_CONTEXT:
+        context = max(context, max_seq_len)
+    return model | {"max_position_embeddings": context}

@@ -1,0 +1,50 @@
+"""Where checkpoints are pushed to: a repository on the hub, or a folder of a bucket.
+
+What no audit has accepted goes beside what one has: to the branch, or the folder, `unaudited`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import runfile
+from pipeline.weights import bucket, hub
+
+UNAUDITED = "unaudited"
+
+
+def push(
+    checkpoint: runfile.CheckpointHub | runfile.CheckpointGcs,
+    files: Sequence[Path],
+    *,
+    step: int,
+    epoch: int,
+    run: str,
+    private: bool,
+    audited: bool = True,
+) -> runfile.CheckpointHub | runfile.CheckpointGcs:
+    """Push the files of a checkpoint, and return it with the version that it is read by.
+
+    Args:
+      checkpoint: Where to.
+      files: Its files.
+      step: The last trained round.
+      epoch: The epoch of that round.
+      run: Key of the run's stage train.
+      private: Whether a repository that is created on the hub is private.
+      audited: Whether an audit accepted it.
+
+    Raises:
+      LockstepError: The server refused, or cannot be reached.
+    """
+    if isinstance(checkpoint, runfile.CheckpointHub):
+        message = f"Step {step} of run {run}"
+        branch = "main" if audited else UNAUDITED
+        if not audited:
+            message = f"{message}, the end of epoch {epoch}: unaudited"
+        revision = hub.push(files, checkpoint.repo_id, message, private=private, branch=branch)
+        return checkpoint.model_copy(update={"revision": revision})
+    prefix = checkpoint.prefix or ""
+    if not audited:
+        prefix = f"{prefix.rstrip('/')}/{UNAUDITED}".lstrip("/")
+    generation = bucket.push(files, checkpoint.bucket, prefix, step=step, epoch=epoch, run=run)
+    return checkpoint.model_copy(update={"prefix": prefix or None, "generation": generation})

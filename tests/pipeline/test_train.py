@@ -1,0 +1,145 @@
+"""A training that is paused, stopped and resumed, and pushes its epochs: one for all tests."""
+
+import os
+import signal
+import socket
+import threading
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pipeline import __main__ as command_line
+from pipeline.errors import LockstepError
+from pipeline.monitor import training
+from pipeline.monitor.status import Status
+from pipeline.stage.artifacts import read_json
+from pipeline.stage.keys import PROJECT
+from pipeline.transcript.transcript import Transcript
+from tests import tiny
+from tests.servers.hub import REPO, Hub, running_hub
+
+ROUNDS, EPOCH = 16, 6
+OLDER = tomllib.loads((PROJECT / "tests/fixtures/psyche_older_spelling.toml").read_text())
+
+
+class Trained(NamedTuple):
+    """A training, its hub, and what was seen of it.
+
+    Attributes:
+      root: where its stages wrote.
+      hub: where its epochs went.
+      paused, again: its status when it waited, before it was stopped and after.
+      metrics: what Prometheus read then.
+      said: what it printed from the second start on.
+    """
+
+    root: Path
+    hub: Hub
+    paused: Status
+    again: Status
+    metrics: str
+    said: str
+
+    @property
+    def transcript(self) -> Transcript:
+        return Transcript(self.root / "data" / "trained" / "transcript")
+
+
+def meanwhile(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def until(root: Path, *states: str, after: float = 0.0) -> training.Training:
+    """The training below `root`, once it tells of one of these states, after a time."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            seen = training.newest(root)
+        except LockstepError:  # it has not begun
+            seen = None
+        if seen and seen.state in states and seen.status.updated > after:
+            return seen
+        time.sleep(0.002)
+    raise AssertionError(f"not {states} after a minute")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Trained:
+    root = tmp_path_factory.mktemp("trained")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = {"min_clients": 2, "witness_nodes": 1, "verification_percent": 0}
+    config |= {"total_steps": ROUNDS, "rounds_per_epoch": EPOCH, "global_batch_size": 4}
+    document = tiny.run_document(
+        tiny.write_data(root / "tokens"),
+        config=OLDER["config"] | config | {"checkpointers": [REPO]},
+        export__every_epoch=True,
+        runtime__checkpoint_every=1000,
+        runtime__metrics_port=port,
+        witness__snapshot_every=8,
+    )
+    tiny.write_run(run_file := root / "run.toml", document)
+    tiny.make(run_file, root, "download", "convert")
+    seen = {}
+
+    def pause_and_stop() -> None:
+        until(root, "starting", "training").pause()
+        seen["paused"] = until(root, "paused").status
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            seen["metrics"] = answer.read().decode()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def resume() -> None:
+        seen["again"] = until(root, "paused", after=seen["paused"].updated).status
+        command_line.resume(root)
+
+    with pytest.MonkeyPatch.context() as patch, running_hub(patch, root / "home") as hub:
+        patch.setenv("HF_TOKEN", "hf_sentinel")
+        thread = meanwhile(pause_and_stop)
+        with pytest.raises(SystemExit) as stopped:
+            tiny.make(run_file, root, "train")
+        thread.join()
+        assert stopped.value.code == 143 and until(root, "stopped")
+        thread = meanwhile(resume)
+        said = tiny.make(run_file, root, "train")
+        thread.join()
+        tiny.make(run_file, root, "witness")
+    return Trained(root, hub, **seen, said=said)
+
+
+def test_a_paused_training_waits_outlives_a_stop_and_goes_on_when_resumed(trained):
+    pause = trained.paused.round
+    assert trained.again.round == pause < ROUNDS
+    assert 'lockstep_state{state="paused"} 1' in trained.metrics
+    assert f"paused after round {pause}" in trained.said and "train: resumed" in trained.said
+    entries = trained.transcript.rounds
+    assert [entry.round.step for entry in entries] == list(range(1, ROUNDS + 1))
+    assert [entry.round.step for entry in entries if entry.paused] == [pause]
+    assert {entry.round.joined for entry in entries} == {()}  # all go on with their own states
+
+
+def test_epochs_end_with_params_that_are_recorded_and_pushed_beside_what_is_audited(trained):
+    entries, hub = trained.transcript.rounds, trained.hub
+    ends = {entry.round.epoch: entry.round.step for entry in entries}
+    stored = {entry.round.step: entry.checkpointed for entry in entries if entry.checkpointed}
+    assert [*stored] == [*ends.values()] and trained.paused.round in stored and len(stored) > 2
+    assert stored[ROUNDS].params == trained.transcript.hashes(ROUNDS).params
+    assert [message.split()[1] for message in hub.messages] == [str(step) for step in stored]
+    assert all(message.endswith("unaudited") for message in hub.messages)
+    assert {*hub.files} == {".gitattributes"}  # of main
+    pushed = hub.commits[hub.refs["unaudited"]]
+    assert {"README.md", "config.json", "model.safetensors"} <= pushed.keys()
+    assert f"# Unaudited: step {ROUNDS} of run".encode() in pushed["README.md"]
+    assert hub.private
+
+
+def test_a_run_that_was_paused_passes_its_audit(trained):
+    verdict = read_json(trained.root / "data" / "verdict" / "verdict.json")
+    assert verdict["accepted"] and verdict["findings"] == []
