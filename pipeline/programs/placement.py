@@ -36,15 +36,18 @@ class DeviceGroup:
     def put(self, tree: Tree) -> Tree:
         """Put params, states or messages there: each array in parts, one on each device."""
         parts = len(self.devices)
-        return jax.device_put(tree, jax.tree.map(lambda x: self._on(cut(x.shape, parts)), tree))
+        return self._put(tree, lambda x: cut(x.shape, parts))
 
     def put_whole(self, tree: Tree) -> Tree:
         """Put each array whole on every device."""
-        return jax.device_put(tree, self._on(Spec()))
+        return self._put(tree, lambda _: Spec())
 
     def put_rows(self, rows: Tree, axis: int) -> Tree:
         """Put rows of data there, spread over the devices; `axis` counts the rows."""
-        return jax.device_put(rows, self._on(cut_rows(axis)))
+        return self._put(rows, lambda _: cut_rows(axis))
+
+    def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
+        return jax.device_put(tree, jax.tree.map(lambda x: self._on(spec(x)), tree))
 
     def _on(self, spec: Spec) -> jax.sharding.Sharding:
         return (
@@ -56,6 +59,15 @@ class DeviceGroup:
         if len(self.devices) == 1:
             return None
         return Mesh(np.array(self.devices), AXIS, axis_types=(AxisType.Auto,))
+
+
+class PlannedGroup(DeviceGroup):
+    """A device group on which nothing is put: shapes are laid out as arrays would be."""
+
+    def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._on(spec(x))), tree
+        )
 
 
 def device_groups(devices: Sequence[jax.Device], parts: int) -> list[DeviceGroup]:

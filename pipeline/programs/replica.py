@@ -54,11 +54,11 @@ class Replica:
 
     def step(self, own: Tree, work: Work, step: int) -> PeerResult:
         """Take a peer's step from its state on this group, which is donated; waits for nothing."""
-        return self.programs.peer_step(*self._arguments(own, work, step))
+        return self.programs.peer_step(*self.arguments(own, work, step))
 
     def compare(self, own: Tree, work: Work, step: int, message: Tree) -> tuple[jax.Array, Tree]:
         """Return a sent message's distance from the replayed one, and the peer's state after it."""
-        return self.programs.compare(*self._arguments(own, work, step), message)
+        return self.programs.compare(*self.arguments(own, work, step), message)
 
     def receive(
         self,
@@ -83,7 +83,8 @@ class Replica:
         )
         return replace(self, params=params, shared=shared)
 
-    def _arguments(self, own: Tree, work: Work, step: int) -> tuple:
+    def arguments(self, own: Tree, work: Work, step: int) -> tuple:
+        """Return the arguments of `Programs.peer_step`, on this group."""
         rows_MB = self.group.put_rows(work.rows_MB, axis=1)
         count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
         return self.params, own, self.shared, rows_MB, count, step

@@ -185,7 +185,7 @@ class Paths:
 
     def is_made(self, stage: str) -> bool:
         """Return whether `stage` has a result of the current key and of what it would read now."""
-        return self._problem(stage, self.root / self.keys.made(stage)) is None
+        return self.problem(stage, self.root / self.keys.made(stage)) is None
 
     def made(self, stage: str) -> Path:
         """Return the made file of `stage`, which has a current result.
@@ -195,15 +195,15 @@ class Paths:
             earlier stages.
         """
         made = self.root / self.keys.made(stage)
-        if problem := self._problem(stage, made):
+        if problem := self.problem(stage, made):
             raise LockstepError(
                 f"{made}: {problem}, expected from stage {stage} with the current {self.run}; "
                 f"run `lockstep {stage}`, or an engine"
             )
         return made
 
-    def _problem(self, stage: str, made: Path) -> str | None:
-        """What keeps a made file from standing for a current result.
+    def problem(self, stage: str, made: Path) -> str | None:
+        """Return what keeps a made file from standing for a current result, or None.
 
         Keys do not see what lies outside, such as a folder that has changed. If it was read again,
         the made files of the stages that did so are others than those that were read.
@@ -237,7 +237,7 @@ class Paths:
         if not needs(self.stage):
             return False
         for files in dvc_cache.folders(self.runs.parent.parent, made.name):
-            if self._problem(self.stage, files[made.name]) is None:
+            if self.problem(self.stage, files[made.name]) is None:
                 aside = self._aside()
                 dvc_cache.copy(files, aside)
                 if _damage(aside / made.name) is None:  # of the cache
@@ -277,8 +277,8 @@ class Paths:
 
         Results to publish go into its `metrics`. `made-<key>.json` is written last. It holds the
         SHA-256 and size of each file, the SHA-256 of the made files of the stages that were read,
-        the versions of `environment`, and a SHA-256 of all that; nothing that differs between two
-        equal runs, so equal results are equal folders.
+        what the key digests, the versions of `environment`, and a SHA-256 of all that; nothing that
+        differs between two equal runs, so equal results are equal folders.
         """
         aside = self._aside()
         yield aside
@@ -289,6 +289,7 @@ class Paths:
                 need: self._read.get(need) or sha256_file(self.made(need))
                 for need in needs(self.stage)
             },
+            "content": self.keys.content(self.stage),
             "environment": environment(),
             "files": _listing(aside),
         }

@@ -77,18 +77,22 @@ class Keys:
         that is already running the stage.
         """
         if name not in self._keys:
-            content = [
-                {table: self.table(table) for table in tracked(name)},
-                {path: _digest(PROJECT / path) for path in code(name)},
-                {need: self.key(need) for need in needs(name)},
-            ]
-            text = json.dumps(content, sort_keys=True, default=str)
-            self._keys[name] = hashlib.sha256(text.encode()).hexdigest()[:12]
+            self._keys[name] = _sha256(self.content(name))[:12]
         return self._keys[name]
+
+    def content(self, name: str) -> dict[str, str]:
+        """Return what the key of stage `name` digests: a hash of each table, room and stage."""
+        tables = {f"[{table}]": _sha256(self.table(table)) for table in tracked(name)}
+        rooms = {path: _digest(PROJECT / path) for path in code(name)}
+        return tables | rooms | {f"stage {need}": self.key(need) for need in needs(name)}
 
     def made(self, name: str) -> str:
         """Return the file whose presence means that stage `name` is done."""
         return f"{OUT[name]}/made-{self.key(name)}.json"
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

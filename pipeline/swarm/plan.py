@@ -1,5 +1,6 @@
 """What a run will take, from its shapes alone: nothing is computed, read or downloaded."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,15 +10,18 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
+from pipeline.programs.train_step import Programs
+from pipeline.protocol import links
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.progress import size
+from pipeline.swarm.device_memory import DeviceMemory, device_memory
 from pipeline.weights.earlier_run import trained_steps
 
 ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl, about
 
 
 class Footprint(NamedTuple):
-    """What a run will take, in bytes.
+    """What a run will take, in bytes, and its simulated time.
 
     Attributes:
       params: The params, float32.
@@ -28,6 +32,7 @@ class Footprint(NamedTuple):
       payloads: Of all messages that it keeps.
       rounds: Of its record of rounds, about.
       checkpoints: Of those that there are at most, while it trains.
+      seconds: About how long it takes by its simulated clock.
     """
 
     params: int
@@ -38,6 +43,7 @@ class Footprint(NamedTuple):
     payloads: int
     rounds: int
     checkpoints: int
+    seconds: float
 
     @property
     def trained(self) -> int:
@@ -56,6 +62,8 @@ class Footprint(NamedTuple):
             f"  payloads     {payloads}",
             f"  rounds       {size(self.rounds)}",
             f"data/runs      {size(self.checkpoints)} of checkpoints, while it trains",
+            f"simulated time {self.seconds / 3600:,.2f} hours, at the speeds of [links] and the "
+            "times of [config]; what this machine takes is another matter",
         ]
 
 
@@ -67,7 +75,10 @@ def plan_of(run: runfile.Run, hf_config: dict, first_step: int = 0) -> Footprint
       hf_config: The model's `config.json`.
       first_step: Rounds trained by the run that this one extends, 0 for a new run.
     """
-    programs = programs_of(run, hf_config, first_step)
+    return _footprint(run, programs_of(run, hf_config, first_step), first_step)
+
+
+def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footprint:
     params, peers = programs.task.shapes, run.peers.count
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     state = _bytes(params) + _bytes(shared) + peers * _bytes(own)
@@ -84,7 +95,26 @@ def plan_of(run: runfile.Run, hf_config: dict, first_step: int = 0) -> Footprint
         payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
+        seconds=_seconds(run, rounds, form.bytes_about, _bytes(params) + _bytes(shared)),
     )
+
+
+def _seconds(run: runfile.Run, rounds: int, message: int, agreed: int) -> float:
+    """About how long the rounds take by the simulated clock, if nothing goes wrong."""
+    config, length, peers = run.config, run.llm.max_seq_len, range(run.peers.count)
+    trainers = peers[: len(peers) - len(peers) * config.verification_percent // 100]
+    sequences = sum(size * count for size, count in config.sizes(length)) / config.total_steps
+    tokens = dict.fromkeys(trainers, sequences / len(trainers) * length)
+    arrived = links.arrivals(
+        run.links, peers, tokens, dict.fromkeys(trainers, message), run.peers.overlap
+    )
+    of_round = min(max(arrived.values()), config.max_round_train_time) + config.round_witness_time
+    loaded = max(links.load_seconds(run.links, peer, size=agreed) for peer in peers)
+    epochs = -(-rounds // config.rounds_per_epoch) if config.rounds_per_epoch else None
+    if epochs is None:
+        epochs = -(-rounds * of_round // (config.epoch_time - min(loaded, config.warmup_time)))
+    pauses = epochs * config.waiting_for_members_extra_time + (epochs - 1) * config.cooldown_time
+    return rounds * of_round + min(loaded, config.warmup_time) + pauses
 
 
 def plan(run: runfile.Run, root: Path) -> Footprint:
@@ -93,15 +123,46 @@ def plan(run: runfile.Run, root: Path) -> Footprint:
     Raises:
       LockstepError: It is neither.
     """
+    return plan_of(run, *_model(run, root))
+
+
+def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
+    """Yield what the run takes of memory on the devices here, for people to read.
+
+    Raises:
+      LockstepError: As `plan`.
+    """
+    found = device_memory(run, programs_of(run, *_model(run, root)))
+    if found is None:
+        yield "memory         this backend does not say"
+        return
+    yield from _lines_of(found)
+
+
+def _lines_of(found: DeviceMemory) -> Iterator[str]:
+    on = f"{found.devices} device{'' if found.devices == 1 else 's'}"
+    limit = size(found.limit)
+    if found.in_one:
+        yield f"memory         {size(found.of_all)} of arrays on {on} that share {limit}"
+    else:
+        yield f"memory         {size(found.of_device)} of the {limit} of each of {on}"
+    yield f"  each device  {size(found.agreed)} that peers agree on, one copy"
+    yield f"  each peer    {size(found.own)} of its own, and {size(found.message)} of message"
+    for name in ("step", "receive", "measure"):
+        yield f"  {name:<13}{size(getattr(found, name).beyond)} while it runs"
+
+
+def _model(run: runfile.Run, root: Path) -> tuple[dict, int]:
+    """The run's model as a config.json, and the rounds that it has been trained for already."""
     init, checkpoint = root / "data" / "init", run.llm.checkpoint
     if isinstance(checkpoint, runfile.CheckpointInit):
-        return plan_of(run, dict(checkpoint.config))
+        return dict(checkpoint.config), 0
     if not (init / "hf" / "config.json").is_file():
         raise LockstepError(
             f"{init / 'hf' / 'config.json'} is missing, expected the model of "
             f"{runfile.variant_name(checkpoint)}: `lockstep convert` makes it"
         )
-    return plan_of(run, read_json(init / "hf" / "config.json"), trained_steps(init))
+    return read_json(init / "hf" / "config.json"), trained_steps(init)
 
 
 def _bytes(tree: Tree) -> int:

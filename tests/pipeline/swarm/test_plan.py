@@ -5,7 +5,10 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
+from pipeline.stage.artifacts import read_json
+from pipeline.swarm.device_memory import device_memory
 from pipeline.swarm.plan import plan, plan_of
 from pipeline.wire import message as wire
 from tests import tiny
@@ -29,6 +32,35 @@ def test_a_run_takes_what_was_planned(tmp_path):
     assert planned.rounds == pytest.approx(size("rounds.jsonl"), rel=0.3)
     headers = size("snapshots") - planned.snapshots  # of files, and of each tensor in them
     assert 0 < headers < 3000 * len(list((taken / "snapshots").rglob("*.safetensors")))
+    simulated = read_json(root / "metrics" / "train.json")["simulated_seconds"]
+    assert planned.seconds == pytest.approx(simulated, rel=0.05)
+    check_memory(runfile.load(run_file))
+
+
+def check_memory(run: runfile.Run) -> None:
+    """The memory of a training that has just compiled these programs, on its one device."""
+    programs = programs_of(run, dict(run.llm.checkpoint.config))
+    with tiny.like_a_process():
+        found = device_memory(run, programs)
+    own, shared = jax.eval_shape(programs.optimizer.init, programs.task.shapes)
+    assert (found.devices, found.peers) == (1, run.peers.count)
+    assert found.agreed == nbytes(programs.task.shapes) + nbytes(shared)
+    assert found.own == nbytes(own)
+    rows = run.config.global_batch_size_end // run.peers.count * run.llm.max_seq_len * 4
+    assert found.step.arguments == pytest.approx(found.agreed + found.own + rows, abs=256)
+    assert found.step.donated == found.own  # a peer's state is written where it lay
+    assert found.step.outputs == pytest.approx(found.own + found.message, abs=1024)
+    assert found.receive.outputs == pytest.approx(found.agreed, abs=1024)
+    assert found.step.temporary > nbytes(programs.task.shapes)  # the gradient, at the least
+    held = found.agreed + 2 * found.own
+    assert found.of_device == found.of_all >= held + found.step.beyond + found.message
+    apart = found._replace(devices=2, peers=3)  # two peers in turns on the first device
+    assert apart.of_device == found.of_device
+    assert apart.of_all >= 2 * found.agreed + 3 * found.own + 2 * found.step.beyond + found.message
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""The memory that a run's programs need on a device, from XLA's own plan of each.
+
+Programs are compiled as training compiles them, and not run: nothing of their size is allocated.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipeline import runfile
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.placement import PlannedGroup, device_groups
+from pipeline.programs.replica import Replica, Work
+from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.stage import memory
+from pipeline.swarm.peers import capacity
+
+
+class ProgramMemory(NamedTuple):
+    """Bytes of a program on one device.
+
+    Attributes:
+      arguments: Its arguments.
+      outputs: Its results; those that are donated arguments take no memory of their own.
+      donated: Arguments in whose memory results are written.
+      temporary: What it needs while it runs.
+    """
+
+    arguments: int
+    outputs: int
+    donated: int
+    temporary: int
+
+    @classmethod
+    def of(cls, program: jax.stages.Wrapped, *arguments: Tree) -> "ProgramMemory | None":
+        """Return what XLA says of a program for such arguments; None if this backend is silent."""
+        found = program.lower(*arguments).compile().memory_analysis()
+        return found and cls(
+            found.argument_size_in_bytes,
+            found.output_size_in_bytes,
+            found.alias_size_in_bytes,
+            found.temp_size_in_bytes,
+        )
+
+    @property
+    def beyond(self) -> int:
+        """Bytes besides those of the arguments."""
+        return self.outputs - self.donated + self.temporary
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes that a run's arrays and programs take on the devices here.
+
+    Attributes:
+      devices: Number of device groups that peers run on, each of one device unless `[peers] fsdp`.
+      peers: Number of peers.
+      agreed: Params and the optimizer's one copy, on each device.
+      own: What one peer owns, on a device.
+      message: A peer's message, as arrays.
+      step: A peer's step, of which each device runs one at a time.
+      receive: The update of all, which the first device computes.
+      measure: The loss of some held-out rows.
+      limit: What a device has.
+      in_one: Whether all devices are of one memory, as the processors of a machine are.
+    """
+
+    devices: int
+    peers: int
+    agreed: int
+    own: int
+    message: int
+    step: ProgramMemory
+    receive: ProgramMemory
+    measure: ProgramMemory
+    limit: int
+    in_one: bool
+
+    @property
+    def of_device(self) -> int:
+        """Bytes of one device at the worst moment, if each has its own memory."""
+        turns = -(-self.peers // self.devices)
+        return self._worst(1, turns)
+
+    @property
+    def of_all(self) -> int:
+        """Bytes of all devices together at the worst moment."""
+        return self._worst(self.devices, self.peers)
+
+    def _worst(self, devices: int, peers: int) -> int:
+        stepping = devices * self.step.beyond + (peers - devices) * self.message
+        # what it makes is copied to every device before the old copies are gone
+        receiving = self.receive.arguments + self.receive.beyond + (devices - 2) * self.agreed
+        measuring = devices * self.measure.beyond
+        return devices * self.agreed + peers * self.own + max(stepping, receiving, measuring)
+
+
+def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
+    """Return what a run takes on the devices here; None if this backend does not tell.
+
+    It is that of layout "each", the only one that runs a peer's step as a program of its own.
+    """
+    params, peers = programs.task.shapes, run.peers.count
+    own, shared = jax.eval_shape(programs.optimizer.init, params)
+    groups = device_groups(jax.devices(), programs.parts)[:peers]
+    group = PlannedGroup(groups[0].devices)
+    replica, own = Replica.put(programs, group, params, shared), group.put(own)
+    row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)
+    trainers = peers - peers * run.config.verification_percent // 100
+    size, lots = run.peers.micro_batch, programs.optimizer.inner_steps
+    work = Work(micro_batches(row_1W, capacity(run, trainers), size, lots), 1)
+    like = programs.form.like
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
+    weights_P, step = group.put_whole((np.zeros(peers, np.int32), np.int32(1)))
+    row_BW = group.put_rows(np.zeros((size, run.llm.max_seq_len), np.int32), axis=0)
+    found = [
+        ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1)),
+        ProgramMemory.of(
+            programs.receive, group.put(stacked), weights_P, replica.params, replica.shared, step
+        ),
+        ProgramMemory.of(programs.measure, replica.params, row_BW),
+    ]
+    if None in found:
+        return None
+    device = group.devices[0]
+    return DeviceMemory(
+        len(groups),
+        peers,
+        _bytes((replica.params, replica.shared)),
+        _bytes(own),
+        _bytes(group.put(like)),
+        *found,
+        limit=(device.memory_stats() or {}).get("bytes_limit") or memory.total(),
+        in_one=device.platform == "cpu",
+    )
+
+
+def _bytes(tree: Tree) -> int:
+    """Bytes of arrays on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

@@ -1,0 +1,45 @@
+"""What runs again, and why, is said before it does."""
+
+import shutil
+
+from pipeline.stage import artifacts, keys, reruns
+from pipeline.stage.keys import STAGES
+from tests.pipeline import finished_run
+
+CHANGED = "changed since its result: "
+
+
+def test_a_finished_run_runs_nothing_again_and_a_change_is_named_where_it_matters(
+    tmp_path, monkeypatch
+):
+    run_file = finished_run.finish(tmp_path)
+    found = reruns.reasons(run_file, tmp_path)
+    assert found == dict.fromkeys(STAGES) | {"report": "it has no result yet"}
+
+    text = run_file.read_text()
+    run_file.write_text(text.replace("replay_percent = 25", "replay_percent = 50"))
+    found = reruns.reasons(run_file, tmp_path)
+    assert found["train"] is None
+    assert found["witness"] == CHANGED + "[witness]"
+    assert found["export"] == CHANGED + "stage witness"
+    run_file.write_text(text)
+
+    digest = keys._digest
+    with monkeypatch.context() as patch:
+        edited = lambda path: "edited" if path.name == "wire" else digest(path)  # noqa: E731
+        patch.setattr(keys, "_digest", edited)
+        found = reruns.reasons(run_file, tmp_path)
+    assert found["convert"] is None
+    assert found["train"] == CHANGED + "pipeline/wire"
+    assert found["witness"] == CHANGED + "pipeline/wire, stage train"
+
+    shutil.rmtree(tmp_path / "data" / "init")
+    found = reruns.reasons(run_file, tmp_path)
+    assert found["convert"] == "it has no result yet"
+    assert found["train"] == "its result is made from another data/init than there is now"
+
+    (made,) = (tmp_path / "data" / "shards").glob("made-*.json")
+    artifacts.write_json(made.with_name("made-0123456789ab.json"), {"sha256": ""})
+    made.unlink()
+    found = reruns.reasons(run_file, tmp_path)
+    assert found["download"] == "its result is damaged, or of an older release"
