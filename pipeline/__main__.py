@@ -197,6 +197,21 @@ def push(
     push_.push(run, root, destinations or (), private=private)
 
 
+@app.command(
+    "try",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def try_(context: typer.Context) -> None:
+    """Train a model alone, with the flags of Psyche's train example; --help lists them."""
+    from pipeline.stage import allocator
+
+    allocator.tune()
+    from pipeline.trial import trial
+
+    trial.take(context.args, _stage)
+
+
 @app.command("import")
 def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.")]) -> None:
     """Convert a Psyche configuration to a complete run file, and print it."""
@@ -217,12 +232,31 @@ def check(run: RunFile = DEFAULT_RUN) -> None:
 
 
 @app.command()
-def plan(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
-    """Say what a run will take, before it runs: bytes of messages, and of disk."""
+def plan(
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    memory: Annotated[
+        bool,
+        typer.Option(help="Compile the run's programs for the devices here, to know their memory."),
+    ] = True,
+) -> None:
+    """Say what a run will take, before it runs: messages, disk, memory, and what runs again."""
     from pipeline import runfile
+    from pipeline.stage import devices, reruns
+    from pipeline.stage.artifacts import Paths
+
+    settings = runfile.load(run)
+    if memory:
+        devices.prepare(settings)
     from pipeline.swarm import plan as plan_
 
-    print(*plan_.plan(runfile.load(run), root).lines(), sep="\n")
+    print(*plan_.plan(settings, root).lines(), sep="\n")
+    if memory:
+        devices.keep_compiled(Paths("train", run, root).store / "compiled")
+        print(*plan_.memory_lines(settings, root), sep="\n")
+    for stage, reason in reruns.reasons(run, root).items():
+        said = "has its result" if reason is None else f"will run: {reason}"
+        print(f"{f'stage {stage}':<15}{said}")
 
 
 @app.command()

@@ -5,7 +5,7 @@ Each plot is drawn twice, for a light page and for a dark one.
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import matplotlib.style
@@ -46,6 +46,16 @@ class Axis(NamedTuple):
     label: str
     scale: float
     ticks: Callable[[], EngFormatter | FuncFormatter]
+    logarithmic: bool = False
+
+
+class Line(NamedTuple):
+    """A line of a plot: one column of some rows, and how it is drawn."""
+
+    rows: Sequence[dict[str, float]]
+    column: str
+    label: str
+    style: dict[str, object]
 
 
 def _whole() -> FuncFormatter:
@@ -114,6 +124,28 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
     return pictures
 
 
+def comparison_pictures(runs: Mapping[str, list[dict]]) -> list[Picture]:
+    """Plot the training losses of several runs, given their rows of loss.tsv, by step and bytes."""
+    by_bytes = BY_BYTES._replace(label="sent by each peer (logarithmic)", logarithmic=True)
+    pictures = []
+    for name, axis in (("losses_by_step", BY_STEP), ("losses_by_bytes", by_bytes)):
+        drawn = []
+        for theme in THEMES:
+            colours = (theme.train, theme.alarm, theme.held_out)
+            lines = [
+                Line(rows, "loss", label, {"color": colour, "lw": 1.4})
+                for (label, rows), colour in zip(runs.items(), colours, strict=False)
+            ]
+            drawn.append(_curves(lines, axis, None, theme))
+        ends = [
+            f"{label} from {rows[0]['loss']:.2f} to {rows[-1]['loss']:.2f}"
+            for label, rows in runs.items()
+        ]
+        alt = f"Line plot, {axis.title.lower()}: training loss of {', of '.join(ends)}."
+        pictures.append(Picture(name, axis.title, alt, *drawn))
+    return pictures
+
+
 def traffic_picture(results: Results) -> Picture:
     """Plot the bytes per peer and round, beside those of plain data parallelism."""
     trained = results.trained
@@ -138,24 +170,34 @@ def _loss(
     theme: Theme,
 ) -> bytes:
     """Training loss and held-out loss against one column, with a vertical line at `mark`."""
+    marked = {"marker": "o", "ms": 3.5} if len(measured) <= MARKED else {}
+    lines = [
+        Line(rows, "loss", "training, mean over peers", {"color": theme.train, "lw": 1.2}),
+        Line(measured, "held_out_loss", "held out", {"color": theme.held_out, "lw": 2} | marked),
+    ]
+    return _curves(lines, axis, mark, theme)
+
+
+def _curves(
+    lines: Sequence[Line], axis: Axis, mark: tuple[float, str] | None, theme: Theme
+) -> bytes:
+    """Losses against one column, with a vertical line at `mark`."""
 
     def draw(axes: Axes) -> None:
-        for lines, column, name, style in (
-            (rows, "loss", "training, mean over peers", {"color": theme.train, "lw": 1.2}),
-            (measured, "held_out_loss", "held out", {"color": theme.held_out, "lw": 2}),
-        ):
-            if not lines:
-                continue
-            if column == "held_out_loss" and len(lines) <= MARKED:
-                style |= {"marker": "o", "ms": 3.5}
-            x = [line[axis.column] * axis.scale for line in lines]
-            axes.plot(x, [line[column] for line in lines], label=name, **style)
+        for line in lines:
+            if line.rows:
+                x = [row[axis.column] * axis.scale for row in line.rows]
+                y = [row[line.column] for row in line.rows]
+                axes.plot(x, y, label=line.label, **line.style)
         if mark:
             axes.axvline(mark[0], color=theme.alarm, lw=1.2, ls=(0, (4, 3)), label=mark[1])
         axes.set_xlabel(axis.label)
         axes.set_ylabel("loss, nats per token")
+        if axis.logarithmic:
+            axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=axis is BY_STEP))
         axes.xaxis.set_major_formatter(axis.ticks())
-        axes.xaxis.set_major_locator(MaxNLocator(7, integer=axis is BY_STEP))
         axes.legend(framealpha=0.9, edgecolor="none", loc="upper right")
 
     return _png(draw, SIZE, theme)

@@ -17,7 +17,7 @@ from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES
 from pipeline.stage.progress import size
 
-TEMPLATE = Path(__file__).with_name("report.html.jinja")
+TEMPLATES, TEMPLATE = Path(__file__).parent, "report.html.jinja"
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 
@@ -33,7 +33,8 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
     rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     verdict, count = results.verdict, run.peers.count
-    page = _fill(
+    page = fill(
+        TEMPLATE,
         run=run,
         results=results,
         blame=verdict_text.blame(verdict["findings"]),
@@ -62,10 +63,10 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
     return page, [*pictures, traffic]
 
 
-def _fill(**values: object) -> str:
-    """The page; every value is escaped, and a missing one is an error."""
+def fill(template: str, **values: object) -> str:
+    """Return a page; every value is escaped, and a missing one is an error."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATE.parent),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -79,7 +80,7 @@ def _fill(**values: object) -> str:
         "times": times,
         "who": verdict_text.who,
     }
-    return environment.get_template(TEMPLATE.name).render(values) + "\n"
+    return environment.get_template(template).render(values) + "\n"
 
 
 # ---- Numbers at the top ----
@@ -197,13 +198,14 @@ def _split_text(evaluated: dict) -> tuple[str, str] | None:
 def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:
     """The run file by table, each value by its dotted name; [runtime] cannot change a result."""
     dumped = run.model_dump(mode="json", exclude={"runtime"})
-    return {table: list(_flat(dumped[table], "")) for table in dumped}
+    return {table: list(flat(dumped[table], "")) for table in dumped}
 
 
-def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
+def flat(value: object, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the JSON of each value in a table."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else key)
+            yield from flat(inner, f"{name}.{key}" if name else key)
     elif value is not None:
         yield name, json.dumps(value, ensure_ascii=False)
 

@@ -73,6 +73,13 @@ def test_what_the_user_set_stays(environment):
     assert os.environ["XLA_FLAGS"].endswith("--xla_dump_to=here")
 
 
+def test_stages_of_one_process_record_the_flags_of_a_stage_alone(environment):
+    devices.prepare(a_run())
+    alone = dict(os.environ)
+    devices.prepare(a_run())
+    assert dict(os.environ) == alone
+
+
 def test_more_devices_than_threads_are_refused_since_they_would_change_bits(environment):
     environment.setenv("JAX_NUM_CPU_DEVICES", "8")
     with pytest.raises(LockstepError, match=r"JAX_NUM_CPU_DEVICES: 8, expected at most \[peers\]"):

@@ -1,0 +1,88 @@
+"""`lockstep try`: the stages that a training needs, on a run file made of flags, and one page.
+
+    OUT/adamw/, OUT/distro/    run.toml, data/ and metrics/ of the two trainings
+    OUT/store/                 what was downloaded, for both
+    OUT/try.html               the one or the two of them, side by side
+
+`--distro` says which one a command trains, as in Psyche. The page has both once both are there.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.errors import LockstepError
+from pipeline.pages import comparison
+from pipeline.pages.comparison import ComparedRun
+from pipeline.runfile.importer import run_file
+from pipeline.stage.artifacts import Paths, write_text
+from pipeline.stage.progress import size
+from pipeline.trial import flags
+from pipeline.trial.run import run_of
+from pipeline.weights import hf
+
+PAGE, RUN_FILE = "try.html", "run.toml"
+NAMES = {"adamw": "AdamW", "distro": "DisTrO"}
+TRAINED = ("download", "convert", "train")
+SAVED = ("witness", "export")
+
+
+def take(arguments: Sequence[str], stage: Callable[[str, Path, Path], None]) -> None:
+    """Train what the arguments say, and render the page.
+
+    Args:
+      arguments: The command line.
+      stage: Runs one stage, given its name, the run file and the root.
+
+    Raises:
+      LockstepError: The arguments do not describe a run, or a stage fails.
+    """
+    given = flags.parse(arguments)
+    if given.cpu or given.device == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    if given.save_path is not None and Path(given.save_path).exists():
+        raise LockstepError(f"--save-path {given.save_path}: exists, expected a new folder")
+    out = Path(given.out)
+    root = out / ("distro" if given.distro else "adamw")
+    file = root / RUN_FILE
+    write_text(file, run_file(run_of(given), f"Made by `lockstep try` for {root.name}."))
+    _share_downloads(out, root)
+    for name in TRAINED if given.save_path is None else (*TRAINED, *SAVED):
+        stage(name, file, root)
+    if given.save_path is not None:
+        _save(Paths("export", file, root), Path(given.save_path))
+    runs = [ComparedRun.read(name, paths) for name, paths in _trained(out).items()]
+    write_text(out / PAGE, comparison.render(runs))
+    for run in runs:
+        rounds, sent = len(run.rows), size(run.trained["bytes_up"])
+        print(f"try: {run.name}: loss {run.loss:.3f} after {rounds:,} rounds, {sent} sent in each")
+    if len(runs) == 1:
+        other = "without --distro" if given.distro else "with --distro"
+        print(f"try: the same command {other} puts the other optimizer on the page too")
+    print(f"try: {out / PAGE}")
+
+
+def _share_downloads(out: Path, root: Path) -> None:
+    store, link = out / "store", root / "data" / "store"
+    store.mkdir(exist_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    if not link.exists():
+        link.symlink_to(os.path.relpath(store, link.parent), target_is_directory=True)
+
+
+def _trained(out: Path) -> dict[str, Paths]:
+    """The trainings in the folder that are finished, by the names of their optimizers."""
+    files = {NAMES[name]: out / name / RUN_FILE for name in NAMES}
+    found = {
+        name: Paths("train", file, file.parent) for name, file in files.items() if file.is_file()
+    }
+    return {name: paths for name, paths in found.items() if paths.is_made("train")}
+
+
+def _save(paths: Paths, target: Path) -> None:
+    if (paths.out("export") / hf.REFUSED).exists():
+        raise LockstepError(f"--save-path {target}: the audit refused {paths.out('export')}")
+    files = shutil.ignore_patterns(Path(paths.keys.made("export")).name)
+    shutil.copytree(paths.out("export"), target, ignore=files)
+    print(f"try: {target}")
