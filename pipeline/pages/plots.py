@@ -49,8 +49,8 @@ class Axis(NamedTuple):
     logarithmic: bool = False
 
 
-class Line(NamedTuple):
-    """A line of a plot: one column of some rows, and how it is drawn."""
+class Curve(NamedTuple):
+    """A curve of a plot: one column of some rows, and how it is drawn."""
 
     rows: Sequence[dict[str, float]]
     column: str
@@ -133,7 +133,7 @@ def comparison_pictures(runs: Mapping[str, list[dict]]) -> list[Picture]:
         for theme in THEMES:
             colours = (theme.train, theme.alarm, theme.held_out)
             lines = [
-                Line(rows, "loss", label, {"color": colour, "lw": 1.4})
+                Curve(rows, "loss", label, {"color": colour, "lw": 1.4})
                 for (label, rows), colour in zip(runs.items(), colours, strict=False)
             ]
             drawn.append(_curves(lines, axis, None, theme))
@@ -172,14 +172,14 @@ def _loss(
     """Training loss and held-out loss against one column, with a vertical line at `mark`."""
     marked = {"marker": "o", "ms": 3.5} if len(measured) <= MARKED else {}
     lines = [
-        Line(rows, "loss", "training, mean over peers", {"color": theme.train, "lw": 1.2}),
-        Line(measured, "held_out_loss", "held out", {"color": theme.held_out, "lw": 2} | marked),
+        Curve(rows, "loss", "training, mean over peers", {"color": theme.train, "lw": 1.2}),
+        Curve(measured, "held_out_loss", "held out", {"color": theme.held_out, "lw": 2} | marked),
     ]
     return _curves(lines, axis, mark, theme)
 
 
 def _curves(
-    lines: Sequence[Line], axis: Axis, mark: tuple[float, str] | None, theme: Theme
+    lines: Sequence[Curve], axis: Axis, mark: tuple[float, str] | None, theme: Theme
 ) -> bytes:
     """Losses against one column, with a vertical line at `mark`."""
 

@@ -53,8 +53,9 @@ def prepare(run: Run) -> None:
             f"JAX_NUM_CPU_DEVICES: {count}, expected at most {most}, half of [peers] threads, with "
             "fsdp: a device holds a thread while it waits for the others"
         )
+    flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
-    if not flags.startswith(ours):  # a peer's process inherits them, or a stage ran before
+    if not flags.startswith(ours):  # a process of a peer inherits them from the trainer
         os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # never TF32
 
