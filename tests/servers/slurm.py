@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import dropwhile
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def _sbatch(folder: Path, arguments: list[str]) -> None:
     job = {"id": len(jobs(folder)) + 1, "name": given.job_name, "asked": arguments, "starts": 0}
     _note(folder, job | {"state": "PENDING"})
     output = given.output.replace("%j", str(job["id"]))
-    daemon = [sys.argv[0], "daemon", str(job["id"]), given.wrap, given.D, output]
+    daemon = [folder / "slurm", "daemon", str(job["id"]), given.wrap, given.D, output]
     null = subprocess.DEVNULL
     subprocess.Popen(daemon, stdin=null, stdout=null, stderr=null, start_new_session=True)
     print(job["id"])
@@ -73,7 +74,8 @@ def _daemon(folder: Path, number: str, command: str, where: str, output: str) ->
             preempt.unlink()
             os.killpg(process.pid, signal.SIGTERM)
             time.sleep(5)
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # all of it saved and ended in time
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             _note(folder, job | {"state": "PREEMPTED"})
             time.sleep(2)
