@@ -157,11 +157,14 @@ def _on_join(state: CoordinatorState, event: Join) -> CoordinatorState:
 
 
 def _on_leave(state: CoordinatorState, event: Leave) -> CoordinatorState:
-    peer = event.peer
-    if peer in state.pending:
-        return replace(state, pending=tuple(other for other in state.pending if other != peer))
-    _expect_member(state, event, peer)
-    return _mark(state, (peer,), ClientState.Withdrawn)
+    pending, members = set(state.pending), set(state.healthy_members)
+    for peer in event.peers:
+        if not (peer in pending or peer in members):
+            raise CoordinatorError(state, event, f"peer {peer} is not a member")
+        (pending if peer in pending else members).remove(peer)
+    waiting = tuple(peer for peer in state.pending if peer in pending)
+    gone = state.healthy_members - members
+    return _mark(replace(state, pending=waiting), gone, ClientState.Withdrawn)
 
 
 def _on_warmup_witness(state: CoordinatorState, event: WarmupWitness) -> CoordinatorState:

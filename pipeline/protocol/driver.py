@@ -148,7 +148,8 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
             raise CoordinatorError(state, Join((peer,)), f"expected one of the run's {count} peers")
     state = coordinator.tick(state, Join(peers)) if peers else state
     fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
-    left = tuple(peer for peer in progress.left if peer not in {*peers})
+    back = set(peers)
+    left = tuple(peer for peer in progress.left if peer not in back)
     return replace(progress, state=state, fresh=tuple(dict.fromkeys(fresh)), left=left)
 
 
@@ -168,8 +169,7 @@ def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
       CoordinatorError: A peer neither takes part nor has asked to.
     """
     peers, state = tuple(peers), progress.state
-    for peer in peers:
-        state = coordinator.tick(state, Leave(peer, progress.now))
+    state = coordinator.tick(state, Leave(peers, progress.now)) if peers else state
     return replace(progress, state=state, left=(*progress.left, *peers))
 
 

@@ -88,9 +88,9 @@ class Join:
 
 @dataclass(frozen=True)
 class Leave:
-    """A peer leaves the epoch."""
+    """Peers leave the epoch."""
 
-    peer: int
+    peers: tuple[int, ...]
     now: float
 
 

@@ -343,7 +343,7 @@ TRANSITIONS = {
     ),
     "leave: a member keeps its place until the round is over": (
         at(RunState.RoundTrain),
-        Leave(1, 101),
+        Leave((1,), 101),
         {
             "peers": (*records(0), *records(1, state=WITHDRAWN), *records(2)),
             "exited": (),
@@ -351,15 +351,15 @@ TRANSITIONS = {
             "trainers": (0, 1, 2),
         },
     ),
-    "leave: before the epoch": (waiting(), Leave(1, 1), {"pending": (0, 2)}),
+    "leave: before the epoch": (waiting(), Leave((1,), 1), {"pending": (0, 2)}),
     "leave: before the next epoch, a peer that had been dropped": (
         at(RunState.RoundTrain, peers=ONE_GONE, pending=(2, 7)),
-        Leave(2, 101),
+        Leave((2,), 101),
         {"pending": (7,), "peers": ONE_GONE},
     ),
     "leave: while paused": (
         at(RunState.Paused, peers=(), pending=(4, 5)),
-        Leave(4, 101),
+        Leave((4,), 101),
         {"pending": (5,)},
     ),
     "health check: a peer that one of two witnesses heard": (
@@ -504,7 +504,7 @@ def test_healthy_is_a_quorum_of_those_elected():
 
 
 def test_a_liar_is_out_for_good_and_an_honest_peer_comes_back():
-    state = tick(tick(at(RunState.RoundTrain), Eject((2,), 101)), Leave(1, 101))
+    state = tick(tick(at(RunState.RoundTrain), Eject((2,), 101)), Leave((1,), 101))
     state = tick(state, Join((1,)))
     for now in (130, 132, 137):  # nobody speaks: a round without witnesses, and the cooldown
         state = tick(state, Tick(now, 7))
@@ -572,9 +572,9 @@ REFUSED = {
         "was ejected",
     ),
     "join: ejected long ago": (waiting(ejected=(5,)), Join((5,)), "was ejected"),
-    "leave: a stranger": (at(RunState.RoundTrain), Leave(7, 101), "not a member"),
-    "leave: twice": (at(RunState.RoundTrain, peers=ONE_GONE), Leave(2, 101), "not a member"),
-    "leave: earlier than the state": (at(RunState.RoundTrain), Leave(1, 99), "began at 100"),
+    "leave: a stranger": (at(RunState.RoundTrain), Leave((7,), 101), "not a member"),
+    "leave: twice": (at(RunState.RoundTrain, peers=ONE_GONE), Leave((2,), 101), "not a member"),
+    "leave: earlier than the state": (at(RunState.RoundTrain), Leave((1,), 99), "began at 100"),
     "health check: in training": (
         at(RunState.RoundTrain, **ONE_HEARD),
         HealthCheck(FIRST, (OTHER,), 101),

@@ -86,7 +86,7 @@ def events(state: CoordinatorState, now: float, what: str, detail) -> list:
         case "all join":
             return [Join((peer,)) for peer in range(COUNT)]
         case "leave":
-            return [Leave(detail, now)]
+            return [Leave((detail,), now)]
         case "eject":
             return [Eject((detail,), now)]
         case "health check":
@@ -96,7 +96,7 @@ def events(state: CoordinatorState, now: float, what: str, detail) -> list:
             gone = [p for p in range(COUNT) if in_round and not healthy(state, (p,))[0]]
             return [HealthCheck(by, (peer,), now) for by in range(COUNT) for peer in gone]
         case "all leave":
-            return [Leave(peer, now) for peer in range(COUNT)]
+            return [Leave((peer,), now) for peer in range(COUNT)]
         case "untrained":
             spans = sorted(state.plan.spans.values()) if in_round else [(0, 0)]
             return [Untrained(chosen(spans, detail), now)]

@@ -72,7 +72,7 @@ def test_seats_and_plan_are_the_rounds_until_it_is_over():
     assert len(state.verifiers) == 3
     assert sorted(state.trainers + state.verifiers) == list(range(10))
     assert state.plan.spans == committee.plan(state.trainers, SEED, 0, 8).spans
-    gone = tick(tick(state, Leave(state.trainers[0], 101)), Eject((state.verifiers[0],), 101))
+    gone = tick(tick(state, Leave((state.trainers[0],), 101)), Eject((state.verifiers[0],), 101))
     assert (gone.trainers, gone.verifiers, gone.plan) == (
         state.trainers,
         state.verifiers,
