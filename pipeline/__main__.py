@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import TracebackType
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -50,6 +50,17 @@ def options(
     """Options of `lockstep` itself."""
 
 
+class _StdoutHandler(logging.StreamHandler):
+    """Writes to what `sys.stdout` is at the moment: a bar in a terminal puts lines above itself."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stdout
+
+
 def _log_to_stdout(level: str) -> None:
     """Print what is logged, each message as one line that reveals nothing."""
 
@@ -57,7 +68,7 @@ def _log_to_stdout(level: str) -> None:
         record.msg, record.args = shown(record.getMessage()), ()
         return True
 
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _StdoutHandler()
     handler.addFilter(one_line)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 

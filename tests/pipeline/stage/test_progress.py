@@ -1,9 +1,12 @@
 """What a stage says of its progress where there is no terminal, and where there is one."""
 
 import io
+import logging
+import re
 
 import pytest
 
+from pipeline.__main__ import _StdoutHandler
 from pipeline.stage import progress
 from pipeline.stage.progress import Progress, size
 
@@ -53,6 +56,16 @@ def test_a_terminal_has_a_bar(monkeypatch, unit, total):
     said = terminal.getvalue()
     assert "convert" in said and "a line" in said
     assert ("3.0/3.0 MB" if unit == "byte" else "4/4") in said
+
+
+def test_a_logged_line_is_above_the_bar(monkeypatch):
+    terminal, logger = Terminal(), logging.Logger("of a stage")
+    logger.addHandler(_StdoutHandler())
+    monkeypatch.setattr("sys.stdout", terminal)
+    with Progress("train", total=2, unit="round") as bar:
+        bar.advance(loss=1.5)
+        logger.info("a line")
+    assert re.search(r"(\n|\r|\x1b\[2K)a line\n", terminal.getvalue())
 
 
 @pytest.mark.parametrize("stdout", [io.StringIO, Terminal])
