@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from threading import Lock
 from types import TracebackType
 from typing import Any
@@ -79,11 +80,19 @@ class Progress:
             TransferSpeedColumn,
         )
         from rich.progress import Progress as Bar
+        from rich.text import Text
 
-        counted = (MofNCompleteColumn(), TextColumn(self.unit), TextColumn("{task.fields[text]}"))
+        class BarOverText(Bar):
+            """A bar, and below it the fields, which may need more than a line."""
+
+            def get_renderables(self) -> Iterator[Any]:
+                yield from super().get_renderables()
+                yield from (Text(task.fields["text"]) for task in self.tasks if task.fields["text"])
+
+        counted = (MofNCompleteColumn(), TextColumn(self.unit))
         if self.unit == "byte":
             counted = (DownloadColumn(), TransferSpeedColumn())
-        return Bar(
+        return BarOverText(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             *counted,
