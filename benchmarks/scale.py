@@ -101,6 +101,7 @@ class Swarm:
                 "witness_nodes": 0,
                 "verification_percent": 10 if case == "rough" else 0,
                 "total_steps": 10**6,
+                "epoch_time": 10**12,
                 "max_round_train_time": 10**6,  # slow links alone make nobody late
                 "global_batch_size_start": 2 * peers,
                 "global_batch_size_end": 2 * peers,

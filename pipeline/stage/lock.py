@@ -19,7 +19,8 @@ def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
     engine that starts right after waits for it instead of failing.
 
     Raises:
-      LockstepError: Another process still holds it; the message names its process id.
+      LockstepError: Another process still holds it, which the message names, or the file system
+        has no such locks.
     """
     with writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,21 +39,26 @@ def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
                         "running already; wait for it or end it"
                     ) from None
                 time.sleep(0.1)
+            except OSError as error:
+                raise LockstepError(
+                    f"{path}: {error.strerror}, expected a file system with flock; "
+                    "docs/how-to/scale.md says what a shared one must do"
+                ) from error
         file.seek(0)
         file.truncate()
-        file.write(str(os.getpid()))
+        file.write(f"{os.getpid()} on {os.uname().nodename}")
         file.flush()
         yield
 
 
 def holder(path: Path) -> int | None:
-    """Return the id of the process that holds the lock at `path`, or None."""
+    """Return the id of the process that holds the lock at `path`, on any host, or None."""
     try:
         with open(path, encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(file.read() or 0)  # it is about to write its own
+                return int(file.read().partition(" ")[0] or 0)  # it is about to write its own
     except FileNotFoundError:
         pass
     return None

@@ -1,5 +1,6 @@
 """A stage's lock: one holder, whose process id the next one reads; free as soon as it dies."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -32,12 +33,23 @@ def holder(tmp_path):
 
 
 def test_a_held_lock_names_its_holder(tmp_path, holder):
-    text = f"held by process {holder.pid}"
+    text = f"held by process {holder.pid} on {os.uname().nodename}, expected to be free"
     with pytest.raises(LockstepError, match=text), lock.hold(tmp_path / "lock", 0.2):
         pass
+    assert lock.holder(tmp_path / "lock") == holder.pid
 
 
 def test_a_killed_holder_frees_the_lock(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     with lock.hold(tmp_path / "lock", 5):
-        assert (tmp_path / "lock").read_text() == str(os.getpid())
+        assert (tmp_path / "lock").read_text().split()[0] == str(os.getpid())
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    text = "lock: No locks available, expected a file system with flock"
+    with pytest.raises(LockstepError, match=text), lock.hold(tmp_path / "lock"):
+        pass
