@@ -93,10 +93,9 @@ def participant(peer: int) -> bytes:
 
 
 def healthy(state: CoordinatorState, peers: Sequence[int]) -> list[bool]:
-    """Return for each peer whether a quorum of the elected witnesses heard from it.
+    """Return for each peer whether a quorum of this warm-up's or round's witnesses heard from it.
 
-    That is, in this warm-up or round. Filters have false positives, so a peer that is gone may pass
-    for healthy, never the reverse.
+    Filters have false positives, so a peer that is gone may pass for healthy, never the reverse.
     """
     items = [participant(peer) for peer in peers]
     heard = [bloom.holds(items) for bloom in state.participants]
@@ -162,9 +161,8 @@ def _on_leave(state: CoordinatorState, event: Leave) -> CoordinatorState:
         if not (peer in pending or peer in members):
             raise CoordinatorError(state, event, f"peer {peer} is not a member")
         (pending if peer in pending else members).remove(peer)
-    waiting = tuple(peer for peer in state.pending if peer in pending)
-    gone = state.healthy_members - members
-    return _mark(replace(state, pending=waiting), gone, ClientState.Withdrawn)
+    state = replace(state, pending=tuple(peer for peer in state.pending if peer in pending))
+    return _mark(state, state.healthy_members - members, ClientState.Withdrawn)
 
 
 def _on_warmup_witness(state: CoordinatorState, event: WarmupWitness) -> CoordinatorState:
@@ -288,12 +286,8 @@ def _expect_witness(state: CoordinatorState, event: Event, peer: int) -> None:
 
 
 def _expect_member(state: CoordinatorState, event: Event, peer: int) -> None:
-    if not _is_member(state, peer):
+    if peer not in state.healthy_members:
         raise CoordinatorError(state, event, f"peer {peer} is not a member")
-
-
-def _is_member(state: CoordinatorState, peer: int) -> bool:
-    return peer in state.healthy_members
 
 
 def _mark(state: CoordinatorState, peers: Iterable[int], became: ClientState) -> CoordinatorState:
