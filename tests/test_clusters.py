@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
+import tomlkit
 import yaml
 
 from pipeline.stage.keys import OUT, PROJECT, RUN_FILE, STAGES
@@ -67,6 +70,37 @@ def test_snakemake_runs_a_stage_as_a_kubernetes_job(tmp_path):
     assert done.returncode == 0, done.stdout
     assert (cluster / "lockstep-convert-0").read_text() == "Complete\n"
     assert (project / OUT["convert"] / "params.safetensors").exists()
+
+
+@pytest.mark.soak
+def test_the_slurm_job_of_the_docs_trains_peers_as_its_tasks(tmp_path):
+    project, whole = tiny.make_project(tmp_path), tmp_path / "whole"
+    tiny.make(project / RUN_FILE, whole, "download", "convert", "train")
+    page = (PROJECT / "docs/how-to/scale.md").read_text().split("## Tasks of a Slurm job")[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    script = re.search("```sh\n(.*?)```", page, re.DOTALL)[1].replace("5555", port)
+    script = script.replace(". .venv/bin/activate", "").replace("$(hostname)", "127.0.0.1")
+    run = tomlkit.parse((project / RUN_FILE).read_text())
+    run["runtime"] |= {
+        "carrier": "processes",
+        "listen": f"127.0.0.1:{port}",
+        "by_hand": [0, 1],
+    }
+    tiny.write_run(project / RUN_FILE, run)
+    tiny.make(project / RUN_FILE, project, "download", "convert")
+    done = subprocess.run(
+        ["sh", "-c", script],
+        cwd=project,
+        env=tiny.environment(project) | slurm.install(tmp_path / "slurm") | {"SLURM_NTASKS": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout
+    made, expected = (tiny.contents(root / OUT["train"]) for root in (project, whole))
+    assert made == expected
 
 
 @pytest.mark.soak

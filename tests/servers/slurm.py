@@ -26,7 +26,12 @@ def install(folder: Path) -> dict[str, str]:
     script.chmod(0o755)
     for name in COMMANDS:
         (folder / name).symlink_to(script)
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "FAKE_SLURM": str(folder)}
+    return {
+        "PATH": os.pathsep.join(
+            (str(folder), str(Path(sys.executable).parent), os.environ["PATH"])
+        ),
+        "FAKE_SLURM": str(folder),
+    }
 
 
 def jobs(folder: Path) -> list[dict]:
@@ -94,7 +99,10 @@ def _main(called: str, arguments: list[str]) -> None:
             _sbatch(folder, arguments)
         case "srun":
             command = list(dropwhile(lambda argument: argument.startswith("-"), arguments))
-            os.execvp(command[0], command)
+            tasks = 1 if "-n1" in arguments else int(os.environ["SLURM_NTASKS"])
+            environments = [os.environ | {"SLURM_PROCID": str(task)} for task in range(tasks)]
+            running = [subprocess.Popen(command, env=environment) for environment in environments]
+            sys.exit(max(process.wait() for process in running))
         case "sacct" | "squeue":
             name = arguments[arguments.index("--name") + 1]
             print(*(f"{j['id']}|{j['state']}" for j in jobs(folder) if j["name"] == name), sep="\n")
