@@ -253,9 +253,10 @@ def plan(
 ) -> None:
     """Say what a run will take, before it runs: messages, disk, memory, and what runs again."""
     from pipeline import runfile
-    from pipeline.stage import devices, reruns
+    from pipeline.stage import allocator, devices, reruns
     from pipeline.stage.artifacts import Paths
 
+    allocator.tune()
     settings = runfile.load(run)
     if memory:
         devices.prepare(settings)
@@ -264,6 +265,7 @@ def plan(
     print(*plan_.plan(settings, root).lines(), sep="\n")
     if memory:
         devices.keep_compiled(Paths("train", run, root).store / "compiled")
+        allocator.trim_after_compiling()
         print(*plan_.memory_lines(settings, root), sep="\n")
     for stage, reason in reruns.reasons(run, root).items():
         said = "has its result" if reason is None else f"will run: {reason}"

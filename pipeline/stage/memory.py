@@ -10,6 +10,7 @@ import jax
 from pipeline.errors import LockstepError
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # of this container, where it is in one
+RESIDENT = Path("/proc/self/statm")
 
 
 def check(tree: Any, what: str, memory_gb: float | None) -> None:
@@ -40,3 +41,10 @@ def total() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = LIMIT.read_text().strip() if LIMIT.is_file() else "max"
     return machine if limit == "max" else min(machine, int(limit))
+
+
+def resident() -> int | None:
+    """Return the bytes of memory that this process has; None where the system does not tell."""
+    if not RESIDENT.is_file():
+        return None
+    return int(RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -4,6 +4,7 @@ Programs are compiled as training compiles them, and not run: nothing of their s
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import PlannedGroup, device_groups
+from pipeline.programs.placement import DeviceGroup, PlannedGroup, device_groups
 from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.stage import memory
@@ -63,6 +64,7 @@ class DeviceMemory(NamedTuple):
       receive: The update of all, which the first device computes.
       measure: The loss of some held-out rows.
       limit: What a device has.
+      process: What this process takes with all programs loaded and no arrays, if `in_one`.
       in_one: Whether all devices are of one memory, as the processors of a machine are.
     """
 
@@ -75,6 +77,7 @@ class DeviceMemory(NamedTuple):
     receive: ProgramMemory
     measure: ProgramMemory
     limit: int
+    process: int | None
     in_one: bool
 
     @property
@@ -87,6 +90,17 @@ class DeviceMemory(NamedTuple):
     def of_all(self) -> int:
         """Bytes of all devices together at the worst moment."""
         return self._worst(self.devices, self.peers)
+
+    @property
+    def of_process(self) -> int | None:
+        """Bytes of the whole process at the worst moment, if devices are of one memory.
+
+        That is when a checkpoint is written: with a copy of all state, and the state of the start.
+        """
+        if self.process is None:
+            return None
+        copies = 2 * self.agreed + (self.peers + 1) * self.own
+        return self.process + self.of_all + copies
 
     def _worst(self, devices: int, peers: int) -> int:
         stepping = devices * self.step.beyond + (peers - devices) * self.message
@@ -105,35 +119,54 @@ def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     groups = device_groups(jax.devices(), programs.parts)[:peers]
     group = PlannedGroup(groups[0].devices)
-    replica, own = Replica.put(programs, group, params, shared), group.put(own)
+    in_one = group.devices[0].platform == "cpu"
+    replica = Replica.put(programs, group, params, shared)
+    like = programs.form.like
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
+    weights_P, step = group.put_whole((np.zeros(peers, np.int32), np.int32(1)))
+    receive = ProgramMemory.of(
+        programs.receive, group.put(stacked), weights_P, replica.params, replica.shared, step
+    )
     row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)
     trainers = peers - peers * run.config.verification_percent // 100
     size, lots = run.peers.micro_batch, programs.optimizer.inner_steps
     work = Work(micro_batches(row_1W, capacity(run, trainers), size, lots), 1)
-    like = programs.form.like
-    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
-    weights_P, step = group.put_whole((np.zeros(peers, np.int32), np.int32(1)))
-    row_BW = group.put_rows(np.zeros((size, run.llm.max_seq_len), np.int32), axis=0)
+    rows_BW = np.zeros((size, run.llm.max_seq_len), np.int32)
     found = [
-        ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1)),
-        ProgramMemory.of(
-            programs.receive, group.put(stacked), weights_P, replica.params, replica.shared, step
-        ),
-        ProgramMemory.of(programs.measure, replica.params, row_BW),
+        (
+            ProgramMemory.of(programs.peer_step, *there.arguments(own_there, work, 1)),
+            ProgramMemory.of(programs.measure, there.params, there.group.put_rows(rows_BW, axis=0)),
+        )
+        # a program is loaded for each device; a machine's processors hold them in one memory
+        for there, own_there in _everywhere(programs, groups if in_one else groups[:1])
     ]
-    if None in found:
+    step_memory, measure = found[0]
+    if None in (receive, step_memory, measure):
         return None
-    device = group.devices[0]
     return DeviceMemory(
-        len(groups),
-        peers,
-        _bytes((replica.params, replica.shared)),
-        _bytes(own),
-        _bytes(group.put(like)),
-        *found,
-        limit=(device.memory_stats() or {}).get("bytes_limit") or memory.total(),
-        in_one=device.platform == "cpu",
+        devices=len(groups),
+        peers=peers,
+        agreed=_bytes((replica.params, replica.shared)),
+        own=_bytes(group.put(own)),
+        message=_bytes(group.put(like)),
+        step=step_memory,
+        receive=receive,
+        measure=measure,
+        limit=(group.devices[0].memory_stats() or {}).get("bytes_limit") or memory.total(),
+        process=memory.resident() if in_one else None,
+        in_one=in_one,
     )
+
+
+def _everywhere(
+    programs: Programs, groups: Sequence[DeviceGroup]
+) -> Iterator[tuple[Replica, Tree]]:
+    """What peers agree on, and what one of them owns, as they would lie on each group."""
+    params = programs.task.shapes
+    own, shared = jax.eval_shape(programs.optimizer.init, params)
+    for group in groups:
+        planned = PlannedGroup(group.devices)
+        yield Replica.put(programs, planned, params, shared), planned.put(own)
 
 
 def _bytes(tree: Tree) -> int:

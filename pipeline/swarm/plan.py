@@ -132,11 +132,15 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
     Raises:
       LockstepError: As `plan`.
     """
+    import orbax.checkpoint  # noqa: F401 - counts too: training loads it
+
     found = device_memory(run, programs_of(run, *_model(run, root)))
     if found is None:
         yield "memory         this backend does not say"
         return
     yield from _lines_of(found)
+    if run.peers.layout != "each":
+        yield f"  all of it for layout each; {run.peers.layout} is one larger program"
 
 
 def _lines_of(found: DeviceMemory) -> Iterator[str]:
@@ -150,6 +154,11 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
     yield f"  each peer    {size(found.own)} of its own, and {size(found.message)} of message"
     for name in ("step", "receive", "measure"):
         yield f"  {name:<13}{size(getattr(found, name).beyond)} while it runs"
+    if found.of_process is not None:
+        yield (
+            f"  the process  {size(found.of_process)} with Python, programs and the copy that is "
+            "saved; its allocator may come to hold twice as much (GLIBC_TUNABLES= is without)"
+        )
 
 
 def _model(run: runfile.Run, root: Path) -> tuple[dict, int]:

@@ -87,7 +87,8 @@ FLAGS = (
     Flag("device", "auto", "the devices that JAX finds, or the CPU", CURRENT, ("auto", "cpu"),
          "auto takes the GPUs that JAX finds, and CUDA_VISIBLE_DEVICES says which those are"),
     Flag("cpu", False, "--device cpu", OLDER),
-    Flag("python", False, "what is always so: the model is computed in Python"),
+    Flag("python", False, "[runtime] carrier = processes: the model is in a Python process of its "
+         "own; the result is the same"),
     Flag("python-arch", "HfAuto", "architecture", BOTH, ("HfAuto", "hf-auto"),
          "models are those of models/, which HfAuto names"),
     Flag("optim-stats", False, "nothing, as in Psyche, which reads it and does not use it", BOTH,

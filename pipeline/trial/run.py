@@ -67,7 +67,10 @@ def _document(flags: argparse.Namespace) -> dict[str, Any]:
         "witness": {"snapshot_every": flags.total_steps, "replay_percent": 0.0},
         # every file is trained on, as in Psyche; each sequence once, so the loss is of unseen text
         "held_out": {"sequences": 0},
-        "runtime": {"checkpoint_every": 100},
+        "runtime": {
+            "checkpoint_every": 100,
+            "carrier": "processes" if flags.python else "in_process",
+        },
     }
 
 
