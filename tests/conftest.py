@@ -20,7 +20,10 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 # Programs run for milliseconds and take seconds to compile: half of that in LLVM's optimizations,
 # two thirds of the rest in the emitters of fused loops, which have a plain counterpart until 0.10.
-QUICK = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
+# Cores are busy, so that nothing is won by compiling a program's parts at the same time.
+QUICK = "--xla_cpu_parallel_codegen_split_count=1"
+if version("jaxlib").startswith("0.10."):
+    QUICK += " --xla_cpu_use_fusion_emitters=false"
 
 
 # What JAX traces are millions of small objects, few of them in cycles: collect those seldom.
