@@ -16,6 +16,7 @@ import pytest
 from ml_dtypes import float8_e4m3fn
 
 from pipeline import runfile
+from pipeline.__main__ import app
 from pipeline.audit import bundle, bundle_files, rerun_bundle
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
@@ -68,6 +69,11 @@ def verified(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
             {"kind": "wrong_hash", "peer": 4, "rounds": [1, 6]},
         ],
     )
+
+
+@pytest.fixture(autouse=True)
+def equal_runs_have_their_programs_in_common(monkeypatch):
+    monkeypatch.setattr("pipeline.swarm.begin.programs_of", tiny._programs)
 
 
 @pytest.fixture
@@ -436,12 +442,14 @@ def test_files_that_are_missing_or_too_many_are_named(folder):
         rerun_bundle.read(folder, 1)
 
 
-def test_the_command_exits_with_one_where_a_finding_is_not_confirmed(folder):
+def test_the_command_exits_with_one_where_a_finding_is_not_confirmed(folder, capsys):
     found(round=1)(folder)
     seal(folder)
-    done = replay(folder)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "  not confirmed" in done.stdout.splitlines()
+    with tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        app(["replay", str(folder)])
+    printed = capsys.readouterr()
+    assert (caught.value.code, printed.err) == (1, "")
+    assert "  not confirmed" in printed.out.splitlines()
 
 
 def test_no_bundle_is_one_line(tmp_path):
