@@ -14,7 +14,6 @@ from pipeline.swarm.begin import make_peers
 from tests import tiny
 from tests.pipeline.programs.rounds import begin, train
 
-MODEL = tiny.MODEL | {"num_hidden_layers": 1}
 LINEAR = {
     "base_lr": 1e-2, "warmup_init_lr": 0.0, "warmup_steps": 0, "total_steps": 4, "final_lr": 2e-3,
 }  # fmt: skip
@@ -37,7 +36,7 @@ def batch(peer: int, step: int) -> np.ndarray:
 @pytest.mark.parametrize("count", [4, 3, 1])
 def test_a_peer_takes_a_step_on_each_of_two_lots_at_the_rate_of_its_time(count):
     """Of an odd number the first lot has one more; one sequence is one step."""
-    programs, state = begin(a_run(), MODEL)
+    programs, state = begin(a_run())
     rows, step = batch(0, 2)[:count], 2
     rows_MBW = micro_batches(rows, capacity=4, size=2, lots=2)
     own = jax.tree.map(np.array, state.own[0])
@@ -69,7 +68,7 @@ def test_a_fused_layout_takes_the_same_local_steps():
     found = {}
     for layout in ("each", "shard_map"):
         run = a_run(peers__layout=layout)
-        found[layout] = train(run, *begin(run, MODEL), batch, devices=2, steps=3)[0]
+        found[layout] = train(run, *begin(run), batch, devices=2, steps=3)[0]
     assert found["each"][0] - found["each"][2] > 0.1
     assert found["shard_map"] == pytest.approx(found["each"], abs=1e-4)
 
@@ -78,7 +77,7 @@ def test_a_fused_layout_takes_the_same_local_steps():
 def exchanged() -> tuple[Replica, dict]:
     """The params before a round, and the messages of two peers, of 4 sequences and of 3."""
     run = a_run()
-    programs, state = begin(run, MODEL)
+    programs, state = begin(run)
     peers = make_peers(programs, "each", state, jax.devices()[:1])
     rows_MBW = micro_batches(batch(0, 1), 4, 2, 2)
     done = peers.step({peer: Work(rows_MBW, 4 - peer) for peer in range(2)}, 1)
@@ -107,7 +106,7 @@ def test_a_peer_counts_by_the_sequences_that_it_was_assigned(exchanged):
 
 
 def test_the_work_of_a_round_compiles_nothing_anew():
-    programs, state = begin(a_run(), MODEL)
+    programs, state = begin(a_run())
     compiled = set()
     for step, count in enumerate((4, 2, 1, 3), start=1):
         rows_MBW = micro_batches(batch(0, step)[:count], capacity=4, size=2, lots=2)

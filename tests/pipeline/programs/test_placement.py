@@ -15,10 +15,10 @@ from pipeline.programs.placement import DeviceGroup, cut, device_groups
 from pipeline.runfile import Run
 from pipeline.swarm.peers import SimulatedPeers
 from tests import tiny
+from tests.pipeline.programs.rounds import ONE_LAYER as MODEL
 from tests.pipeline.programs.rounds import begin, train
 
 OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO, "Streaming": tiny.STREAMING}
-MODEL = tiny.MODEL | {"num_hidden_layers": 1}
 EXPERTS = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 
 
