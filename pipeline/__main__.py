@@ -151,7 +151,8 @@ def status(
     from pipeline.monitor import show, training
 
     found = training.newest(root)
-    print(json.dumps(found.to_json()) if as_json else "\n".join(show.lines(found)))
+    for line in [json.dumps(found.to_json())] if as_json else show.lines(found):
+        print(shown(line))
 
 
 @app.command()
