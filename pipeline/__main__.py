@@ -151,7 +151,10 @@ def status(
     from pipeline.monitor import show, training
 
     found = training.newest(root)
-    for line in [json.dumps(found.to_json())] if as_json else show.lines(found):
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    for line in show.lines(found):
         print(shown(line))
 
 
