@@ -23,6 +23,7 @@ from pipeline.programs.train_step import Programs
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup, Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.peers import RunningPeers
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.state import State
@@ -88,10 +89,10 @@ class Lab:
         """Return what an auditor of `run` computes with, by default by the lab's programs."""
         return Setup(run, self.hf_config, programs or self.programs, self.data, self.begin)
 
-    def train(self, run: runfile.Run, folder: Path) -> Trained:
-        """Trains `run`, and writes its transcript to `folder`."""
+    def train(self, run: runfile.Run, folder: Path, peers: RunningPeers | None = None) -> Trained:
+        """Trains `run` by these peers, or some in this process; the transcript is in `folder`."""
         faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
-        peers = make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
+        peers = peers or make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
         swarm = Swarm(run, peers, lambda _: self.data, self.programs.form, faults, self.imprecise)
         snapshots = run.snapshots()
         writer = Writer(folder, snapshots, keep_payloads=self.programs.form.kind != wire.DENSE)
@@ -115,8 +116,7 @@ class Lab:
             step = taken.entry.round.step
             if snapshots.takes(step):
                 writer.snapshot(step, peers.state())
-        params = jax.device_get(next(iter(peers.params_on.values())))
-        return Trained(Transcript(folder), faults.fired, params)
+        return Trained(Transcript(folder), faults.fired, peers.state().params)
 
     def audit(
         self,

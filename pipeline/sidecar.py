@@ -4,99 +4,27 @@ It keeps the peer's state, does what the trainer asks for and answers; docs/refe
 It ends when it is asked to, and with the trainer that started it. On SIGTERM it leaves the run.
 """
 
-import logging
 import os
-import secrets
 import signal
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pipeline.carrier.channel import Line, Secret
-from pipeline.carrier.frames import AnswerHeader, FrameError, RequestHeader, decode, encode
-from pipeline.errors import LockstepError, brief, shown
-
-if TYPE_CHECKING:
-    from pipeline.carrier.operations import Operations, Outcome
-
-log = logging.getLogger(__name__)
+from pipeline.carrier.peer_process import PeerProcess
+from pipeline.errors import LockstepError, shown
 
 HELLO_SECONDS = 2.0  # between two hellos of a process that nobody asks anything
 LEAVE_SECONDS = 30.0  # after which a process that asked to leave ends by itself
 FRAME_BYTES = 2**33
 
 
-class Sidecar:
-    """A peer's process: it answers requests one after the other.
-
-    Args:
-      peer: The peer.
-    """
-
-    def __init__(self, peer: int):
-        self.peer = peer
-        self.process = secrets.token_hex(8)
-        self.operations: Operations | None = None
-
-    def hello(self) -> list:
-        """Return what a process says when nobody has asked it anything."""
-        values = {"peer": self.peer, "pid": os.getpid()}
-        return encode(AnswerHeader(process=self.process, says="hello", values=values))
-
-    def leave(self) -> list:
-        """Return what a process says that was asked to end."""
-        return encode(AnswerHeader(process=self.process, says="leave"))
-
-    def answer(self, buffers: list) -> list | None:
-        """Return the answer to a request; None if it is to exit. An error is one line of it."""
-        number = None
-        try:
-            request, arrays = decode(RequestHeader, buffers)
-            number = request.number
-            if request.operation == "exit":
-                return None
-            result = self._do(request, arrays)
-            header = AnswerHeader(number=number, process=self.process, values=result.values)
-            return encode(header, result.arrays)
-        except Exception as error:  # whatever it is, the trainer hears of it
-            traceback.print_exc()  # into the peer's log
-            line = brief(f"{type(error).__name__}: {error}", 1000)
-            return encode(AnswerHeader(number=number, process=self.process, error=line))
-
-    def _do(self, request: RequestHeader, arrays: list) -> "Outcome":
-        if request.operation == "create":
-            self._prepare(request.values)
-        if self.operations is None:
-            raise FrameError(f"{request.operation} before create, expected it after")
-        return self.operations.handle(request, arrays)
-
-    def _prepare(self, values: dict) -> None:
-        """Prepare this process for the run, once: JAX reads its settings when it is imported."""
-        from pipeline import runfile
-        from pipeline.stage import devices
-
-        run = runfile.parse(values["run"], "create")
-        if self.operations is not None and self.operations.run == run:
-            return
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(run.peers.fsdp))
-        devices.prepare(run)
-        if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-            devices.keep_compiled(Path(folder))
-        from pipeline.carrier.operations import Operations
-        from pipeline.stage import allocator
-
-        allocator.trim_after_compiling()
-        columns = tuple(values["columns"])
-        self.operations = Operations(run, values["model"], values["first_step"], columns)
-
-
-def serve(sidecar: Sidecar, line: Line) -> None:
+def serve(sidecar: PeerProcess, line: Line) -> None:
     """AnswerHeader requests until one asks to exit, or nobody wants a peer that leaves."""
     leaving: list[float] = []
 
@@ -151,7 +79,7 @@ def main(
     os.environ["JAX_PLATFORMS"] = backend
     line = Line(init_method, Secret.read(secret), b"peer-%d" % peer, frame_bytes)
     try:
-        serve(Sidecar(peer), line)
+        serve(PeerProcess(peer), line)
     finally:
         line.close()
 

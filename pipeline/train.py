@@ -300,6 +300,8 @@ class _Training:
             log.info(f"train: round {step}: peer {peer} is ejected: {why}")
         for peer in entry.decision.dropped:
             log.info(f"train: round {step}: nobody heard from peer {peer}; it leaves the epoch")
+        for peer in entry.left:
+            log.info(f"train: round {step}: peer {peer} has left")
         for peer in entry.round.joined:
             log.info(f"train: round {step}: peer {peer} has joined")
 

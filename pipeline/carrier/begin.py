@@ -1,14 +1,17 @@
 """The peers of a run in processes of their own, as `[runtime] carrier` has it."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 
+from pipeline import runfile
 from pipeline.carrier import processes
 from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.remote_peers import Patience, RemotePeers
+from pipeline.errors import LockstepError
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 
@@ -47,11 +50,26 @@ def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
     environment = {"PYTHONUNBUFFERED": "1", "JAX_NUM_CPU_DEVICES": str(run.peers.fsdp)}
     if folder := jax.config.jax_compilation_cache_dir:
         environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)
+    backend = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    if runtime.carrier == "ray":
+        return _ray(run, environment, backend)
     return processes.start(
         scratch,
         frozenset(range(run.peers.count)).difference(runtime.by_hand),
         listen=f"tcp://{runtime.listen}",
         frame_bytes=max(FRAME_BYTES, *(leaf.nbytes for leaf in jax.tree.leaves(state))),
         environment=environment,
-        backend="cuda" if jax.default_backend() == "gpu" else "cpu",
+        backend=backend,
     )
+
+
+def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier:
+    try:
+        from pipeline.carrier import ray_actors
+    except ModuleNotFoundError as error:
+        raise LockstepError(
+            '[runtime] carrier = "ray" needs Ray: pip install -c constraints.txt -e ".[ray]"'
+        ) from error
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    cluster, count = run.runtime.ray, run.peers.count
+    return ray_actors.start(count, cluster, environment=environment, backend=backend)

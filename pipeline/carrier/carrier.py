@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pipeline.carrier.frames import AnswerHeader
+from pipeline.carrier.frames import AnswerHeader, Buffer, RequestHeader, encode
 
 
 class Asked(NamedTuple):
@@ -14,6 +14,12 @@ class Asked(NamedTuple):
     operation: str
     values: dict
     arrays: Sequence[np.ndarray] = ()
+
+    def buffers(self, trainer: str, number: int) -> list[Buffer]:
+        """Return it as buffers."""
+        operation, values, arrays = self
+        header = RequestHeader(trainer=trainer, number=number, operation=operation, values=values)
+        return encode(header, arrays)
 
 
 class Answered(NamedTuple):
@@ -32,7 +38,7 @@ class Carrier(Protocol):
 
         A peer is lost, and absent from the answers, if its process is gone, says nothing in time,
         or answers with what is no answer, or with an error. An answer that comes later, twice, or
-        from a process before is ignored.
+        from a process before is ignored. Nothing is done twice.
         """
 
     def lost(self) -> dict[int, str]:
@@ -42,7 +48,10 @@ class Carrier(Protocol):
         """Return the peers whose process is there, and was not asked anything since it came."""
 
     def leaving(self) -> frozenset[int]:
-        """Return the peers whose processes asked to leave since the last call."""
+        """Return the peers whose processes have asked to leave."""
+
+    def dismiss(self, peer: int) -> None:
+        """Have a peer's process end, and do not start it again."""
 
     def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
         """Wait until all of these have arrived, and return those that have."""

@@ -40,8 +40,10 @@ class RequestHeader(Table):
 
     version: Literal[1] = VERSION
     """Version of the protocol."""
+    trainer: Process
+    """Random name of the trainer's process."""
     number: Annotated[int, Field(ge=0)]
-    """Counts the requests of a run; the answer repeats it."""
+    """Counts the trainer's requests; the answer repeats it."""
     operation: str
     """What the process is to do."""
     values: dict[str, Any] = {}

@@ -4,7 +4,7 @@
     create           run, model, first_step, columns; params,     environment
                        shared state
     hyperparameters  none                                         optimizer, inner_steps, wire
-    train            step, count, imprecise, keep; rows           loss; message, and its state
+    train            step, count, imprecise, keep, hash; rows     loss; message, and its state
     optimize         step, peers, sequences; messages             params' hash
     extract          what: params, shared, own, new; hash         arrays or their hash
     restore          its own state, or none to begin anew         nothing
@@ -15,9 +15,11 @@
 What stands after the semicolon are arrays: the leaves of a tree, in the order of JAX.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +32,7 @@ from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import Programs
-from pipeline.stage import devices
+from pipeline.stage import devices, lock
 from pipeline.wire.commitment import tree_hash
 
 OTHER = {"float32": "bfloat16", "bfloat16": "float32"}  # precision
@@ -86,6 +88,7 @@ class Operations:
         self.like = {"params": self.programs.task.shapes, "shared": shared, "own": own}
         self.replica: Replica
         self.own: Tree = None
+        self.done: set[str] = set()  # operations that this process has compiled the programs of
         self.do: dict[str, Callable[[dict, list[np.ndarray]], Outcome]] = {
             "create": self._create,
             "hyperparameters": self._hyperparameters,
@@ -106,9 +109,22 @@ class Operations:
         if request.operation not in self.do:
             raise FrameError(f"operation {request.operation!r}, expected one of {[*self.do]}")
         try:
-            return self.do[request.operation](request.values, arrays)
+            with self._compiling_alone(request.operation):
+                return self.do[request.operation](request.values, arrays)
         except KeyError as error:
             raise FrameError(f"{request.operation} without {error}, expected it") from error
+
+    @contextmanager
+    def _compiling_alone(self, operation: str) -> Iterator[None]:
+        """The first process of a host compiles what the others then find in the shared folder."""
+        folder = jax.config.jax_compilation_cache_dir
+        if operation in self.done or not folder:
+            yield
+        else:
+            patience = self.run.runtime.answer_seconds
+            with lock.hold(Path(folder) / f".{operation}.lock", patience):
+                yield
+        self.done.add(operation)
 
     # ---- Operations ----
 
@@ -133,7 +149,9 @@ class Operations:
         result = replica.step(self.own, self._work(values, arrays), values["step"])
         self.own = result.own
         kept = _copied(self.own) if values["keep"] else []
-        return Outcome({"loss": float(result.loss)}, [*leaves(result.message), *kept])
+        state = tree_hash(jax.device_get(self.own)) if values["hash"] else None
+        arrays = [*leaves(result.message), *kept]
+        return Outcome({"loss": float(result.loss), "hash": state}, arrays)
 
     def _optimize(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
         like, peers = self.programs.form.like, values["peers"]

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from pipeline.carrier.carrier import Answered, Asked
 from pipeline.carrier.channel import Hub, Secret
-from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, RequestHeader, decode, encode
+from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class _Process:
       name: Random name that it gave itself; None until it has said hello.
       child: The process, if this trainer started it.
       fresh: Whether it was not asked anything since it came.
+      leaving: Whether it asked to leave.
       starts: How often it was started.
       again: When to start it again.
     """
@@ -35,16 +37,22 @@ class _Process:
     name: str | None = None
     child: subprocess.Popen | None = None
     fresh: bool = False
+    leaving: bool = False
     starts: int = 0
     again: float = 0.0
+
+    def forget(self) -> None:
+        """Forget who it is, until it says hello."""
+        self.name, self.fresh, self.leaving = None, False, False
 
 
 @dataclass
 class _Open:
     """A request that waits for its answer."""
 
-    number: int
     sent: float
+    buffers: list[Buffer]
+    hellos: int = 0  # since it was sent
     answer: Answered | None = None
 
 
@@ -68,7 +76,7 @@ class Processes:
     _of: dict[int, _Process] = field(default_factory=dict)
     _open: dict[int, _Open] = field(default_factory=dict)
     _lost: dict[int, str] = field(default_factory=dict)
-    _leaving: set[int] = field(default_factory=set)
+    _trainer: str = field(default_factory=lambda: secrets.token_hex(8))
     _number: int = 0
 
     def __post_init__(self) -> None:
@@ -80,17 +88,16 @@ class Processes:
         """Send each peer its request at once, and return the answers that came in time."""
         until = time.monotonic() + seconds
         self._open = {}
-        for peer, (operation, values, arrays) in asked.items():
-            self._number += 1
-            header = RequestHeader(number=self._number, operation=operation, values=values)
+        self._number += 1
+        for peer, one in asked.items():
             process = self._of.get(peer)
             if process is None or process.name is None:
                 self._lose(peer, "its process is not there")
-            elif not self.hub.send(_name(peer), encode(header, arrays)):
-                self._lose(peer, "its connection is gone")
             else:
                 process.fresh = False
-                self._open[peer] = _Open(self._number, time.monotonic())
+                buffers = one.buffers(self._trainer, self._number)
+                self._open[peer] = _Open(time.monotonic(), buffers)
+                self.hub.send(_name(peer), buffers)  # again, where nobody is there for now
         while self._waiting() and (left := until - time.monotonic()) > 0:
             self._hear(min(left, POLL_SECONDS))
             self._look_after_children()
@@ -113,10 +120,15 @@ class Processes:
         return frozenset(peer for peer, process in self._of.items() if process.fresh)
 
     def leaving(self) -> frozenset[int]:
-        """Return the peers whose processes asked to leave since the last call."""
+        """Return the peers whose processes have asked to leave."""
         self._drain()
-        leaving, self._leaving = frozenset(self._leaving), set()
-        return leaving
+        return frozenset(peer for peer, process in self._of.items() if process.leaving)
+
+    def dismiss(self, peer: int) -> None:
+        """Have a peer's process end, and do not start it again."""
+        self.spawned -= {peer}
+        self._send_exit([peer])
+        self._of[peer].forget()
 
     def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
         """Wait until all of these have arrived, and return those that have."""
@@ -127,12 +139,15 @@ class Processes:
 
     def close(self) -> None:
         """End the processes that this one started, and let go of the others."""
-        for peer in self._of:
-            self._number += 1
-            self.hub.send(_name(peer), encode(RequestHeader(number=self._number, operation="exit")))
+        self._send_exit(self._of)
         children = [process.child for process in self._of.values() if process.child]
         _end(children)
         self.hub.close()
+
+    def _send_exit(self, peers: Iterable[int]) -> None:
+        self._number += 1
+        for peer in peers:
+            self.hub.send(_name(peer), Asked("exit", {}).buffers(self._trainer, self._number))
 
     # ---- What is heard ----
 
@@ -169,15 +184,24 @@ class Processes:
         elif header.process != process.name:
             return  # of a process before
         elif header.says == "leave":
-            self._leaving.add(peer)
-        elif (one := self._open.get(peer)) and one.number == header.number and not one.answer:
+            process.leaving = True
+        elif header.number == self._number and (one := self._open.get(peer)) and not one.answer:
             if header.error is None:
                 one.answer = Answered(header, arrays, time.monotonic() - one.sent)
             else:
                 self._lose(peer, header.error)
 
     def _greet(self, peer: int, process: _Process, name: str) -> None:
-        """A process says hello when it starts, and whenever nobody has asked it for a while."""
+        """A process says hello when it starts, and whenever nobody has asked it for a while.
+
+        One that says so twice while it is asked has lost the request, or its answer, and is asked
+        again.
+        """
+        one = self._open.get(peer)
+        if one and process.name == name and not one.answer:
+            one.hellos += 1
+            if one.hellos % 2 == 0:
+                self.hub.send(_name(peer), one.buffers)
         if process.name is None:
             process.name, process.fresh = name, True
         elif process.name != name:
@@ -187,8 +211,7 @@ class Processes:
     def _lose(self, peer: int, why: str) -> None:
         """Forget a process; if it is there after all, it will say hello again."""
         self._lost.setdefault(peer, why)
-        process = self._of.setdefault(peer, _Process())
-        process.name, process.fresh = None, False
+        self._of.setdefault(peer, _Process()).forget()
 
     # ---- Children ----
 

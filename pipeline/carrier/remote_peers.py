@@ -4,7 +4,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -101,14 +101,26 @@ class RemotePeers:
             self.carrier.wait(self.absent, 0.2)
         return back
 
-    def leaving(self) -> tuple[int, ...]:
-        """Return the peers that asked to leave since the last call."""
-        return tuple(sorted(self.carrier.leaving() - self.absent))
+    def part(self, members: Set[int]) -> tuple[int, ...]:
+        """Let go of the members that asked to leave, and return them: what they own stays here."""
+        leaving = sorted(self.carrier.leaving() & self._here & members)
+        own = {peer: self.own(peer) for peer in leaving}
+        left = tuple(peer for peer in leaving if peer in self._here)  # the others are lost instead
+        self._own |= {peer: own[peer] for peer in left}
+        self.absent |= {*left}
+        for peer in left:
+            self.carrier.dismiss(peer)
+        return left
 
     # ---- A round ----
 
     def step(
-        self, work: Mapping[int, Work], step: int, programs: Mapping[int, Programs] | None = None
+        self,
+        work: Mapping[int, Work],
+        step: int,
+        programs: Mapping[int, Programs] | None = None,
+        *,
+        hashed: bool = False,
     ) -> dict[int, Done]:
         """Take the step of every peer that has work; who is lost meanwhile is absent."""
         keep = self.keeps(step)
@@ -120,6 +132,7 @@ class RemotePeers:
                     "count": given.count,
                     "imprecise": peer in (programs or {}),
                     "keep": keep,
+                    "hash": hashed,
                 },
                 leaves(given.rows_MB),
             )
@@ -133,7 +146,8 @@ class RemotePeers:
                 loss = float(answer.header.values["loss"])
                 if keep:
                     self._own[peer] = tree_of(answer.arrays[size:], own, "own state")
-                done[peer] = Done(message, loss, answer.seconds)
+                state = answer.header.values["hash"]
+                done[peer] = Done(message, loss, state, answer.seconds)
         return dict(sorted(done.items()))
 
     def receive(
@@ -189,13 +203,14 @@ class RemotePeers:
                     results[turn[who]] = message, answer.header.values["hash"]
         return [results[n] for n in range(len(cases))]
 
-    def restart(self, peer: int) -> None:
-        """Give a peer a new state of its own, at the params that the others have.
-
-        A process that is there again takes over from the others what they agree on.
-        """
+    def join(self, peer: int) -> None:
+        """Have a peer take over what the others agree on, if its process is still there."""
         if peer in self.absent and peer in self.carrier.arrived():
             self._admit({peer}, self._tree("params"), self._tree("shared"))
+        self.restart(peer)
+
+    def restart(self, peer: int) -> None:
+        """Give a peer a new state of its own, at the params that the others have."""
         if peer in self._here:
             self._ask({peer: Asked("restore", {})})
         if peer in self.absent:
@@ -213,13 +228,6 @@ class RemotePeers:
         if peer not in self._own:
             self._own[peer] = self._tree("own", what="new")
         return self._own[peer]
-
-    def own_hash(self, peer: int) -> str:
-        """Return the hash of what a peer owns."""
-        answers = self._ask({peer: Asked("extract", {"what": "own", "hash": True})})
-        for answer in answers.values():
-            return str(answer.header.values.get("hash"))
-        return ""
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return each row's loss of each lot of rows, peers side by side."""

@@ -279,6 +279,23 @@ class Network(Table):
         return round(self.stream_cache_mb * 10**6)
 
 
+class RayCluster(Table):
+    """The Ray cluster that runs the peers, and what each of them takes of it."""
+
+    address: str = "auto"
+    """The cluster's address, as of `ray.init`; empty starts one on this host."""
+    cpus: NotNegative = 1.0
+    """Cores that a peer reserves."""
+    gpus: NotNegative = 0.0
+    """GPUs that a peer reserves; one for each of peers.fsdp."""
+    memory_gb: NotNegative = 0.0
+    """Memory that a peer reserves, in 10^9 bytes; 0 reserves none."""
+    strategy: Literal["SPREAD", "DEFAULT"] = "SPREAD"
+    """How Ray places peers: SPREAD over the hosts, or DEFAULT, on as few as it takes."""
+    working_dir: str = ""
+    """Folder of the project that is copied to each host; empty where hosts have it at this path."""
+
+
 class Runtime(Network):
     """Settings that cannot change a result; no stage runs again when they change."""
 
@@ -288,9 +305,9 @@ class Runtime(Network):
     """Rounds between training checkpoints: the most work that a kill can cost."""
     keep_steps: Count = 2
     """Number of training checkpoints to keep, the newest ones."""
-    carrier: Literal["in_process", "processes"] = "in_process"
+    carrier: Literal["in_process", "processes", "ray"] = "in_process"
     """Where peers run. in_process: all in the process that trains. processes: each in a process of
-    its own, which the trainer starts on this host."""
+    its own, which the trainer starts on this host. ray: each an actor of a Ray cluster."""
     by_hand: Annotated[tuple[PeerNumber, ...], AsTuple] = ()
     """Peers whose processes the trainer does not start: `lockstep sidecar` starts them, on any host
     that reaches the trainer. Applies to carrier = "processes"."""
@@ -303,6 +320,8 @@ class Runtime(Network):
     metrics_port: U16 = 0
     """Port of this machine on which a training serves its numbers to Prometheus, at /metrics; 0 is
     none."""
+    ray: RayCluster = RayCluster()
+    """The Ray cluster, for carrier = "ray"."""
     memory_gb: Positive | None = None
     """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
     default that of the machine or its container. With swap it may be more."""

@@ -41,6 +41,8 @@ def prepare(run: Run) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ["NPROC"] = str(threads)
     groups = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
+    if run.runtime.carrier != "in_process":  # of one peer, as in each process
+        groups = 1
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(groups * fsdp, threads)))
     count = int(os.environ["JAX_NUM_CPU_DEVICES"])
     if count > threads:

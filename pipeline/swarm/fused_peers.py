@@ -35,13 +35,21 @@ class FusedPeers(SimulatedPeers):
         return self.groups[peer // self._turns]
 
     def step(
-        self, work: Mapping[int, Work], step: int, programs: Mapping[int, Programs] | None = None
+        self,
+        work: Mapping[int, Work],
+        step: int,
+        programs: Mapping[int, Programs] | None = None,
+        *,
+        hashed: bool = False,
     ) -> dict[int, Done]:
         """Take the step of every peer that has work, as `SimulatedPeers.step`.
 
         Raises:
-          ValueError: A peer is to compute with other programs than the run's.
+          ValueError: A peer is to compute with other programs than the run's, or to commit to its
+            state, which no other peer could recompute.
         """
+        if hashed:
+            raise ValueError("peers of one program are hashed, expected none that verify")
         if programs:
             raise ValueError(f"peers {sorted(programs)} have programs of their own, expected one")
         idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)

@@ -1,6 +1,6 @@
 """Simulated peers on the devices there are: in turns where peers outnumber device groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -28,11 +28,13 @@ class Done(NamedTuple):
     """What a peer did.
 
     message: Its message, on the host. loss: Its mean loss before the round, nats per token.
-    seconds: Of real time until its message was there; 0 where peers take turns.
+    state: Hash of what it owns after its step, where that was asked for. seconds: Of real time
+      until its message was there; 0 where peers take turns.
     """
 
     message: Tree
     loss: float
+    state: str | None = None
     seconds: float = 0.0
 
 
@@ -58,8 +60,16 @@ class RunningPeers(Protocol):
     def await_return(self) -> tuple[int, ...]:
         """Return them as soon as there is one, or none if none is to be expected."""
 
+    def part(self, members: Set[int]) -> tuple[int, ...]:
+        """Let go of the members that asked to leave, and return them."""
+
     def step(
-        self, work: Mapping[int, Work], step: int, programs: Mapping[int, Programs] | None = None
+        self,
+        work: Mapping[int, Work],
+        step: int,
+        programs: Mapping[int, Programs] | None = None,
+        *,
+        hashed: bool = False,
     ) -> dict[int, Done]:
         """Take the step of every peer that has work; who is lost meanwhile is absent from then on.
 
@@ -67,21 +77,22 @@ class RunningPeers(Protocol):
           work: Work by peer.
           step: The round, from 1.
           programs: Programs of peers that compute with others than the run's.
+          hashed: Whether peers commit to what they own after the step.
         """
 
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
-
-    def own_hash(self, peer: int) -> str:
-        """Return the hash of what a peer owns."""
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
     ) -> list[tuple[Tree, str]]:
         """Return message and state's hash of each recomputed step: (who, from what state, work)."""
 
+    def join(self, peer: int) -> None:
+        """Have a peer take over what the others agree on, with a new state of its own."""
+
     def restart(self, peer: int) -> None:
-        """Give a peer a new state of its own, at the params that the others have."""
+        """Give a peer that was silent a new state of its own, at the others' params."""
 
     def receive(
         self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
@@ -145,8 +156,18 @@ class SimulatedPeers:
         """Return no peer: none is to be expected."""
         return ()
 
+    def part(self, members: Set[int]) -> tuple[int, ...]:
+        """Return no peer: none asks to leave."""
+        del members
+        return ()
+
     def step(
-        self, work: Mapping[int, Work], step: int, programs: Mapping[int, Programs] | None = None
+        self,
+        work: Mapping[int, Work],
+        step: int,
+        programs: Mapping[int, Programs] | None = None,
+        *,
+        hashed: bool = False,
     ) -> dict[int, Done]:
         """Take the step of every peer that has work; the others' state stays as it is."""
         results: dict[int, PeerResult] = {}
@@ -162,15 +183,14 @@ class SimulatedPeers:
             self._own[peer] = results[peer].own
         # only now wait: until here, the groups worked side by side
         done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
-        return {peer: Done(message, float(loss)) for peer, (message, loss) in done.items()}
+        return {
+            peer: Done(message, float(loss), tree_hash(self.own(peer)) if hashed else None)
+            for peer, (message, loss) in done.items()
+        }
 
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
         return jax.tree.map(np.array, self._own[peer])
-
-    def own_hash(self, peer: int) -> str:
-        """Return the hash of what a peer owns."""
-        return tree_hash(self.own(peer))
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
@@ -180,6 +200,10 @@ class SimulatedPeers:
         results = [replica.step(replica.group.put(own), w, step) for replica, own, w in replicas]
         results = jax.device_get([(result.message, result.own) for result in results])
         return [(message, tree_hash(own)) for message, own in results]
+
+    def join(self, peer: int) -> None:
+        """Give a peer a new state of its own: here it has what the others agree on."""
+        self.restart(peer)
 
     def restart(self, peer: int) -> None:
         """Give a peer a new state of its own, at the params that the others have."""

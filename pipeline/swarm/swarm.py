@@ -100,7 +100,7 @@ class Swarm:
         sent, others, to = self.faults.tamper(sent, messages, round_)
         received = self._received(sent, round_)
         evidence = Evidence(
-            messages=self._messages(sent, round_),
+            messages={p: replace(_message(s), state=done[p].state) for p, s in sent.items()},
             others={p: replace(_message(s), to=to[p]) for p, s in others.items()},
             arrivals=self._arrivals(sent, done, round_, silent),
             silent=silent,
@@ -116,6 +116,8 @@ class Swarm:
         evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
         if checked:
             evidence = _Verification(self, round_, before, given).verify(evidence, checked)
+        left = self.peers.part(set(round_.peers).difference(silent))
+        progress = driver.leave(progress, left)
         paused = round_.step < self.run.config.total_steps and self.must_pause()
         if paused:
             progress = driver.pause(progress)
@@ -126,6 +128,7 @@ class Swarm:
         self.peers.receive(applied, round_.sequences, self.form.like, round_.step)
         entry = Entry(
             asked=asked,
+            left=left,
             paused=paused,
             round=round_,
             joined_params=joined_params,
@@ -179,7 +182,7 @@ class Swarm:
     def _join(self, round_: Round) -> str | None:
         """Joining peers take over the others' params, and begin with a new state of their own."""
         for peer in round_.joined:
-            self.peers.restart(peer)
+            self.peers.join(peer)
         if not round_.joined:
             return None
         return self.peers.params_hash()
@@ -198,20 +201,14 @@ class Swarm:
         work = self.faults.work(given, round_, read)
         imprecise = self.faults.imprecise(given, round_.step)
         programs = {peer: self.imprecise() for peer in imprecise}
-        done = self.peers.step(work, round_.step, programs)
+        hashed = bool(round_.verifiers)
+        done = self.peers.step(work, round_.step, programs, hashed=hashed)
         if not done:
             return {}, None
         loss = float(np.mean([d.loss for d in done.values()]))
         if not np.isfinite(loss):
             raise NotFiniteError(f"loss is {loss} at round {round_.step}")
         return done, loss
-
-    def _messages(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Message]:
-        """Messages as the record has them; a verifier begins with the state a round later."""
-        messages = {peer: _message(s) for peer, s in sent.items()}
-        if not round_.verifiers:
-            return messages
-        return {p: replace(m, state=self.peers.own_hash(p)) for p, m in messages.items()}
 
     def _arrivals(
         self,

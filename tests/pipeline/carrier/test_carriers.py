@@ -93,16 +93,32 @@ def test_each_peer_gets_its_own_request_and_arrays_travel_unchanged(tmp_path):
         assert carrier.lost() == {}
 
 
-def test_a_message_of_a_gibibyte_travels(tmp_path):
-    big = np.zeros(GIB, np.uint8)
+def last_byte(name: str, request: RequestHeader, arrays: list) -> list:
+    last = {"last": int(arrays[0][-1])}
+    return [encode(AnswerHeader(number=request.number, process=name, values=last))]
+
+
+@pytest.mark.parametrize("size", [2**24, pytest.param(GIB, marks=pytest.mark.soak)])
+def test_a_large_message_travels(tmp_path, size):
+    big = np.zeros(size, np.uint8)
     big[-1] = 7
-    count = lambda name, request, arrays: [  # noqa: E731
-        encode(
-            AnswerHeader(number=request.number, process=name, values={"last": int(arrays[0][-1])})
-        )
-    ]
-    with carrying(tmp_path, count, frame_bytes=2 * GIB) as (carrier, _):
+    with carrying(tmp_path, last_byte, frame_bytes=2 * GIB) as (carrier, _):
         assert carrier.ask({0: asked(0, big)}, 60)[0].header.values == {"last": 7}
+
+
+def test_a_request_or_answer_that_a_connection_lost_is_sent_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.01)
+    seen = []
+
+    def deaf_at_first(name: str, request: RequestHeader, arrays: list) -> list:
+        seen.append(request.number)
+        if len(seen) == 1:  # idle, as far as it knows
+            return [encode(AnswerHeader(process=name, says="hello"))] * 2
+        return echo(name, request, arrays)
+
+    with carrying(tmp_path, deaf_at_first) as (carrier, _):
+        assert carrier.ask({0: asked(5)}, 10)[0].header.values == {"value": 5}
+    assert seen == [1, 1]
 
 
 def two(name: str, request: RequestHeader, arrays: list) -> list:

@@ -1,0 +1,150 @@
+"""Peers as Ray actors on a cluster of three nodes, which are processes of this machine."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 2}  # read at import
+import ray
+from ray.cluster_utils import Cluster
+
+from pipeline.carrier import ray_actors
+from pipeline.carrier.carrier import Asked
+from pipeline.carrier.frames import AnswerHeader, RequestHeader, decode, encode
+from pipeline.errors import LockstepError
+from pipeline.runfile.tables import RayCluster
+from pipeline.stage.artifacts import read_json
+from pipeline.transcript.transcript import Transcript
+from tests import tiny
+from tests.pipeline.carrier.test_remote_peers import never_twice
+
+STORE = 80 * 2**20  # bytes of each node's object store
+QUICK = {  # a node that is gone is noticed within seconds
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
+    made = Cluster(initialize_head=True, head_node_args=head | {"_system_config": QUICK})
+    for _ in range(3):
+        made.add_node(num_cpus=1, object_store_memory=STORE)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+class Scripted(ray_actors.PeerActor):
+    """An actor that answers as the operation's name says."""
+
+    def answer(self, buffers: list[np.ndarray]) -> list[np.ndarray]:
+        header, arrays = decode(RequestHeader, [memoryview(one) for one in buffers])
+        done = AnswerHeader(number=header.number, process=self.process.name, values=header.values)
+        if header.operation == "nonsense":
+            return [np.frombuffer(b"\x80\x04pickle", np.uint8)]
+        if header.operation == "silence":
+            time.sleep(60)
+        if header.operation == "failure":
+            done = done.model_copy(update={"error": "out of memory"})
+        if header.operation == "another":
+            done = done.model_copy(update={"process": "0" * 16})
+        if header.operation == "death":
+            os._exit(1)
+        return ray_actors._arrays(encode(done, arrays))
+
+
+LOST = {
+    "silence": "no answer to silence within 0.5 s",
+    "failure": "out of memory",
+    "nonsense": "FrameError: ",
+    "another": "its process was started again",
+    "death": "Actor",
+}
+
+
+def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
+    monkeypatch.setattr(ray_actors, "PeerActor", Scripted)
+    path = os.pathsep.join([str(tiny.PROJECT), os.environ.get("PYTHONPATH", "")])
+    settings = RayCluster(address=cluster.address, cpus=0.1)
+    carrier = ray_actors.start(2, settings, environment={"PYTHONPATH": path}, backend="cpu")
+    try:
+        both, big = frozenset({0, 1}), np.arange(2**20, dtype=np.float32).reshape(-1, 2)
+        assert carrier.wait(both, 60) == both
+        one = Asked("echo", {"value": 7}, [big, np.array(1.5, "bfloat16")])
+        answers = carrier.ask({0: one, 1: one}, 60)
+        assert answers.keys() == both and carrier.lost() == {}
+        for answer in answers.values():
+            assert answer.header.values == {"value": 7}
+            assert [a.tobytes() for a in answer.arrays] == [a.tobytes() for a in one.arrays]
+        for operation, why in LOST.items():
+            asked = {0: Asked(operation, {}), 1: one}
+            assert carrier.ask(asked, 0.5 if operation == "silence" else 60).keys() == {1}
+            (line,) = carrier.lost().values()
+            assert line.startswith(why) and "\n" not in line
+            if operation == "silence":
+                ray.kill(carrier._of[0].handle, no_restart=False)  # rather than wait a minute
+            assert carrier.wait(frozenset({0}), 60) == {0}, operation  # it is there again
+    finally:
+        carrier.close()
+
+
+def settings(cluster: Cluster, folder, carrier: str, **changes: object) -> dict:
+    document = tiny.run_document(
+        tiny.write_data(folder / "tokens"),
+        config__witness_nodes=0,
+        config__epoch_time=8,
+        config__warmup_time=5,
+        config__cooldown_time=1,
+        config__max_round_train_time=5,
+        peers__count=3,
+        runtime__carrier=carrier,
+        runtime__ray={"address": cluster.address},
+        runtime__checkpoint_every=50,
+        **changes,
+    )
+    tiny.write_run(folder / "run.toml", document)
+    return folder / "run.toml"
+
+
+def test_a_cluster_that_loses_a_node_and_gains_one_finishes_and_its_audit_accepts(
+    cluster, tmp_path
+):
+    run_file = settings(cluster, tmp_path, "ray", config__total_steps=150)
+    root = tmp_path / "root"
+
+    def rounds() -> int:
+        files = (root / "data/runs").glob("*/transcript/rounds.jsonl")
+        return sum(file.read_bytes().count(b"\n") for file in files)
+
+    def trouble() -> None:
+        while rounds() < 8:
+            time.sleep(0.02)
+        node = next(n for n in cluster.worker_nodes)
+        cluster.remove_node(node, allow_graceful=False)
+        while rounds() < 16:
+            time.sleep(0.02)
+        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+
+    thread = threading.Thread(target=trouble, daemon=True)
+    thread.start()
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    thread.join(60)
+    transcript = Transcript(root / "data/trained/transcript")
+    never_twice(transcript)
+    assert len(transcript.rounds) == 150
+    assert len({peer for entry in transcript.rounds for peer in entry.evidence.silent}) == 1
+    assert read_json(root / "data/verdict/verdict.json")["accepted"]
+
+
+def test_a_cluster_that_lets_anybody_in_is_refused(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(LockstepError, match="'disabled', expected 'token'"):
+        ray_actors.start(1, RayCluster(), environment={}, backend="cpu")

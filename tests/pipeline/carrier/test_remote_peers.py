@@ -1,0 +1,177 @@
+"""Peers in processes of their own: the same bits and, whatever is lost, a run that an audit passes.
+
+The processes are objects here, so that they die at chosen moments; test_processes.py has real ones.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from pipeline import runfile
+from pipeline.carrier import operations
+from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.remote_peers import Patience, RemotePeers
+from pipeline.errors import LockstepError
+from pipeline.programs.train_step import Programs
+from pipeline.protocol.round import Span
+from pipeline.transcript.transcript import Transcript
+from tests.pipeline.carrier.loopback import Fails, Loopback
+from tests.pipeline.swarm import simulated
+
+PATIENCE = Patience(start=5, answer=5, step=5)
+
+
+def train(run: runfile.Run, folder, form: str = "signs", fails: Fails | None = None):
+    """Trains by peers behind a carrier, and audits all of it; programs are traced once."""
+    lab = simulated.lab(form)
+
+    def programs_of(theirs: runfile.Run, *_: object) -> Programs:
+        same = theirs.peers.precision == lab.run.peers.precision
+        return lab.programs if same else lab.imprecise()
+
+    carrier = Loopback(run.peers.count, *([fails] if fails else []))
+    setup = lab.setup(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "programs_of", programs_of)
+        peers = RemotePeers(setup, setup.start.state, carrier, PATIENCE, run.snapshots().takes)
+        trained = lab.train(run, folder, peers)
+    return trained.transcript, lab.audit(run, trained.transcript), carrier
+
+
+def never_twice(transcript: Transcript) -> None:
+    """No sequence is trained on twice or lost: what was not applied is given out again."""
+    applied: Counter[int] = Counter()
+    for entry in transcript.rounds:
+        for peer in entry.decision.applied:
+            first, last = entry.round.assignment[peer]
+            applied.update(range(first, last + 1))
+    assert max(applied.values()) == 1
+    last = transcript.rounds[-1]
+    waiting = {n for span in untrained(last.round.assignment, last.decision.applied) for n in span}
+    missing = set(range(max(applied) + 1)) - applied.keys() - waiting
+    later = last.round.data_index + last.round.batch_size
+    assert all(n < later for n in missing) and len(missing) <= later - len(applied)
+
+
+def untrained(assignment: Mapping[int, Span], applied: tuple[int, ...]) -> list[range]:
+    return [range(a, b + 1) for peer, (a, b) in assignment.items() if peer not in applied]
+
+
+HONEST, VERIFIED = simulated.run_of(), simulated.run_of(verified=True)
+IMPRECISE = {"kind": "wrong_precision", "peer": 1, "rounds": [2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("form", "run"),
+    [
+        ("signs", VERIFIED),
+        ("signs", simulated.run_of("signs", IMPRECISE, verified=True)),
+        ("dense", simulated.run_of("dense")),
+        ("codes", simulated.run_of("codes")),
+    ],
+    ids=["signs", "imprecise", "dense", "codes"],
+)
+def test_the_transcript_is_that_of_peers_in_one_process(tmp_path, form, run):
+    here = simulated.lab(form).train(run, tmp_path / "here").transcript
+    there, _, _ = train(run, tmp_path / "there", form)
+    assert there.hash == here.hash
+    assert there.snapshots == here.snapshots
+    assert [there.hashes(step) for step in there.snapshots] == [
+        here.hashes(step) for step in here.snapshots
+    ]
+
+
+LONG = dict(simulated.BY_TIME, total_steps=24)
+
+
+@pytest.mark.parametrize(
+    ("moment", "operation"),
+    [("before", "train"), ("after", "train"), ("before", "optimize"), ("before", "recompute"),
+     ("before", "extract")],
+)  # fmt: skip
+def test_a_process_that_dies_at_any_moment_costs_its_peer_a_place_and_comes_back(
+    tmp_path, operation, moment
+):
+    seen: Counter[str] = Counter()
+
+    def fails(peer: int, asked: str) -> str:
+        seen[asked] += asked == operation
+        return moment if asked == operation and seen[asked] == 9 else ""
+
+    run = simulated.run_of("signs", verified=True, **LONG)
+    transcript, findings, carrier = train(run, tmp_path, fails=fails)
+    assert carrier.events == 1 and findings == []
+    never_twice(transcript)
+    silent = {peer for entry in transcript.rounds for peer in entry.evidence.silent}
+    joined = {peer for entry in transcript.rounds for peer in entry.round.joined}
+    assert len(silent) == 1 and joined == silent
+
+
+def test_a_process_that_asks_to_leave_is_let_go_after_what_it_sent(tmp_path):
+    seen: Counter[int] = Counter()
+
+    def fails(peer: int, operation: str) -> str:
+        seen[peer] += operation == "train"
+        return "leave" if peer == 2 and operation == "train" and seen[peer] == 3 else ""
+
+    run = simulated.run_of("signs", **LONG)
+    transcript, findings, _ = train(run, tmp_path, fails=fails)
+    assert findings == []
+    assert [(e.round.step, e.left) for e in transcript.rounds if e.left] == [(3, (2,))]
+    assert 2 in transcript.rounds[2].decision.applied
+    assert not any(entry.evidence.silent for entry in transcript.rounds)
+    assert any(2 in entry.round.joined for entry in transcript.rounds)
+    never_twice(transcript)
+
+
+def at_random(seed: int, share: float) -> Fails:
+    rng = np.random.default_rng(seed)
+
+    def fails(peer: int, operation: str) -> str:
+        if rng.random() >= share:
+            return ""
+        return str(rng.choice(["before", "after", "leave"]))
+
+    return fails
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 25))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_processes_do_nothing_is_lost_or_done_twice_and_the_audit_accepts(tmp_path, seed):
+    run = simulated.run_of("signs", verified=bool(seed % 2), **dict(LONG, total_steps=40))
+    transcript, findings, carrier = train(run, tmp_path, fails=at_random(seed, 0.02))
+    assert findings == []
+    never_twice(transcript)
+    assert carrier.events >= 5
+
+
+def test_a_run_whose_processes_are_all_gone_ends_in_one_line(tmp_path):
+    run = simulated.run_of("signs")
+    with pytest.raises(LockstepError, match="no peer's process is left"):
+        train(run, tmp_path, fails=lambda peer, operation: "before" * (operation == "optimize"))
+
+
+def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monkeypatch):
+    took = {0: 1.5, 1: 2.5, 2: 99.0, 3: 0.5, 4: 0.5, 5: 0.5}
+    ask = Loopback.ask
+
+    def slow(self: Loopback, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
+        answers = ask(self, asked, seconds)
+        return {peer: a._replace(seconds=took[peer]) for peer, a in answers.items()}
+
+    monkeypatch.setattr(Loopback, "ask", slow)
+    run = simulated.run_of("signs", verified=True)
+    wall = run.links.model_copy(update={"clock": "wall"})
+    runtime = run.runtime.model_copy(update={"carrier": "processes"})
+    run = run.model_copy(update={"links": wall, "runtime": runtime})
+    transcript, findings, _ = train(run, tmp_path)
+    assert findings == []
+    for entry in transcript.rounds:
+        trained = entry.round.assignment.keys()
+        assert entry.evidence.arrivals == {peer: took[peer] for peer in trained}
+        assert entry.decision.late == ((2,) if 2 in trained else ())
+    assert any(2 in entry.round.assignment for entry in transcript.rounds)
