@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -126,15 +128,22 @@ def run_document(data: Path, **changes: object) -> tomlkit.TOMLDocument:
 
 def write_data(folder: Path) -> Path:
     """Token shards that a model can learn: each token follows from the one before, mostly."""
-    rng = np.random.default_rng(0)
+    for name, data in _data().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@cache
+def _data() -> dict[str, bytes]:
+    rng, files = np.random.default_rng(0), {}
     for name, count in (("a.ds", 40_000), ("held_out/a.ds", 200)):
         noise = np.where(rng.random(count) < 0.1, rng.integers(VOCABULARY, size=count), 1)
-        tokens = np.zeros(count, "<u2")
-        for i in range(1, count):
-            tokens[i] = (3 * tokens[i - 1] + noise[i]) % VOCABULARY
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(tokens.tobytes())
-    return folder
+        tokens = accumulate(
+            noise[1:].tolist(), lambda last, n: (3 * last + n) % VOCABULARY, initial=0
+        )
+        files[name] = np.fromiter(tokens, "<u2", count).tobytes()
+    return files
 
 
 def write_run(file: Path, document: tomlkit.TOMLDocument) -> None:
