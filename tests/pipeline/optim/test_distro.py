@@ -1,5 +1,7 @@
 """DisTrO against its equations in float64, and what its mathematics promises."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,13 @@ def lr(step):
 
 
 def optimizer_of(settings: dict):
+    """Compiled once for cases that differ in the number of peers."""
+    return made(tuple(settings.items()))
+
+
+@cache
+def made(items: tuple):
+    settings = dict(items)
     compressor = Compressor(
         settings["topk"],
         settings["chunk"],
