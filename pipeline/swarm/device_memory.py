@@ -95,11 +95,12 @@ class DeviceMemory(NamedTuple):
     def of_process(self) -> int | None:
         """Bytes of the whole process at the worst moment, if devices are of one memory.
 
-        That is when a checkpoint is written: with a copy of all state, and the state of the start.
+        That is when a checkpoint is written: with a copy of all state, and the state of the start;
+        and with all messages on the host, as they were made, as bytes, and as these decode.
         """
         if self.process is None:
             return None
-        copies = 2 * self.agreed + (self.peers + 1) * self.own
+        copies = 2 * self.agreed + (self.peers + 1) * self.own + 3 * self.peers * self.message
         return self.process + self.of_all + copies
 
     def _worst(self, devices: int, peers: int) -> int:

@@ -139,6 +139,8 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
         yield "memory         this backend does not say"
         return
     yield from _lines_of(found)
+    if run.runtime.carrier == "processes":
+        yield "  all of it in one process; as processes, each peer takes Python and programs again"
     if run.peers.layout != "each":
         yield f"  all of it for layout each; {run.peers.layout} is one larger program"
 
@@ -156,8 +158,8 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
         yield f"  {name:<13}{size(getattr(found, name).beyond)} while it runs"
     if found.of_process is not None:
         yield (
-            f"  the process  {size(found.of_process)} with Python, programs and the copy that is "
-            "saved; its allocator may come to hold twice as much (GLIBC_TUNABLES= is without)"
+            f"  the process  {size(found.of_process)} with Python, programs and copies on the "
+            "host; its allocator may come to hold twice as much (GLIBC_TUNABLES= is without)"
         )
 
 

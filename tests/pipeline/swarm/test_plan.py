@@ -55,7 +55,8 @@ def check_memory(run: runfile.Run) -> None:
     held = found.agreed + 2 * found.own
     assert found.of_device == found.of_all >= held + found.step.beyond + found.message
     copies = 2 * found.agreed + 3 * found.own  # what is saved, and what training began with
-    assert found.of_process == found.process + found.of_all + copies
+    messages = 3 * 2 * found.message  # as made, as bytes, as decoded
+    assert found.of_process == found.process + found.of_all + copies + messages
     apart = found._replace(devices=2, peers=3)  # two peers in turns on the first device
     assert apart.of_device == found.of_device
     assert apart.of_all >= 2 * found.agreed + 3 * found.own + 2 * found.step.beyond + found.message

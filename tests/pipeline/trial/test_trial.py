@@ -46,7 +46,6 @@ def model(tmp_path_factory) -> Path:
 def place(tmp_path, monkeypatch) -> Path:
     """A folder as the pages assume it, with Psyche's data set in its data/, and as a hub's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "DPI", 20)  # most of the time goes into pixels
     tiny.write_data(Path("data/fineweb-10bt"))
     with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
         hub.datasets[DATASET] = dataset = Repo()
@@ -67,7 +66,11 @@ def losses(out: Path) -> list[float]:
     return [row["loss"] for row in read_tsv(out / "metrics" / "loss.tsv")]
 
 
-def test_command_lines_of_psyches_pages_run_and_put_both_optimizers_on_one_page(place, model):
+def test_command_lines_of_psyches_pages_run_and_put_both_optimizers_on_one_page(
+    place, model, monkeypatch
+):
+    draw = plots._png
+    monkeypatch.setattr(plots, "_png", lambda *_: b"")  # drawing takes as long as training
     said = lockstep_try([*BY_PATH, "--save-path", "saved"], model)
     assert said.splitlines()[-1] == f"try: {Path('data/try/try.html')}"
     assert "with --distro puts the other optimizer on the page too" in said
@@ -81,6 +84,7 @@ def test_command_lines_of_psyches_pages_run_and_put_both_optimizers_on_one_page(
     # a Python process would do the same work, and it is done
     assert "train: " + str(Path("data/try/adamw/data/trained")) in lockstep_try(IN_PYTHON, model)
 
+    monkeypatch.setattr(plots, "_png", draw)
     said = lockstep_try([*BY_PATH, "--distro"], model)
     assert losses(Path("data/try/distro"))[0] == trained[0] != losses(Path("data/try/distro"))[1]
     assert "AdamW: loss" in said and "DisTrO: loss" in said
