@@ -71,7 +71,7 @@ CASES = {
     "denying_witness": Case(rounds=(1, 8), **HARMLESS),
     "false_verifier": Case(rounds=(1, 8), caught=("false check", None), found=()),
 }
-VALUES = ("free_rider", "sign_flip", "noise", "forged", "lazy", "copycat")
+VALUES = ("free_rider", "noise", "forged")
 DENSE = {
     "sign_flip": Case("dense"),
     "noise": Case("dense"),
@@ -80,17 +80,12 @@ DENSE = {
     "not_finite": Case("dense", **AT_ONCE),
     "malformed": Case("dense", **AT_ONCE),
 }
-CODES = ("sign_flip", "noise", "lazy", "not_finite")
 ALL = [(kind, case) for kind, case in CASES.items()]
 ALL += [(kind, CASES[kind]._replace(form="values")) for kind in VALUES]
 ALL += list(DENSE.items())
-ALL += [(kind, case._replace(form="local")) for kind, case in DENSE.items()]
-ALL += [
-    (kind, DENSE[kind]._replace(form=form))
-    for form in ("average", "fragments", "places", "two parts")
-    for kind in ("sign_flip", "lazy", "malformed")
-]
-ALL += [(kind, DENSE[kind]._replace(form=form)) for form in ("codes", "largest") for kind in CODES]
+ALL += [("sign_flip", DENSE["sign_flip"]._replace(form=form)) for form in LOCAL]
+ALL += [("lazy", DENSE["lazy"]._replace(form="local"))]
+ALL += [("not_finite", DENSE["not_finite"]._replace(form=form)) for form in ("codes", "largest")]
 USUAL = {(kind, case.form) for kind, case in ALL}
 SWEEP = [  # every other kind that dense messages can carry
     (kind, case._replace(form=form))
@@ -98,6 +93,7 @@ SWEEP = [  # every other kind that dense messages can carry
     for kind, case in CASES.items()
     if (kind, form) not in USUAL and KINDS[kind].needs != "plain"
 ]
+SWEEP += [(kind, CASES[kind]._replace(form="values")) for kind in ("sign_flip", "lazy", "copycat")]
 KIND_OF = {  # a finding, by why its peer was ejected
     "no message": {"payload", "commitment", "ejected"},
     "false message": {"message"},
