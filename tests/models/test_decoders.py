@@ -22,6 +22,7 @@ MODELS = {
     "llama": llama.Config.from_hf(BASE | {"eos_token_id": 2}),
     "deepseek_v3": deepseek_v3.Config.from_hf(BASE | LATENT | GROUPS),
 }
+OPTIONS = {"scan": True, "remat": REMAT[0], "attention": "matmul", "dtype": jnp.float32}
 SCALES = (1.0, 0.5, 2.0, -1.0)
 by_model = pytest.mark.parametrize("name", MODELS)
 
@@ -34,11 +35,20 @@ def made(name):
 
 
 @cache
-def gradient(name, scan=True, remat="everything_saveable", attention="matmul"):
-    """The loss and its gradient, by one program."""
-    model, config, params = made(name)
-    options = {"scan": scan, "remat": remat, "attention": attention}
-    return jax.jit(jax.value_and_grad(lambda p: loss_of(model, config, p, **options)))(params)
+def compiled_once(name, *options):
+    model, config, _ = made(name)
+    options = dict(zip(OPTIONS, options, strict=True))
+    return jax.jit(jax.value_and_grad(lambda p: loss_of(model, config, p, **options)))
+
+
+def program(name, **options):
+    """A program params -> the loss and its gradient, one for all tests of equal options."""
+    return compiled_once(name, *(OPTIONS | options).values())
+
+
+def gradient(name, **options):
+    """The loss and its gradient."""
+    return program(name, **options)(made(name)[2])
 
 
 @cache
@@ -94,11 +104,9 @@ def test_the_gradient_of_unrolled_layers_never_sums_whole_stacks():
 
 @by_model
 def test_params_can_be_mapped_over_peers(name):
-    model, config, params = made(name)
+    params, alone = made(name)[2], program(name)
     stacked = jax.tree.map(lambda leaf: np.stack([leaf * scale for scale in SCALES]), params)
-    one = jax.value_and_grad(lambda p: loss_of(model, config, p))
-    values, grads = jax.jit(jax.vmap(one))(stacked)
-    alone = jax.jit(one)
+    values, grads = jax.jit(jax.vmap(alone))(stacked)
     for peer, scale in enumerate(SCALES):
         value, grad = alone(jax.tree.map(lambda leaf, s=scale: leaf * s, params))
         np.testing.assert_allclose(values[peer], value, rtol=1e-5)
@@ -141,13 +149,8 @@ def test_bfloat16_computes_near_float32_and_keeps_the_params_gradients_float32(n
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_jax_own_attention_gives_the_same_gradients(dtype):
     """The call that cuDNN's kernel takes, by the implementation that a CPU has."""
-    model, config, params = made("llama")
-    plain, other = (
-        jax.jit(jax.grad(lambda p, k=k: loss_of(model, config, p, dtype=dtype, attention=k)))(
-            params
-        )
-        for k in ("matmul", "xla")
-    )
+    _, plain = gradient("llama", dtype=dtype)
+    _, other = gradient("llama", dtype=dtype, attention="xla")
     assert_close(plain, other, 1e-4 if dtype == jnp.float32 else 0.05)
 
 
@@ -172,8 +175,8 @@ REMATS = [("llama", remat, scan) for remat in REMAT[1:] for scan in (True, False
     ("name", "remat", "scan"), [*REMATS, ("deepseek_v3", "nothing_saveable", True)]
 )
 def test_computing_again_gives_the_same_gradients(name, remat, scan):
-    _, expected = gradient(name, scan)
-    _, found = gradient(name, scan, remat)
+    _, expected = gradient(name, scan=scan)
+    _, found = gradient(name, scan=scan, remat=remat)
     assert_close(found, expected, 1e-5)
 
 
