@@ -33,6 +33,15 @@ def batch(peer: int, step: int) -> np.ndarray:
     return ((starts + 3 * np.arange(16)) % tiny.VOCABULARY).astype(np.int32)
 
 
+@jax.jit
+def by_adamw(params: dict, grads: dict, state: tuple | None, rate: float) -> tuple[dict, tuple]:
+    """Params and state after a step."""
+    settings = tiny.ADAMW["AdamW"] | {"betas": (0.9, 0.95)}
+    tx = as_transform(adamw(rate, **settings), alone)
+    updates, state = tx.update(grads, state or tx.init(params), params)
+    return optax.apply_updates(params, updates), state
+
+
 @pytest.mark.parametrize("count", [4, 3, 1])
 def test_a_peer_takes_a_step_on_each_of_two_lots_at_the_rate_of_its_time(count):
     """Of an odd number the first lot has one more; one sequence is one step."""
@@ -48,14 +57,12 @@ def test_a_peer_takes_a_step_on_each_of_two_lots_at_the_rate_of_its_time(count):
         done = step - 1 + (taken + 1) / 2
         return LINEAR["base_lr"] + (LINEAR["final_lr"] - LINEAR["base_lr"]) * done / 4
 
-    settings = tiny.ADAMW["AdamW"] | {"betas": (0.9, 0.95)}
     local, losses, after = state.params, [], None
     for taken, lot in enumerate(rows_MBW[: 1 if count == 1 else 2]):
         size = np.int32(-(-count // 2) if taken == 0 else count // 2)
         loss, grads = programs.gradient(local, lot[None], size)
-        tx = as_transform(adamw(rate(taken), **settings), alone)
-        updates, after = jax.jit(tx.update)(grads, after or tx.init(local), local)
-        local, losses = optax.apply_updates(local, updates), [*losses, float(loss)]
+        local, after = by_adamw(local, grads, after, rate(taken))
+        losses.append(float(loss))
     assert float(result.loss) == pytest.approx(np.mean(losses), abs=1e-5)
     jax.tree.map(
         lambda sent, before, now: np.testing.assert_allclose(sent, before - now, atol=2e-5),

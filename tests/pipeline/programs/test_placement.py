@@ -73,7 +73,12 @@ def test_device_groups_are_disjoint_and_what_is_left_over_stays_idle():
 
 @pytest.mark.parametrize(
     ("optimizer", "model"),
-    [("Distro", MODEL), ("AdaDistro", MODEL), ("Streaming", MODEL), ("AdamW", EXPERTS)],
+    [
+        pytest.param("Distro", MODEL, marks=pytest.mark.soak),  # AdaDistro does all that it does
+        ("AdaDistro", MODEL),
+        ("Streaming", MODEL),
+        ("AdamW", EXPERTS),
+    ],
     ids=["Distro", "AdaDistro", "Streaming", "experts"],
 )
 def test_losses_are_those_of_one_device(optimizer, model):
