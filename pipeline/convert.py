@@ -35,7 +35,7 @@ ARCHITECTURES = {
     "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
     "HfAuto": None,
 }
-READ = "Hub", "Gcs", "Init", "Run"  # checkpoints that have a reader
+READ = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"  # checkpoints that have a reader
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -57,13 +57,15 @@ def run(run: runfile.Run, paths: Paths) -> None:
             f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
             f"expected {' or '.join(READ)}"
         )
+    if checkpoint.tag().startswith("P2P"):
+        log.info("convert: no peer trains before the first round, so none has params to give")
     with paths.building() as folder:
         match checkpoint:
             case runfile.CheckpointInit():
                 source = _init(run, checkpoint, folder)
-            case runfile.CheckpointHub():
+            case runfile.CheckpointHub() | runfile.CheckpointP2P():
                 source = _hub(run, checkpoint, paths, folder)
-            case runfile.CheckpointGcs():
+            case runfile.CheckpointGcs() | runfile.CheckpointP2PGcs():
                 fetched, generations = bucket.download(checkpoint, paths.store / "gcs")
                 read = _read(fetched, architecture, folder)
                 source = dict(checkpoint) | generations | read
@@ -119,7 +121,10 @@ def _cpu() -> jax.Device:
 
 
 def _hub(
-    run: runfile.Run, checkpoint: runfile.CheckpointHub, paths: Paths, folder: Path
+    run: runfile.Run,
+    checkpoint: runfile.CheckpointHub | runfile.CheckpointP2P,
+    paths: Paths,
+    folder: Path,
 ) -> dict[str, Any]:
     """Read a local folder where `repo_id` is one and no revision is given, else the hub."""
     source = expand(checkpoint.repo_id, "model.LLM.checkpoint.Hub.repo_id")

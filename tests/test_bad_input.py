@@ -154,8 +154,8 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_warned_of(place):
 
 
 def test_a_checkpoint_without_a_reader(place):
-    place.set(model__LLM__checkpoint={"P2P": {"repo_id": "owner/name"}})
-    place.refused("convert", "model.LLM.checkpoint.P2P", "expected Hub or Gcs or Init or Run")
+    place.set(model__LLM__checkpoint={"Dummy": {"repo_id": "owner/name"}})
+    place.refused("convert", "model.LLM.checkpoint.Dummy", "expected Hub or P2P or Gcs or P2PGcs")
 
 
 def test_an_architecture_without_a_model(place):

@@ -88,7 +88,7 @@ class CheckpointHub(CheckpointVariant, HubRepo):
 
 
 class CheckpointP2P(CheckpointVariant, HubRepo):
-    """The params of other peers, with the config from the hub."""
+    """The params of other peers; before the first round nobody has any, and they are the hub's."""
 
 
 class CheckpointGcs(CheckpointVariant, GcsRepo):
@@ -96,7 +96,7 @@ class CheckpointGcs(CheckpointVariant, GcsRepo):
 
 
 class CheckpointP2PGcs(CheckpointVariant, GcsRepo):
-    """The params of other peers, with the config from a bucket."""
+    """The params of other peers; before the first round nobody has any, and they are a bucket's."""
 
 
 class CheckpointInit(CheckpointVariant):

@@ -95,7 +95,9 @@ class BucketFolder:
 # ---- Reading ----
 
 
-def download(repo: runfile.CheckpointGcs, cache: Path) -> tuple[Path, dict]:
+def download(
+    repo: runfile.CheckpointGcs | runfile.CheckpointP2PGcs, cache: Path
+) -> tuple[Path, dict]:
     """Fetch a model into `cache`; files that are there already are only checked.
 
     Returns:

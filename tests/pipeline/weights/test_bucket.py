@@ -68,10 +68,10 @@ def put_manifest(served: Bucket, *names: str, **changes: object) -> int:
     return served.put(f"{FOLDER}/manifest.json", content.encode())
 
 
-def read(root: Path, **changes: object) -> Path:
+def read(root: Path, kind: str = "Gcs", **changes: object) -> Path:
     """Runs the stage convert; data/init."""
     root.mkdir(exist_ok=True)
-    return convert_in(root, {"Gcs": CHECKPOINT | changes})
+    return convert_in(root, {kind: CHECKPOINT | changes})
 
 
 def refusal(root: Path, **changes: object) -> str:
@@ -106,7 +106,8 @@ def test_what_is_pushed_comes_back_with_the_same_bytes(
     model = write_model(tmp_path / "model", max_shard_bytes=shard_bytes)
     served.put("runs/ab/model.safetensors", b"of another folder")
     generation = push(model, prefix)
-    out = read(tmp_path, prefix=prefix, generation=generation)
+    kind = "P2PGcs" if prefix == "runs/a" else "Gcs"
+    out = read(tmp_path, kind, prefix=prefix, generation=generation)
     assert same_params(out, model)
     assert (out / "hf" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     source = source_of(out)
