@@ -55,7 +55,8 @@ class DeviceMemory(NamedTuple):
     """Bytes that a run's arrays and programs take on the devices here.
 
     Attributes:
-      devices: Number of device groups that peers run on, each of one device unless `[peers] fsdp`.
+      groups: Number of device groups that peers run on.
+      parts: Devices of a group, `[peers] fsdp`.
       peers: Number of peers.
       agreed: Params and the optimizer's one copy, on each device.
       own: What one peer owns, on a device.
@@ -68,7 +69,8 @@ class DeviceMemory(NamedTuple):
       in_one: Whether all devices are of one memory, as the processors of a machine are.
     """
 
-    devices: int
+    groups: int
+    parts: int
     peers: int
     agreed: int
     own: int
@@ -83,13 +85,13 @@ class DeviceMemory(NamedTuple):
     @property
     def of_device(self) -> int:
         """Bytes of one device at the worst moment, if each has its own memory."""
-        turns = -(-self.peers // self.devices)
+        turns = -(-self.peers // self.groups)
         return self._worst(1, turns)
 
     @property
     def of_all(self) -> int:
         """Bytes of all devices together at the worst moment."""
-        return self._worst(self.devices, self.peers)
+        return self.parts * self._worst(self.groups, self.peers)
 
     @property
     def of_process(self) -> int | None:
@@ -101,14 +103,14 @@ class DeviceMemory(NamedTuple):
         if self.process is None:
             return None
         copies = 2 * self.agreed + (self.peers + 1) * self.own + 3 * self.peers * self.message
-        return self.process + self.of_all + copies
+        return self.process + self.of_all + self.parts * copies
 
-    def _worst(self, devices: int, peers: int) -> int:
-        stepping = devices * self.step.beyond + (peers - devices) * self.message
-        # what it makes is copied to every device before the old copies are gone
-        receiving = self.receive.arguments + self.receive.beyond + (devices - 2) * self.agreed
-        measuring = devices * self.measure.beyond
-        return devices * self.agreed + peers * self.own + max(stepping, receiving, measuring)
+    def _worst(self, groups: int, peers: int) -> int:
+        stepping = groups * self.step.beyond + (peers - groups) * self.message
+        # what it makes is copied to every group before the old copies are gone
+        receiving = self.receive.arguments + self.receive.beyond + (groups - 2) * self.agreed
+        measuring = groups * self.measure.beyond
+        return groups * self.agreed + peers * self.own + max(stepping, receiving, measuring)
 
 
 def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
@@ -145,7 +147,8 @@ def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
     if None in (receive, step_memory, measure):
         return None
     return DeviceMemory(
-        devices=len(groups),
+        groups=len(groups),
+        parts=programs.parts,
         peers=peers,
         agreed=_bytes((replica.params, replica.shared)),
         own=_bytes(group.put(own)),

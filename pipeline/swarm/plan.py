@@ -146,10 +146,11 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
 
 
 def _lines_of(found: DeviceMemory) -> Iterator[str]:
-    on = f"{found.devices} device{'' if found.devices == 1 else 's'}"
+    devices = found.groups * found.parts
+    on = "1 device" if devices == 1 else f"{devices} devices"
     limit = size(found.limit)
     if found.in_one:
-        yield f"memory         {size(found.of_all)} of arrays on {on} that share {limit}"
+        yield f"memory         {size(found.of_all)} of arrays on {on}, of the {limit} here"
     else:
         yield f"memory         {size(found.of_device)} of the {limit} of each of {on}"
     yield f"  each device  {size(found.agreed)} that peers agree on, one copy"

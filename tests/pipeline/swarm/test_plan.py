@@ -43,7 +43,7 @@ def check_memory(run: runfile.Run) -> None:
     with tiny.like_a_process():
         found = device_memory(run, programs)
     own, shared = jax.eval_shape(programs.optimizer.init, programs.task.shapes)
-    assert (found.devices, found.peers) == (1, run.peers.count)
+    assert (found.groups, found.parts, found.peers) == (1, 1, run.peers.count)
     assert found.agreed == nbytes(programs.task.shapes) + nbytes(shared)
     assert found.own == nbytes(own)
     rows = run.config.global_batch_size_end // run.peers.count * run.llm.max_seq_len * 4
@@ -57,8 +57,9 @@ def check_memory(run: runfile.Run) -> None:
     copies = 2 * found.agreed + 3 * found.own  # what is saved, and what training began with
     messages = 3 * 2 * found.message  # as made, as bytes, as decoded
     assert found.of_process == found.process + found.of_all + copies + messages
-    apart = found._replace(devices=2, peers=3)  # two peers in turns on the first device
+    apart = found._replace(groups=2, peers=3)  # two peers in turns on the first device
     assert apart.of_device == found.of_device
+    assert found._replace(parts=2).of_all == 2 * found.of_all  # each device has half
     assert apart.of_all >= 2 * found.agreed + 3 * found.own + 2 * found.step.beyond + found.message
 
 
