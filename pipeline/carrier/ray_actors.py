@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import ray
 from ray.exceptions import ActorDiedError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline.carrier.carrier import Answered, Asked
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode
@@ -64,10 +66,12 @@ class RayActors:
     Attributes:
       options: What Ray is told of each actor.
       backend: "cpu" or "cuda".
+      reserved: What is reserved for all of them, a bundle for each; or None.
     """
 
     options: dict
     backend: str
+    reserved: PlacementGroup | None = None
     _of: dict[int, _Actor] = field(default_factory=dict)
     _lost: dict[int, str] = field(default_factory=dict)
     _trainer: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -75,7 +79,12 @@ class RayActors:
 
     def start(self, peer: int) -> None:
         """Start the actor of a peer."""
-        handle = ray.remote(PeerActor).options(**self.options).remote(peer, self.backend)
+        options = dict(self.options)
+        if self.reserved:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self.reserved, placement_group_bundle_index=peer
+            )
+        handle = ray.remote(PeerActor).options(**options).remote(peer, self.backend)
         self._of[peer] = _Actor(handle, handle.hello.remote())
 
     def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
@@ -134,6 +143,8 @@ class RayActors:
         """End the actors, and let go of the cluster."""
         for actor in self._of.values():
             ray.kill(actor.handle)
+        if self.reserved:
+            remove_placement_group(self.reserved)
         ray.shutdown()
 
     def _answer(self, peer: int, call: ray.ObjectRef, began: float) -> Answered | None:
@@ -205,19 +216,27 @@ def start(
         raise LockstepError(
             f"[runtime.ray] address = {cluster.address!r}: {_line(error)}, expected a Ray cluster"
         ) from error
+    strict = cluster.strategy.startswith("STRICT_")
     options = {
         "num_cpus": cluster.cpus,
         "num_gpus": cluster.gpus,
         "memory": round(cluster.memory_gb * 10**9) or None,
-        "scheduling_strategy": cluster.strategy,
+        "scheduling_strategy": "DEFAULT" if strict else cluster.strategy,
         "max_restarts": -1,
         "max_task_retries": 0,
         "runtime_env": runtime_env,
     }
-    carrier = RayActors(options, backend)
+    carrier = RayActors(options, backend, _reserve(count, cluster) if strict else None)
     for peer in range(count):
         carrier.start(peer)
     return carrier
+
+
+def _reserve(count: int, cluster: RayCluster) -> PlacementGroup:
+    """Ask for a bundle for each peer; where there is no room yet, the actors wait for it."""
+    bundle = {"CPU": cluster.cpus, "GPU": cluster.gpus, "memory": cluster.memory_gb * 10**9}
+    bundle = {name: amount for name, amount in bundle.items() if amount}
+    return placement_group([bundle] * count, strategy=cluster.strategy)
 
 
 def _arrays(buffers: list[Buffer]) -> list[np.ndarray]:

@@ -290,8 +290,10 @@ class RayCluster(Table):
     """GPUs that a peer reserves; one for each of peers.fsdp."""
     memory_gb: NotNegative = 0.0
     """Memory that a peer reserves, in 10^9 bytes; 0 reserves none."""
-    strategy: Literal["SPREAD", "DEFAULT"] = "SPREAD"
-    """How Ray places peers: SPREAD over the hosts, or DEFAULT, on as few as it takes."""
+    strategy: Literal["SPREAD", "DEFAULT", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
+    """How Ray places peers: SPREAD over the hosts, or DEFAULT, on as few as it takes. The strict
+    ones reserve everything at once, in a placement group: each peer on a host of its own, or all on
+    one host."""
     working_dir: str = ""
     """Folder of the project that is copied to each host; empty where hosts have it at this path."""
 

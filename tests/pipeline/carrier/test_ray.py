@@ -45,6 +45,9 @@ def cluster() -> Iterator[Cluster]:
 class Scripted(ray_actors.PeerActor):
     """An actor that answers as the operation's name says."""
 
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
     def answer(self, buffers: list[np.ndarray]) -> list[np.ndarray]:
         header, arrays = decode(RequestHeader, [memoryview(one) for one in buffers])
         done = AnswerHeader(number=header.number, process=self.process.name, values=header.values)
@@ -73,11 +76,13 @@ LOST = {
 def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
     monkeypatch.setattr(ray_actors, "PeerActor", Scripted)
     path = os.pathsep.join([str(tiny.PROJECT), os.environ.get("PYTHONPATH", "")])
-    settings = RayCluster(address=cluster.address, cpus=0.1)
+    settings = RayCluster(address=cluster.address, cpus=0.1, strategy="STRICT_SPREAD")
     carrier = ray_actors.start(2, settings, environment={"PYTHONPATH": path}, backend="cpu")
     try:
         both, big = frozenset({0, 1}), np.arange(2**20, dtype=np.float32).reshape(-1, 2)
         assert carrier.wait(both, 60) == both
+        nodes = {ray.get(actor.handle.node.remote()) for actor in carrier._of.values()}
+        assert len(nodes) == 2  # each on a node of its own
         one = Asked("echo", {"value": 7}, [big, np.array(1.5, "bfloat16")])
         answers = carrier.ask({0: one, 1: one}, 60)
         assert answers.keys() == both and carrier.lost() == {}
