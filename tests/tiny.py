@@ -249,7 +249,7 @@ def like_a_process() -> Iterator[None]:
             patch.setenv(name, value)
         patch.setattr(jax, "devices", lambda *_: first)
         for module in ("swarm.begin", "train"):
-            patch.setattr(f"pipeline.{module}.programs_of", _programs)
+            patch.setattr(f"pipeline.{module}.programs_of", programs_in_common)
         logger.handlers = []
         try:
             yield
@@ -261,7 +261,7 @@ def like_a_process() -> Iterator[None]:
 _made: dict[tuple[str, str], object] = {}
 
 
-def _programs(run: runfile.Run, *inputs: object) -> object:
+def programs_in_common(run: runfile.Run, *inputs: object) -> object:
     """Stand in for `programs_of`: return those that were made with equal settings a while ago."""
     from pipeline.programs.language_model import programs_of
 

@@ -49,10 +49,12 @@ def trained(tmp_path_factory) -> Trained:
 
 
 @pytest.fixture(autouse=True)
-def one_device_and_the_tests_store_of_programs(monkeypatch):
-    """Each device would compile all programs, and the stage would move the process's store."""
+def one_device_and_programs_in_common(monkeypatch):
+    """Each device would compile all programs, each audit would trace them anew, and the stage would
+    move the process's store of them."""
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: first)
+    monkeypatch.setattr("pipeline.swarm.begin.programs_of", tiny.programs_in_common)
     monkeypatch.setattr(devices, "keep_compiled", lambda folder: None)
 
 

@@ -73,7 +73,7 @@ def verified(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
 
 @pytest.fixture(autouse=True)
 def equal_runs_have_their_programs_in_common(monkeypatch):
-    monkeypatch.setattr("pipeline.swarm.begin.programs_of", tiny._programs)
+    monkeypatch.setattr("pipeline.swarm.begin.programs_of", tiny.programs_in_common)
 
 
 @pytest.fixture
