@@ -144,7 +144,7 @@ def test_of_labels_only_those_that_count_are_measured(made):
     )
     # each sequence alone, in float64
     exported = evaluate.read(paths.out("export"), runfile.load(paths.run))
-    logits = np.asarray(exported.apply(exported.params, inputs[:2, : LENGTH // 2]), np.float64)
+    logits = np.float64(jax.jit(exported.apply)(exported.params, inputs[:2, : LENGTH // 2]))
     losses = [
         np.log(np.exp(logits[row, place - 1]).sum()) - logits[row, place - 1, labels[row, place]]
         for row, place in np.argwhere(labels[:2] != UNCOUNTED)
