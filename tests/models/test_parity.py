@@ -78,6 +78,15 @@ CASES = {
         V3 | {"first_k_dense_replace": 0, "tie_word_embeddings": True, "q_lora_rank": None},
     ),
 }
+# A rope's frequencies are numbers to a gradient: values after each layer tell one from another.
+GRADIENTS = [
+    pytest.param(
+        case,
+        id=name,
+        marks=[pytest.mark.soak] if name.startswith("llama") and "rope" in name else [],
+    )
+    for name, case in CASES.items()
+]
 FIRST = {name.partition(",")[0]: case for name, case in reversed(CASES.items())}
 PROMPT = [5, 90, 17, 3, 64, 22, 8, 41]
 
@@ -121,6 +130,7 @@ def first_layers(model, config, params, count):
     return shorter, jax.tree.map(lambda s, p: p[: len(s)], shapes, groups)
 
 
+@pytest.mark.parametrize("pair", GRADIENTS, indirect=True)
 def test_the_loss_and_every_gradient_are_those_of_pytorch(pair, tmp_path):
     reference, _, hf_config, params = pair
     tokens = torch.from_numpy(TOKENS).long()
