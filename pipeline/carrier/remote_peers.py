@@ -71,9 +71,8 @@ class RemotePeers:
         self.count = len(state.own)
         self.absent = frozenset(range(self.count))
         self._like = setup.start.state
-        self._told: frozenset[int] = frozenset()  # absent ones that the round has been told of
         self._own = {peer: state.own[peer] for peer in absent}  # what the absent ones have
-        self._hash = ""
+        self._renewed: set[int] = set()  # absent ones that were silent, and so have a new state
         present = frozenset(range(self.count)).difference(absent)
         arrived = carrier.wait(present, patience.start)
         self._take_losses()
@@ -108,6 +107,7 @@ class RemotePeers:
         left = tuple(peer for peer in leaving if peer in self._here)  # the others are lost instead
         self._own |= {peer: own[peer] for peer in left}
         self.absent |= {*left}
+        self._renewed -= {*left}
         for peer in left:
             self.carrier.dismiss(peer)
         return left
@@ -168,10 +168,10 @@ class RemotePeers:
         answers = self._ask(dict.fromkeys(self._here, Asked("optimize", values, arrays)))
         self._expect_any()
         found = {p: str(a.header.values.get("params")) for p, a in answers.items()}
-        (self._hash, _), *_ = Counter(found[p] for p in sorted(found)).most_common(1)
+        (most, _), *_ = Counter(found[p] for p in sorted(found)).most_common(1)
         for peer, params in found.items():
-            if params != self._hash:
-                self._lose(peer, f"its params are {params[:12]}, the others' {self._hash[:12]}")
+            if params != most:
+                self._lose(peer, f"its params are {params[:12]}, the others' {most[:12]}")
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
@@ -209,12 +209,24 @@ class RemotePeers:
             self._admit({peer}, self._tree("params"), self._tree("shared"))
         self.restart(peer)
 
+    def take_back(self, members: Set[int]) -> None:
+        """Have members that were silent go on from their new state, if their processes are there.
+
+        So a peer that nobody dropped, for want of a quorum, need not wait until somebody does.
+        """
+        back = self.absent & self._renewed & members & self.carrier.arrived()
+        if back and self._here:
+            own = {peer: leaves(self._own[peer]) for peer in back}
+            self._admit(back, self._tree("params"), self._tree("shared"))
+            self._ask({p: Asked("restore", {}, own[p]) for p in sorted(back & self._here)})
+
     def restart(self, peer: int) -> None:
         """Give a peer a new state of its own, at the params that the others have."""
         if peer in self._here:
             self._ask({peer: Asked("restore", {})})
         if peer in self.absent:
             self._own[peer] = self._tree("own", what="new")
+            self._renewed.add(peer)
 
     # ---- State ----
 
@@ -280,6 +292,7 @@ class RemotePeers:
         if peer not in self.absent:
             log.info(f"train: peer {peer} is lost: {why}")
             self.absent |= {peer}
+            self._renewed.discard(peer)
 
     def _losing(self, peer: int) -> "_Losing":
         return _Losing(functools.partial(self._lose, peer))

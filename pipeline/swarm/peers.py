@@ -91,6 +91,9 @@ class RunningPeers(Protocol):
     def join(self, peer: int) -> None:
         """Have a peer take over what the others agree on, with a new state of its own."""
 
+    def take_back(self, members: Set[int]) -> None:
+        """Have members that were silent, and are back, go on from their new state."""
+
     def restart(self, peer: int) -> None:
         """Give a peer that was silent a new state of its own, at the others' params."""
 
@@ -204,6 +207,9 @@ class SimulatedPeers:
     def join(self, peer: int) -> None:
         """Give a peer a new state of its own: here it has what the others agree on."""
         self.restart(peer)
+
+    def take_back(self, members: Set[int]) -> None:
+        """Do nothing: no process was ever gone."""
 
     def restart(self, peer: int) -> None:
         """Give a peer a new state of its own, at the params that the others have."""

@@ -76,6 +76,7 @@ class Swarm:
         if round_ is None:
             return progress, None
         joined_params = self._join(round_)
+        self.peers.take_back(set(round_.peers).difference(round_.joined))
         silent = {*self.faults.silence(round_), *progress.unready}
         silent |= self.peers.absent.intersection(round_.peers)
 

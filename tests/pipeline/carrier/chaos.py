@@ -26,6 +26,7 @@ from tests import tiny
 
 ANSWER_SECONDS = 6.0
 PATIENCE = 120.0  # for the next rounds after an event: starting over takes most of it
+GAVE_UP = "no peer's process is left"  # "the same command goes on"
 EVENTS = ("kill", "stop", "slow", "leave", "cut", "drop", "delay", "trainer")
 BY_HAND = (2, 3)  # the others are the trainer's children
 
@@ -129,6 +130,10 @@ class Chaos:
 
     def look_after(self) -> None:
         """Starts again what has ended, as an operator does."""
+        if self.trainer is not None and self.trainer.poll() == 1 and GAVE_UP in self.said():
+            self.counts["gave up"] += 1
+            self.log.write(b"--- started again\n")
+            self.trainer = None
         if self.trainer is None or (self.trainer.poll() or 0) < 0:
             self.trainer = self.start("train", "--run", self.run_file, "--root", self.root)
         for secret in (self.root / "data/runs").glob("*/secret.json"):
@@ -139,6 +144,11 @@ class Chaos:
                     self.by_hand[peer] = self.start(
                         "sidecar", *connect, "--peer", str(peer), "--secret", secret
                     )
+
+    def said(self) -> str:
+        """What the processes said since the trainer was started the last time."""
+        self.log.flush()
+        return (self.folder / "log.txt").read_text().rsplit("---", 1)[-1]
 
     def pid(self, peer: int) -> int | None:
         """The process of a peer, if there is one."""

@@ -104,9 +104,25 @@ def test_a_process_that_dies_at_any_moment_costs_its_peer_a_place_and_comes_back
     transcript, findings, carrier = train(run, tmp_path, fails=fails)
     assert carrier.events == 1 and findings == []
     never_twice(transcript)
-    silent = {peer for entry in transcript.rounds for peer in entry.evidence.silent}
-    joined = {peer for entry in transcript.rounds for peer in entry.round.joined}
-    assert len(silent) == 1 and joined == silent
+    (lost,) = {peer for entry in transcript.rounds for peer in entry.evidence.silent}
+    assert any(lost in entry.decision.applied for entry in transcript.rounds[-8:])
+
+
+def test_peers_that_nobody_can_drop_for_want_of_a_quorum_come_back_as_they_are(tmp_path):
+    seen: Counter[int] = Counter()
+
+    def fails(peer: int, operation: str) -> str:
+        seen[peer] += operation == "train"
+        return "before" * (operation == "train" and peer < 4 and seen[peer] == 3)
+
+    run = simulated.run_of("signs", witness_nodes=0, **LONG)
+    transcript, findings, carrier = train(run, tmp_path, fails=fails)
+    assert carrier.events == 4 and findings == []
+    never_twice(transcript)
+    assert transcript.rounds[2].evidence.silent == (0, 1, 2, 3)
+    assert not any(entry.decision.dropped for entry in transcript.rounds)
+    assert not any(entry.round.joined for entry in transcript.rounds)
+    assert all(len(entry.decision.applied) == 6 for entry in transcript.rounds[-12:])
 
 
 def test_a_process_that_asks_to_leave_is_let_go_after_what_it_sent(tmp_path):
