@@ -185,8 +185,8 @@ def test_two_pushes_at_once_are_one_and_a_refusal(tmp_path, served, monkeypatch)
     hub.push(files_in(model), REPO, "first", private=False)
     info = HfApi.model_info
 
-    def and_then_somebody_pushes(self, repo_id):
-        found = info(self, repo_id)
+    def and_then_somebody_pushes(self, repo_id, **options):
+        found = info(self, repo_id, **options)
         served.commit(served.files | {"theirs": b"theirs"})
         return found
 
