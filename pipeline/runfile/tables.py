@@ -118,7 +118,8 @@ class Links(Table):
     clock: Literal["simulated", "wall"] = "simulated"
     """Which clock decides who is late. simulated: the one that the numbers above give, which an
     audit computes again. wall: real time, with peers in processes of their own; it is recorded, and
-    an audit takes the author's word for it."""
+    an audit takes the author's word for it. A peer's first step compiles, for which
+    config.max_round_train_time must leave room."""
 
 
 class Fault(Table):
