@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
 
 from pipeline import runfile
-from pipeline.carrier import processes
+from pipeline.carrier import gpus, processes
 from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.remote_peers import Patience, RemotePeers
 from pipeline.errors import LockstepError
@@ -47,7 +48,7 @@ def remote_peers(
 
 def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
     run, runtime = setup.run, setup.run.runtime
-    environment = {"PYTHONUNBUFFERED": "1", "JAX_NUM_CPU_DEVICES": str(run.peers.fsdp)}
+    environment = {"PYTHONUNBUFFERED": "1"}
     if folder := jax.config.jax_compilation_cache_dir:
         environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)
     backend = "cuda" if jax.default_backend() == "gpu" else "cpu"
@@ -59,8 +60,16 @@ def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
         listen=f"tcp://{runtime.listen}",
         frame_bytes=max(FRAME_BYTES, *(leaf.nbytes for leaf in jax.tree.leaves(state))),
         environment=environment,
+        environment_of=partial(_devices_of, run, jax.local_device_count(), backend),
         backend=backend,
     )
+
+
+def _devices_of(run: runfile.Run, count: int, backend: str, peer: int) -> dict[str, str]:
+    """What a peer's process is told of the devices of this host."""
+    if backend == "cpu":
+        return {"JAX_NUM_CPU_DEVICES": str(run.peers.fsdp)}
+    return gpus.environment(peer, gpus.visible(count), run.peers.fsdp)
 
 
 def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier:
@@ -70,6 +79,7 @@ def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier
         raise LockstepError(
             '[runtime] carrier = "ray" needs Ray: pip install -c constraints.txt -e ".[ray]"'
         ) from error
+    environment["JAX_NUM_CPU_DEVICES"] = str(run.peers.fsdp)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     cluster, count = run.runtime.ray, run.peers.count
     return ray_actors.start(count, cluster, environment=environment, backend=backend)

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +64,8 @@ class Processes:
       hub: This end.
       folder: Where the secret and the logs are.
       command: The command of a child, without the peer's number.
-      environment: Its environment.
+      environment: Its environment, whichever the peer.
+      environment_of: Returns what else is in a peer's.
       spawned: The peers whose processes this one starts, and starts again when they end.
     """
 
@@ -72,6 +73,7 @@ class Processes:
     folder: Path
     command: list[str]
     environment: dict[str, str]
+    environment_of: Callable[[int], dict[str, str]]
     spawned: frozenset[int]
     _of: dict[int, _Process] = field(default_factory=dict)
     _open: dict[int, _Open] = field(default_factory=dict)
@@ -235,7 +237,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=self.environment,
+                env=self.environment | self.environment_of(peer),
                 start_new_session=True,  # Ctrl-C is the trainer's, which ends them in order
             )
 
@@ -250,6 +252,7 @@ def start(
     listen: str,
     frame_bytes: int,
     environment: Mapping[str, str],
+    environment_of: Callable[[int], dict[str, str]],
     backend: str,
 ) -> Processes:
     """Return a carrier to processes, and start those of `peers`.
@@ -260,6 +263,7 @@ def start(
       listen: tcp://HOST:PORT.
       frame_bytes: Size of the largest array that is sent.
       environment: Environment of the processes, beside this one's.
+      environment_of: Returns what else is in that of a peer.
       backend: "cpu" or "cuda".
     """
     path = folder / SECRET
@@ -273,7 +277,8 @@ def start(
     command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.sidecar"]
     command += ["--parent-pid", str(os.getpid()), "--init-method", hub.address]
     command += ["--backend", backend, "--secret", str(path), "--frame-bytes", str(frame_bytes)]
-    return Processes(hub, folder, command, {**os.environ, **environment}, frozenset(peers))
+    environment = {**os.environ, **environment}
+    return Processes(hub, folder, command, environment, environment_of, frozenset(peers))
 
 
 def _name(peer: int) -> bytes:

@@ -43,6 +43,7 @@ def prepare(run: Run) -> None:
     groups = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
     if run.runtime.carrier != "in_process":  # of one peer, as in each process
         groups = 1
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU for several
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(groups * fsdp, threads)))
     count = int(os.environ["JAX_NUM_CPU_DEVICES"])
     if count > threads:

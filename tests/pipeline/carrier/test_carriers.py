@@ -60,6 +60,7 @@ def carrying(folder, *replies: Callable, frame_bytes: int = 2**20) -> Iterator[t
         listen="tcp://127.0.0.1:0",
         frame_bytes=frame_bytes,
         environment={},
+        environment_of=lambda peer: {},
         backend="cpu",
     )
     secret = Secret.read(folder / processes.SECRET)
