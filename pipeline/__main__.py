@@ -281,6 +281,8 @@ def sidecar(
     connect: Annotated[str, typer.Option(help="HOST:PORT where the trainer listens.")],
     peer: Annotated[int, typer.Option(min=0, help="Number of the peer.")],
     secret: Annotated[Path, typer.Option(help="A copy of the run's secret, mode 600.")],
+    world_size: Annotated[int, typer.Option(min=1, help="Processes inside the peer.")] = 1,
+    rank: Annotated[int, typer.Option(min=0, help="This one among them.")] = 0,
     backend: Annotated[str, typer.Option(help="What to compute on: cpu or cuda.")] = "cpu",
 ) -> None:
     """Be the process of one peer of a run that trains on another host, until it ends."""
@@ -288,7 +290,9 @@ def sidecar(
     from pipeline.stage import allocator
 
     allocator.tune()
-    process.main(f"tcp://{connect}", peer, secret, backend=backend)
+    process.main(
+        f"tcp://{connect}", peer, secret, world_size=world_size, rank=rank, backend=backend
+    )
 
 
 @app.command()

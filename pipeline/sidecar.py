@@ -6,6 +6,7 @@ It ends when it is asked to, and with the trainer that started it. On SIGTERM it
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from pipeline.carrier.channel import Line, Secret
-from pipeline.carrier.peer_process import PeerProcess
+from pipeline.carrier.peer_process import PeerProcess, Rank
 from pipeline.errors import LockstepError, shown
 
 HELLO_SECONDS = 2.0  # between two hellos of a process that nobody asks anything
@@ -77,9 +78,10 @@ def main(
     if parent_pid:
         end_with(parent_pid)
     os.environ["JAX_PLATFORMS"] = backend
-    line = Line(init_method, Secret.read(secret), b"peer-%d" % peer, frame_bytes)
+    address = _free_address(init_method) if world_size > 1 and rank == 0 else ""
+    line = Line(init_method, Secret.read(secret), b"peer-%d.%d" % (peer, rank), frame_bytes)
     try:
-        serve(PeerProcess(peer), line)
+        serve(PeerProcess(peer, Rank(rank, world_size, address)), line)
     finally:
         line.close()
 
@@ -87,11 +89,19 @@ def main(
 def _check(world_size: int, rank: int, backend: str) -> None:
     if backend not in ("cpu", "cuda"):
         raise LockstepError(f"--backend {backend}, expected cpu or cuda")
-    if (world_size, rank) != (1, 0):
-        raise LockstepError(
-            f"--world-size {world_size} --rank {rank}, expected 1 and 0: a peer of several "
-            "processes is not supported; [peers] fsdp gives it several devices of one"
-        )
+    if rank >= world_size:
+        raise LockstepError(f"--rank {rank}, expected less than --world-size {world_size}")
+
+
+def _free_address(trainer: str) -> str:
+    """Return host:port, free for now, of this machine as the trainer's network sees it."""
+    host, _, port = trainer.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect((host, int(port)))  # sends nothing
+        here = towards.getsockname()[0]
+    with socket.socket() as free:
+        free.bind((here, 0))
+        return f"{here}:{free.getsockname()[1]}"
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class _Training:
                     key=self.paths.key,
                     run=run.model_dump(mode="json", include=TABLES),
                     model=setup.hf_config,
-                    environment=devices.describe(),
+                    environment=devices.describe(run.peers.processes),
                     bitwise=repeats_bit_for_bit(setup),
                     held_out_loss=held_out_loss,
                 )
@@ -286,7 +286,8 @@ class _Training:
 
     def _check_environment(self) -> None:
         """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
-        if found := devices.difference(Transcript(self.writer.folder).header.environment):
+        began = Transcript(self.writer.folder).header.environment
+        if found := devices.difference(began, self.run.peers.processes):
             name, here, expected = found
             raise LockstepError(
                 f"{self.paths.scratch}: {name} is {here!r} here, expected {expected!r} as where "
@@ -308,13 +309,12 @@ class _Training:
     def _say_where(self) -> None:
         for peer in range(self.run.peers.count):
             log.info(f"train: peer {peer} runs on {self.peers.where(peer)}")
-        equal = self.header.bitwise and self.run.peers.layout == "each"
+        peers = self.run.peers
+        equal = self.header.bitwise and peers.layout == "each" and peers.processes == 1
         device = self.header.environment["device_kind"]
         how = "bit for bit" if equal else "within a tolerance"
-        log.info(f"train: attention by {self.run.peers.attention}, in {self.run.peers.precision}")
-        log.info(
-            f"train: on {device}, layout {self.run.peers.named_layout}: an audit replays {how}"
-        )
+        log.info(f"train: attention by {peers.attention}, in {peers.precision}")
+        log.info(f"train: on {device}, layout {peers.named_layout}: an audit replays {how}")
 
 
 def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:

@@ -62,14 +62,19 @@ def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
         environment=environment,
         environment_of=partial(_devices_of, run, jax.local_device_count(), backend),
         backend=backend,
+        ranks=run.peers.processes,
     )
 
 
-def _devices_of(run: runfile.Run, count: int, backend: str, peer: int) -> dict[str, str]:
-    """What a peer's process is told of the devices of this host."""
+def _devices_of(
+    run: runfile.Run, count: int, backend: str, place: processes.Place
+) -> dict[str, str]:
+    """What one of a peer's processes is told of the devices of this host."""
+    peer, rank = place
+    parts = run.peers.fsdp // run.peers.processes
     if backend == "cpu":
-        return {"JAX_NUM_CPU_DEVICES": str(run.peers.fsdp)}
-    return gpus.environment(peer, gpus.visible(count), run.peers.fsdp)
+        return {"JAX_NUM_CPU_DEVICES": str(parts)}
+    return gpus.environment(peer * run.peers.processes + rank, gpus.visible(count), parts)
 
 
 def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier:

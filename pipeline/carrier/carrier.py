@@ -15,11 +15,16 @@ class Asked(NamedTuple):
     values: dict
     arrays: Sequence[np.ndarray] = ()
 
-    def buffers(self, trainer: str, number: int) -> list[Buffer]:
+    def buffers(self, trainer: str, number: int, gang: str = "") -> list[Buffer]:
         """Return it as buffers."""
-        operation, values, arrays = self
-        header = RequestHeader(trainer=trainer, number=number, operation=operation, values=values)
-        return encode(header, arrays)
+        header = RequestHeader(
+            trainer=trainer,
+            number=number,
+            operation=self.operation,
+            gang=gang,
+            values=self.values,
+        )
+        return encode(header, self.arrays)
 
 
 class Answered(NamedTuple):

@@ -46,6 +46,8 @@ class RequestHeader(Table):
     """Counts the trainer's requests; the answer repeats it."""
     operation: str
     """What the process is to do."""
+    gang: Annotated[str, Field(max_length=300)] = ""
+    """Where the first of a peer's several processes coordinates them, host:port."""
     values: dict[str, Any] = {}
     """Arguments that are no arrays."""
     arrays: Annotated[tuple[Described, ...], AsTuple] = ()

@@ -10,13 +10,13 @@ def visible(count: int) -> list[str]:
     return named.split(",") if named else [str(number) for number in range(count)]
 
 
-def environment(peer: int, gpus: Sequence[str], parts: int) -> dict[str, str]:
-    """Return what a peer's process is told of the GPUs; peers beyond their number share them.
+def environment(number: int, gpus: Sequence[str], parts: int) -> dict[str, str]:
+    """Return what a process is told of the GPUs; processes beyond their number share them.
 
     Args:
-      peer: The peer.
+      number: Counts the processes of all peers.
       gpus: The host's GPUs.
-      parts: GPUs of a peer, `[peers] fsdp`.
+      parts: GPUs of a process.
     """
-    first = peer % max(1, len(gpus) // parts) * parts
+    first = number % max(1, len(gpus) // parts) * parts
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + parts])}

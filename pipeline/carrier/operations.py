@@ -29,7 +29,7 @@ from pipeline import runfile
 from pipeline.carrier.frames import FrameError, RequestHeader
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
-from pipeline.programs.placement import device_groups
+from pipeline.programs.placement import device_groups, of_each_process
 from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import Programs
 from pipeline.stage import devices, lock
@@ -48,11 +48,6 @@ class Outcome(NamedTuple):
 def leaves(tree: Tree) -> list[np.ndarray]:
     """Return a tree's arrays, on the host."""
     return [np.asarray(leaf) for leaf in jax.device_get(jax.tree.leaves(tree))]
-
-
-def _copied(tree: Tree) -> list[np.ndarray]:
-    """A tree's arrays, apart from the device's buffers: the next step overwrites a state."""
-    return [np.array(leaf) for leaf in leaves(tree)]
 
 
 def tree_of(arrays: Sequence[np.ndarray], like: Tree, name: str) -> Tree:
@@ -83,7 +78,8 @@ class Operations:
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
         self.run, self.model, self.first_step, self.columns = run, model, first_step, columns
         self.programs = self._programs(run)
-        self.group = device_groups(jax.devices(), self.programs.parts)[0]
+        parts = self.programs.parts
+        self.group = device_groups(of_each_process(jax.devices(), parts), parts)[0]
         own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)
         self.like = {"params": self.programs.task.shapes, "shared": shared, "own": own}
         self.replica: Replica
@@ -110,16 +106,18 @@ class Operations:
             raise FrameError(f"operation {request.operation!r}, expected one of {[*self.do]}")
         try:
             with self._compiling_alone(request.operation):
-                return self.do[request.operation](request.values, arrays)
+                outcome = self.do[request.operation](request.values, arrays)
         except KeyError as error:
             raise FrameError(f"{request.operation} without {error}, expected it") from error
+        # of a peer's several processes, the first answers for all
+        return outcome if jax.process_index() == 0 else Outcome(outcome.values)
 
     @contextmanager
     def _compiling_alone(self, operation: str) -> Iterator[None]:
         """The first process of a host compiles what the others then find in the shared folder."""
         folder = jax.config.jax_compilation_cache_dir
-        if operation in self.done or not folder:
-            yield
+        if operation in self.done or not folder or jax.process_index():
+            yield  # a peer's other processes compile with their first, which waits for them
         else:
             patience = self.run.runtime.answer_seconds
             with lock.hold(Path(folder) / f".{operation}.lock", patience):
@@ -134,7 +132,7 @@ class Operations:
         params = tree_of(arrays[:count], self.like["params"], "params")
         shared = tree_of(arrays[count:], self.like["shared"], "shared state")
         self.replica = Replica.put(self.programs, self.group, params, shared)
-        return Outcome({"environment": devices.describe()})
+        return Outcome({"environment": devices.describe(jax.process_count())})
 
     def _hyperparameters(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
         del values, arrays
@@ -148,10 +146,10 @@ class Operations:
             replica = replace(replica, programs=self._imprecise)
         result = replica.step(self.own, self._work(values, arrays), values["step"])
         self.own = result.own
-        kept = _copied(self.own) if values["keep"] else []
-        state = tree_hash(jax.device_get(self.own)) if values["hash"] else None
-        arrays = [*leaves(result.message), *kept]
-        return Outcome({"loss": float(result.loss), "hash": state}, arrays)
+        kept = self._copied(self.own) if values["keep"] else []
+        state = self._hash(self.own) if values["hash"] else None
+        message, loss = self.group.fetch((result.message, result.loss))
+        return Outcome({"loss": float(loss), "hash": state}, [*leaves(message), *kept])
 
     def _optimize(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
         like, peers = self.programs.form.like, values["peers"]
@@ -163,7 +161,7 @@ class Operations:
         given = dict(zip(peers, values["sequences"], strict=True))
         count, step = self.run.peers.count, values["step"]
         self.replica = self.replica.receive(messages, given, like, count, step)
-        return Outcome({"params": tree_hash(jax.device_get(self.replica.params))})
+        return Outcome({"params": self._hash(self.replica.params)})
 
     def _extract(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
         del arrays
@@ -175,8 +173,8 @@ class Operations:
         }
         tree = trees[values["what"]]()
         if values["hash"]:
-            return Outcome({"hash": tree_hash(jax.device_get(tree))})
-        return Outcome({}, _copied(tree))
+            return Outcome({"hash": self._hash(tree)})
+        return Outcome({}, self._copied(tree))
 
     def _restore(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
         del values
@@ -191,16 +189,24 @@ class Operations:
         own = self.group.put(tree_of(arrays[:count], self.like["own"], "own state"))
         work = self._work(values, arrays[count:])
         result = self.replica.step(own, work, values["step"])
-        state = tree_hash(jax.device_get(result.own))
-        return Outcome({"hash": state}, leaves(result.message))
+        message = leaves(self.group.fetch(result.message))
+        return Outcome({"hash": self._hash(result.own)}, message)
 
     def _forward(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
         del values
         (rows_BW,) = arrays
         rows_BW = self.group.put_rows(rows_BW, axis=0)
-        return Outcome({}, leaves(self.programs.measure(self.replica.params, rows_BW)))
+        losses = self.programs.measure(self.replica.params, rows_BW)
+        return Outcome({}, leaves(self.group.fetch(losses)))
 
     # ---- What they need ----
+
+    def _hash(self, tree: Tree) -> str:
+        return tree_hash(self.group.fetch(tree))
+
+    def _copied(self, tree: Tree) -> list[np.ndarray]:
+        """A tree's arrays, apart from the device's buffers: the next step overwrites a state."""
+        return [np.array(leaf) for leaf in leaves(self.group.fetch(tree))]
 
     def _work(self, values: dict, arrays: list[np.ndarray]) -> Work:
         (rows_MBW,) = arrays

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -20,6 +21,8 @@ POLL_SECONDS = 0.1  # between looks at whether a child lives
 SECRET = "secret.json"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a child that ended is started again
 
+Place = tuple[int, int]  # a peer, and which of its processes
+
 
 @dataclass
 class _Process:
@@ -30,6 +33,7 @@ class _Process:
       child: The process, if this trainer started it.
       fresh: Whether it was not asked anything since it came.
       leaving: Whether it asked to leave.
+      gang: Where it can coordinate the processes of its peer, host:port.
       starts: How often it was started.
       again: When to start it again.
     """
@@ -38,6 +42,7 @@ class _Process:
     child: subprocess.Popen | None = None
     fresh: bool = False
     leaving: bool = False
+    gang: str = ""
     starts: int = 0
     again: float = 0.0
 
@@ -60,23 +65,28 @@ class _Open:
 class Processes:
     """A carrier to processes that connect to this one, some of which it starts.
 
+    All processes of a peer get its requests, and the first one's answer is the peer's. A peer is
+    lost with any of them; those that it had then end, since they cannot go on without that one.
+
     Attributes:
       hub: This end.
       folder: Where the secret and the logs are.
       command: The command of a child, without the peer's number.
-      environment: Its environment, whichever the peer.
-      environment_of: Returns what else is in a peer's.
+      environment: Its environment, whichever it is.
+      environment_of: Returns what else is in that of one.
       spawned: The peers whose processes this one starts, and starts again when they end.
+      ranks: How many processes a peer has.
     """
 
     hub: Hub
     folder: Path
     command: list[str]
     environment: dict[str, str]
-    environment_of: Callable[[int], dict[str, str]]
+    environment_of: Callable[[Place], dict[str, str]]
     spawned: frozenset[int]
-    _of: dict[int, _Process] = field(default_factory=dict)
-    _open: dict[int, _Open] = field(default_factory=dict)
+    ranks: int = 1
+    _of: dict[Place, _Process] = field(default_factory=dict)
+    _open: dict[Place, _Open] = field(default_factory=dict)
     _lost: dict[int, str] = field(default_factory=dict)
     _trainer: str = field(default_factory=lambda: secrets.token_hex(8))
     _number: int = 0
@@ -84,7 +94,8 @@ class Processes:
     def __post_init__(self) -> None:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         for peer in sorted(self.spawned):
-            self._start(peer)
+            for place in self._places(peer):
+                self._start(place)
 
     def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
         """Send each peer its request at once, and return the answers that came in time."""
@@ -92,21 +103,26 @@ class Processes:
         self._open = {}
         self._number += 1
         for peer, one in asked.items():
-            process = self._of.get(peer)
-            if process is None or process.name is None:
+            gang = self._gang(peer)
+            if not all(process.name for process in gang):
                 self._lose(peer, "its process is not there")
-            else:
+                continue
+            buffers = one.buffers(self._trainer, self._number, gang[0].gang)
+            for place, process in zip(self._places(peer), gang, strict=True):
                 process.fresh = False
-                buffers = one.buffers(self._trainer, self._number)
-                self._open[peer] = _Open(time.monotonic(), buffers)
-                self.hub.send(_name(peer), buffers)  # again, where nobody is there for now
+                self._open[place] = _Open(time.monotonic(), buffers)
+                self.hub.send(_name(place), buffers)  # again, where nobody is there for now
         while self._waiting() and (left := until - time.monotonic()) > 0:
             self._hear(min(left, POLL_SECONDS))
             self._look_after_children()
         for peer in self._waiting():
             operation = asked[peer].operation
             self._lose(peer, f"no answer to {operation} within {seconds:.3g} s")
-        answered = {p: one.answer for p, one in self._open.items() if one.answer is not None}
+        answered = {
+            peer: one.answer
+            for (peer, rank), one in self._open.items()
+            if rank == 0 and one.answer is not None and peer not in self._lost
+        }
         self._open = {}
         return answered
 
@@ -119,18 +135,20 @@ class Processes:
     def arrived(self) -> frozenset[int]:
         """Return the peers whose process is there, and was not asked anything since it came."""
         self._drain()
-        return frozenset(peer for peer, process in self._of.items() if process.fresh)
+        peers = {peer for peer, _ in self._of}
+        return frozenset(p for p in peers if all(process.fresh for process in self._gang(p)))
 
     def leaving(self) -> frozenset[int]:
         """Return the peers whose processes have asked to leave."""
         self._drain()
-        return frozenset(peer for peer, process in self._of.items() if process.leaving)
+        return frozenset(peer for (peer, _), process in self._of.items() if process.leaving)
 
     def dismiss(self, peer: int) -> None:
         """Have a peer's process end, and do not start it again."""
         self.spawned -= {peer}
-        self._send_exit([peer])
-        self._of[peer].forget()
+        self._send_exit(self._places(peer))
+        for process in self._gang(peer):
+            process.forget()
 
     def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
         """Wait until all of these have arrived, and return those that have."""
@@ -146,16 +164,23 @@ class Processes:
         _end(children)
         self.hub.close()
 
-    def _send_exit(self, peers: Iterable[int]) -> None:
-        self._number += 1
-        for peer in peers:
-            self.hub.send(_name(peer), Asked("exit", {}).buffers(self._trainer, self._number))
+    def _send_exit(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self.hub.send(_name(place), Asked("exit", {}).buffers(self._trainer, self._number))
+
+    def _places(self, peer: int) -> list[Place]:
+        return [(peer, rank) for rank in range(self.ranks)]
+
+    def _gang(self, peer: int) -> list[_Process]:
+        """The processes of a peer."""
+        return [self._of.setdefault(place, _Process()) for place in self._places(peer)]
 
     # ---- What is heard ----
 
     def _waiting(self) -> list[int]:
         """The peers whose answer is awaited."""
-        return [p for p, one in self._open.items() if one.answer is None and p not in self._lost]
+        waiting = {peer for (peer, _), one in self._open.items() if one.answer is None}
+        return sorted(waiting - self._lost.keys())
 
     def _drain(self) -> None:
         """Take note of all that has been said, and of children that ended."""
@@ -169,80 +194,102 @@ class Processes:
         if heard is None:
             return False
         name, buffers = heard
-        peer = _peer(name)
-        if peer is not None:
-            self._take(peer, buffers)
+        place = _place(name)
+        if place is not None and place[1] < self.ranks:
+            self._take(place, buffers)
         return True
 
-    def _take(self, peer: int, buffers: list[Buffer]) -> None:
-        process = self._of.setdefault(peer, _Process())
+    def _take(self, place: Place, buffers: list[Buffer]) -> None:
+        peer, process = place[0], self._of.setdefault(place, _Process())
         try:
             header, arrays = decode(AnswerHeader, buffers)
         except FrameError as error:
             self._lose(peer, f"nonsense: {error}")
             return
         if header.says == "hello":
-            self._greet(peer, process, header.process)
+            process.gang = str(header.values.get("gang", ""))
+            self._greet(place, process, header.process)
         elif header.process != process.name:
             return  # of a process before
         elif header.says == "leave":
             process.leaving = True
-        elif header.number == self._number and (one := self._open.get(peer)) and not one.answer:
+        elif header.number == self._number and (one := self._open.get(place)) and not one.answer:
             if header.error is None:
                 one.answer = Answered(header, arrays, time.monotonic() - one.sent)
             else:
                 self._lose(peer, header.error)
 
-    def _greet(self, peer: int, process: _Process, name: str) -> None:
+    def _greet(self, place: Place, process: _Process, name: str) -> None:
         """A process says hello when it starts, and whenever nobody has asked it for a while.
 
         One that says so twice while it is asked has lost the request, or its answer, and is asked
         again.
         """
-        one = self._open.get(peer)
+        one = self._open.get(place)
         if one and process.name == name and not one.answer:
             one.hellos += 1
             if one.hellos % 2 == 0:
-                self.hub.send(_name(peer), one.buffers)
+                self.hub.send(_name(place), one.buffers)
         if process.name is None:
             process.name, process.fresh = name, True
         elif process.name != name:
-            self._lose(peer, "its process was started again")
+            self._lose(place[0], "its process was started again")
             process.name, process.fresh = name, True
 
     def _lose(self, peer: int, why: str) -> None:
-        """Forget a process; if it is there after all, it will say hello again."""
+        """Forget a peer's process; if it is there after all, it will say hello again.
+
+        Of several those end that have been asked anything: they are bound to each other.
+        """
         self._lost.setdefault(peer, why)
-        self._of.setdefault(peer, _Process()).forget()
+        for place, process in zip(self._places(peer), self._gang(peer), strict=True):
+            if self.ranks > 1 and process.name and not process.fresh:
+                self._end(place, process)
+            process.forget()
+
+    def _end(self, place: Place, process: _Process) -> None:
+        """End a process that may hang for another one; a child is started again."""
+        if process.child is None:
+            self._send_exit([place])
+            return
+        process.child.kill()
+        process.child.wait()
+        self._ended(process)
 
     # ---- Children ----
 
     def _look_after_children(self) -> None:
-        for peer, process in self._of.items():
-            child = process.child
+        for place, process in list(self._of.items()):
+            child, peer = process.child, place[0]
             if child and (status := child.poll()) is not None:
-                self._lose(peer, f"its process ended with status {status}, {self._log(peer)}")
-                process.child = None
-                wait = min(FIRST_WAIT * 2 ** (process.starts - 1), LONGEST_WAIT)
-                process.again = time.monotonic() + wait
+                self._ended(process)
+                self._lose(peer, f"its process ended with status {status}, {self._log(place)}")
             elif child is None and peer in self.spawned and time.monotonic() >= process.again:
-                self._start(peer)
+                self._start(place)
 
-    def _start(self, peer: int) -> None:
-        process = self._of.setdefault(peer, _Process())
+    def _ended(self, process: _Process) -> None:
+        process.child = None
+        wait = min(FIRST_WAIT * 2 ** (process.starts - 1), LONGEST_WAIT)
+        process.again = time.monotonic() + wait
+
+    def _start(self, place: Place) -> None:
+        process = self._of.setdefault(place, _Process())
         process.starts += 1
-        with open(self._log(peer), "ab") as file:
+        peer, rank = place
+        with open(self._log(place), "ab") as file:
             process.child = subprocess.Popen(
-                [*self.command, "--peer", str(peer)],
+                [*self.command, "--peer", str(peer), "--rank", str(rank)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=self.environment | self.environment_of(peer),
+                env=self.environment | self.environment_of(place),
                 start_new_session=True,  # Ctrl-C is the trainer's, which ends them in order
             )
 
-    def _log(self, peer: int) -> Path:
-        return self.folder / "logs" / f"peer-{peer:03}.log"
+    def _log(self, place: Place) -> Path:
+        peer, rank = place
+        name = f"peer-{peer:03}.{rank}.log" if self.ranks > 1 else f"peer-{peer:03}.log"
+        return self.folder / "logs" / name
 
 
 def start(
@@ -252,8 +299,9 @@ def start(
     listen: str,
     frame_bytes: int,
     environment: Mapping[str, str],
-    environment_of: Callable[[int], dict[str, str]],
+    environment_of: Callable[[Place], dict[str, str]],
     backend: str,
+    ranks: int = 1,
 ) -> Processes:
     """Return a carrier to processes, and start those of `peers`.
 
@@ -263,8 +311,9 @@ def start(
       listen: tcp://HOST:PORT.
       frame_bytes: Size of the largest array that is sent.
       environment: Environment of the processes, beside this one's.
-      environment_of: Returns what else is in that of a peer.
+      environment_of: Returns what else is in that of one: (peer, rank).
       backend: "cpu" or "cuda".
+      ranks: How many processes a peer has.
     """
     path = folder / SECRET
     if path.exists():  # processes that were started by hand know it
@@ -277,18 +326,19 @@ def start(
     command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.sidecar"]
     command += ["--parent-pid", str(os.getpid()), "--init-method", hub.address]
     command += ["--backend", backend, "--secret", str(path), "--frame-bytes", str(frame_bytes)]
+    command += ["--world-size", str(ranks)]
     environment = {**os.environ, **environment}
-    return Processes(hub, folder, command, environment, environment_of, frozenset(peers))
+    return Processes(hub, folder, command, environment, environment_of, frozenset(peers), ranks)
 
 
-def _name(peer: int) -> bytes:
-    return b"peer-%d" % peer
+def _name(place: Place) -> bytes:
+    return b"peer-%d.%d" % place
 
 
-def _peer(name: bytes) -> int | None:
-    """The peer of a connection's name; None of a stranger's."""
-    number = name.removeprefix(b"peer-")
-    return int(number) if number != name and number.isdigit() and len(number) < 6 else None
+def _place(name: bytes) -> Place | None:
+    """Which process of which peer a connection's name names; None of a stranger's."""
+    match = re.fullmatch(rb"peer-(\d{1,5})\.(\d{1,5})", name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _end(children: list[subprocess.Popen], seconds: float = 3.0) -> None:

@@ -316,7 +316,7 @@ class RemotePeers:
         arrays = [*leaves(params), *leaves(shared)]
         self.absent -= peers
         created = self._ask(dict.fromkeys(sorted(peers), Asked("create", values, arrays)))
-        here = devices.describe()
+        here = devices.describe(run.peers.processes)
         for peer, answer in created.items():
             found = answer.header.values.get("environment", {})
             for name in here:

@@ -21,6 +21,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 
 AXIS = "fsdp"
+GATHERED_BYTES = 2**26  # on their way from the devices of several processes to the host at once
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
@@ -46,8 +47,35 @@ class DeviceGroup:
         """Put rows of data there, spread over the devices; `axis` counts the rows."""
         return self._put(rows, lambda _: cut_rows(axis))
 
+    def fetch(self, tree: Tree) -> Tree:
+        """Return a tree of this group on the host, each array whole.
+
+        Where the group spans several processes, all of them must call this, in the same order.
+        """
+        if not self._spans_processes:
+            return jax.device_get(tree)
+        leaves, structure = jax.tree.flatten(tree)
+        whole = [np.asarray(x) for some in _lots(leaves) for x in self._gather(some)]
+        return jax.tree.unflatten(structure, whole)
+
     def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
-        return jax.device_put(tree, jax.tree.map(lambda x: self._on(spec(x)), tree))
+        layout = jax.tree.map(lambda x: self._on(spec(x)), tree)
+        if not self._spans_processes:
+            return jax.device_put(tree, layout)
+
+        def put(x: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+            x = np.asarray(x)
+            return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+        return jax.tree.map(put, tree, layout)
+
+    @property
+    def _spans_processes(self) -> bool:
+        return len({device.process_index for device in self.devices}) > 1
+
+    @cached_property
+    def _gather(self) -> Callable[[list[jax.Array]], list[jax.Array]]:
+        return jax.jit(lambda leaves: leaves, out_shardings=self._on(Spec()))
 
     def _on(self, spec: Spec) -> jax.sharding.Sharding:
         return (
@@ -68,6 +96,15 @@ class PlannedGroup(DeviceGroup):
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._on(spec(x))), tree
         )
+
+
+def of_each_process(devices: Sequence[jax.Device], parts: int) -> list[jax.Device]:
+    """Return the devices of a group of `parts` to which every process gives equally many."""
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    share = parts // len(by_process)
+    return [device for process in sorted(by_process) for device in by_process[process][:share]]
 
 
 def device_groups(devices: Sequence[jax.Device], parts: int) -> list[DeviceGroup]:
@@ -107,6 +144,19 @@ def side_by_side(
 
     with ThreadPoolExecutor(len(groups)) as pool:
         return list(pool.map(one, items))
+
+
+def _lots(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    """Arrays that are gathered together: one program for many small ones, each large one alone."""
+    lots: list[list[jax.Array]] = []
+    room = 0
+    for leaf in leaves:
+        if leaf.nbytes > room:
+            lots.append([])
+            room = GATHERED_BYTES
+        lots[-1].append(leaf)
+        room -= leaf.nbytes
+    return lots
 
 
 def cut(shape: tuple[int, ...], parts: int) -> Spec:

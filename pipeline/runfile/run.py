@@ -201,6 +201,8 @@ class Run(Table):
         if carrier != "in_process" and layout != "each":
             text = f"in_process with peers.layout = {layout}, one program for all peers"
             raise wrong(("runtime", "carrier"), text)
+        if carrier != "processes" and self.peers.processes > 1:
+            raise wrong(("peers", "processes"), f"1 with runtime.carrier = {carrier}")
         if max(self.runtime.by_hand, default=0) >= count:
             raise wrong(("runtime", "by_hand"), f"numbers less than peers.count ({count})")
         return self

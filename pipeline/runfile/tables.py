@@ -59,6 +59,9 @@ class Peers(Table):
     fsdp: Count = 1
     """Devices per peer, over which its params, state and micro-batches are sharded; for models too
     large for one device. Must divide micro_batch."""
+    processes: Count = 1
+    """Processes per peer, on one host or several, which share its devices equally; they change the
+    last bits of results. Must divide fsdp; more than 1 need runtime.carrier = "processes"."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the model's arithmetic; params and optimizer state stay float32."""
     attention: Literal["matmul", "cudnn"] = "matmul"
@@ -99,6 +102,8 @@ class Peers(Table):
     def _devices_share_evenly(self) -> "Peers":
         if self.micro_batch % self.fsdp:
             raise wrong("micro_batch", f"a multiple of peers.fsdp ({self.fsdp})")
+        if self.fsdp % self.processes:
+            raise wrong("processes", f"a divisor of peers.fsdp ({self.fsdp})")
         if self.fsdp > 1 and self.layout == "vmap":
             raise wrong("layout", "each or shard_map with peers.fsdp, since vmap uses one device")
         return self

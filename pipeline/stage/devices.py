@@ -80,12 +80,17 @@ def keep_compiled(folder: os.PathLike) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def describe() -> dict[str, str]:
-    """Return what of this machine and process can change the bits of a result."""
+def describe(processes: int = 1) -> dict[str, str]:
+    """Return what of this machine and process can change the bits of a result.
+
+    Args:
+      processes: `[peers] processes`: they add up what their devices have in an order of their own.
+    """
     import jax
     import jaxlib
 
-    return {
+    of_several = {"processes": str(processes)} if processes > 1 else {}
+    return of_several | {
         "platform": jax.default_backend(),
         "device_kind": jax.devices()[0].device_kind,
         "instruction_set": _instruction_set(),
@@ -97,16 +102,19 @@ def describe() -> dict[str, str]:
     }
 
 
-def difference(trained: Mapping[str, str]) -> tuple[str, str | None, str | None] | None:
+def difference(
+    trained: Mapping[str, str], processes: int = 1
+) -> tuple[str, str | None, str | None] | None:
     """Return the first thing of `describe` that is another here than where a run was trained.
 
     Args:
       trained: What `describe` returned there.
+      processes: Processes that a peer has here.
 
     Returns:
       Its name, what it is here and what it was there; or None where all is equal.
     """
-    here = describe()
+    here = describe(processes)
     names = sorted(here.keys() | trained.keys())
     found = ((name, here.get(name), trained.get(name)) for name in names)
     return next((each for each in found if each[1] != each[2]), None)

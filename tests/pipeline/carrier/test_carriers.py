@@ -25,7 +25,7 @@ class Script:
     """
 
     def __init__(self, carrier, secret: Secret, peer: int, reply: Callable, name: str = NAMES[0]):
-        self.line = Line(carrier.hub.address, secret, b"peer-%d" % peer, 2 * GIB)
+        self.line = Line(carrier.hub.address, secret, b"peer-%d.0" % peer, 2 * GIB)
         self.reply, self.name, self.stopped = reply, name, threading.Event()
         self.line.send(encode(AnswerHeader(process=name, says="hello")))
         self.thread = threading.Thread(target=self.serve, daemon=True)
