@@ -84,6 +84,9 @@ def main(
         serve(PeerProcess(peer, Rank(rank, world_size, address)), line)
     finally:
         line.close()
+    if world_size > 1:
+        sys.stdout.flush()
+        os._exit(0)  # jax.distributed would wait for the others, of which one may be gone
 
 
 def _check(world_size: int, rank: int, backend: str) -> None:
