@@ -148,7 +148,9 @@ class RemotePeers:
                     self._own[peer] = tree_of(answer.arrays[size:], own, "own state")
                 state = answer.header.values["hash"]
                 done[peer] = Done(message, loss, state, answer.seconds)
-        return dict(sorted(done.items()))
+        if keep:  # also of who has no work, while it is there
+            self._own |= {peer: self.own(peer) for peer in self._here.difference(work)}
+        return {peer: done[peer] for peer in sorted(done) if peer in self._here}
 
     def receive(
         self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int

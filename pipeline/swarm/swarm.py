@@ -89,7 +89,8 @@ class Swarm:
         true = {peer: one.message for peer, one in done.items()}
 
         # Who was lost meanwhile did not take part, as far as the others can tell
-        silent = tuple(sorted(silent | (given.keys() - done.keys())))
+        silent |= (given.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
+        silent = tuple(sorted(silent))
         given = {peer: work for peer, work in given.items() if peer in done}
         checked = {v: p for v, p in checked.items() if v not in silent and p in given}
         for peer in silent:  # its state is lost, or nobody knows it

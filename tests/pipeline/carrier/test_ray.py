@@ -1,9 +1,11 @@
 """Peers as Ray actors on a cluster of three nodes, which are processes of this machine."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -136,7 +138,8 @@ def test_a_cluster_that_loses_a_node_and_gains_one_finishes_and_its_audit_accept
         cluster.remove_node(node, allow_graceful=False)
         while rounds() < 16:
             time.sleep(0.02)
-        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        with mock.patch.object(signal, "signal"):  # which only a main thread may call
+            cluster.add_node(num_cpus=1, object_store_memory=STORE)
 
     thread = threading.Thread(target=trouble, daemon=True)
     thread.start()
