@@ -49,6 +49,9 @@ class Carrier(Protocol):
     def lost(self) -> dict[int, str]:
         """Return the peers lost since the last call, each with the reason in one line."""
 
+    def lose(self, peer: int, why: str) -> None:
+        """Lose a peer whose answer turns out to be nonsense, until its process says hello again."""
+
     def arrived(self) -> frozenset[int]:
         """Return the peers whose process is there, and was not asked anything since it came."""
 

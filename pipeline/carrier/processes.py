@@ -105,7 +105,7 @@ class Processes:
         for peer, one in asked.items():
             gang = self._gang(peer)
             if not all(process.name for process in gang):
-                self._lose(peer, "its process is not there")
+                self.lose(peer, "its process is not there")
                 continue
             buffers = one.buffers(self._trainer, self._number, gang[0].gang)
             for place, process in zip(self._places(peer), gang, strict=True):
@@ -117,7 +117,7 @@ class Processes:
             self._look_after_children()
         for peer in self._waiting():
             operation = asked[peer].operation
-            self._lose(peer, f"no answer to {operation} within {seconds:.3g} s")
+            self.lose(peer, f"no answer to {operation} within {seconds:.3g} s")
         answered = {
             peer: one.answer
             for (peer, rank), one in self._open.items()
@@ -204,7 +204,7 @@ class Processes:
         try:
             header, arrays = decode(AnswerHeader, buffers)
         except FrameError as error:
-            self._lose(peer, f"nonsense: {error}")
+            self.lose(peer, f"nonsense: {error}")
             return
         if header.says == "hello":
             process.gang = str(header.values.get("gang", ""))
@@ -217,7 +217,7 @@ class Processes:
             if header.error is None:
                 one.answer = Answered(header, arrays, time.monotonic() - one.sent)
             else:
-                self._lose(peer, header.error)
+                self.lose(peer, header.error)
 
     def _greet(self, place: Place, process: _Process, name: str) -> None:
         """A process says hello when it starts, and whenever nobody has asked it for a while.
@@ -233,10 +233,10 @@ class Processes:
         if process.name is None:
             process.name, process.fresh = name, True
         elif process.name != name:
-            self._lose(place[0], "its process was started again")
+            self.lose(place[0], "its process was started again")
             process.name, process.fresh = name, True
 
-    def _lose(self, peer: int, why: str) -> None:
+    def lose(self, peer: int, why: str) -> None:
         """Forget a peer's process; if it is there after all, it will say hello again.
 
         Of several those end that have been asked anything: they are bound to each other.
@@ -263,7 +263,7 @@ class Processes:
             child, peer = process.child, place[0]
             if child and (status := child.poll()) is not None:
                 self._ended(process)
-                self._lose(peer, f"its process ended with status {status}, {self._log(place)}")
+                self.lose(peer, f"its process ended with status {status}, {self._log(place)}")
             elif child is None and peer in self.spawned and time.monotonic() >= process.again:
                 self._start(place)
 

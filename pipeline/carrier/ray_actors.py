@@ -96,7 +96,7 @@ class RayActors:
         for peer, one in asked.items():
             actor = self._of[peer]
             if actor.name is None:
-                self._lose(peer, "its process is not there")
+                self.lose(peer, "its process is not there")
                 continue
             if id(one) not in stored:
                 stored[id(one)] = ray.put(_arrays(one.buffers(self._trainer, self._number)))
@@ -109,7 +109,7 @@ class RayActors:
                     answers[peer] = answer
         for peer in waiting.values():
             operation = asked[peer].operation
-            self._lose(peer, f"no answer to {operation} within {seconds:.3g} s")
+            self.lose(peer, f"no answer to {operation} within {seconds:.3g} s")
         return answers
 
     def lost(self) -> dict[int, str]:
@@ -152,16 +152,16 @@ class RayActors:
             buffers = [memoryview(one) for one in ray.get(call)]
             header, arrays = decode(AnswerHeader, buffers)
         except (RayError, FrameError, TypeError) as error:
-            self._lose(peer, _line(error))
+            self.lose(peer, _line(error))
             return None
         if header.process != self._of[peer].name:
-            self._lose(peer, "its process was started again")
+            self.lose(peer, "its process was started again")
         elif header.error is not None:
-            self._lose(peer, header.error)
+            self.lose(peer, header.error)
         elif header.number == self._number:
             return Answered(header, arrays, time.monotonic() - began)
         else:
-            self._lose(peer, f"an answer to request {header.number}, expected {self._number}")
+            self.lose(peer, f"an answer to request {header.number}, expected {self._number}")
         return None
 
     def _greet(self, peer: int, actor: _Actor) -> None:
@@ -174,7 +174,7 @@ class RayActors:
         except RayError:
             actor.hello = actor.handle.hello.remote()
 
-    def _lose(self, peer: int, why: str) -> None:
+    def lose(self, peer: int, why: str) -> None:
         """Forget an actor's process; if it is there after all, or again, it will say so."""
         self._lost.setdefault(peer, why)
         actor = self._of[peer]

@@ -173,7 +173,7 @@ class RemotePeers:
         (most, _), *_ = Counter(found[p] for p in sorted(found)).most_common(1)
         for peer, params in found.items():
             if params != most:
-                self._lose(peer, f"its params are {params[:12]}, the others' {most[:12]}")
+                self._distrust(peer, f"its params are {params[:12]}, the others' {most[:12]}")
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
@@ -297,7 +297,12 @@ class RemotePeers:
             self._renewed.discard(peer)
 
     def _losing(self, peer: int) -> "_Losing":
-        return _Losing(functools.partial(self._lose, peer))
+        return _Losing(functools.partial(self._distrust, peer))
+
+    def _distrust(self, peer: int, why: str) -> None:
+        """Lose a peer for what it answered; its process may join again."""
+        self.carrier.lose(peer, why)
+        self._take_losses()
 
     def _expect_any(self) -> None:
         if not self._here:

@@ -54,6 +54,10 @@ class Loopback:
         lost, self.lost_now = self.lost_now, {}
         return lost
 
+    def lose(self, peer: int, why: str) -> None:
+        self.lost_now.setdefault(peer, why)
+        self.fresh.add(peer)  # it lives, and says so
+
     def arrived(self) -> frozenset[int]:
         self.number += 1
         for peer, number in list(self.gone.items()):
