@@ -178,8 +178,15 @@ class Chaos:
         self.log.write(f"--- {kind} after round {self.rounds()}\n".encode())
         self.log.flush()
         if kind == "trainer":
+            children = [
+                pid for peer in self.peers if peer not in BY_HAND and (pid := self.pid(peer))
+            ]
             self.trainer.kill()
             self.trainer.wait()
+            until = time.monotonic() + 10
+            while any(Path(f"/proc/{pid}").exists() for pid in children):
+                assert time.monotonic() < until, "a peer outlives its trainer"
+                time.sleep(0.05)
             return
         if kind in ("cut", "drop", "delay"):
             proxy = self.proxies[self.rng.choice(BY_HAND)]

@@ -83,7 +83,7 @@ def test_the_transcript_is_that_of_peers_in_one_process(tmp_path, form, run):
     ]
 
 
-LONG = dict(simulated.BY_TIME, total_steps=24)
+LONG = dict(simulated.BY_TIME, total_steps=18)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_process_that_dies_at_any_moment_costs_its_peer_a_place_and_comes_back
     assert carrier.events == 1 and findings == []
     never_twice(transcript)
     (lost,) = {peer for entry in transcript.rounds for peer in entry.evidence.silent}
-    assert any(lost in entry.decision.applied for entry in transcript.rounds[-8:])
+    assert any(lost in entry.decision.applied for entry in transcript.rounds[-6:])
 
 
 def test_peers_that_nobody_can_drop_for_want_of_a_quorum_come_back_as_they_are(tmp_path):
@@ -122,7 +122,7 @@ def test_peers_that_nobody_can_drop_for_want_of_a_quorum_come_back_as_they_are(t
     assert transcript.rounds[2].evidence.silent == (0, 1, 2, 3)
     assert not any(entry.decision.dropped for entry in transcript.rounds)
     assert not any(entry.round.joined for entry in transcript.rounds)
-    assert all(len(entry.decision.applied) == 6 for entry in transcript.rounds[-12:])
+    assert all(len(entry.decision.applied) == 6 for entry in transcript.rounds[-8:])
 
 
 def test_a_process_that_asks_to_leave_is_let_go_after_what_it_sent(tmp_path):
