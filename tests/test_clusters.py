@@ -50,7 +50,7 @@ def test_a_stage_becomes_a_kubernetes_job_on_the_shared_volume(tmp_path):
         "registry/lockstep:1",
         1440 * 60,
     )
-    assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/work"}]
+    assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/mnt"}]
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "work"}
 
 

@@ -22,7 +22,7 @@ def install(folder: Path) -> dict[str, str]:
         "FAKE_KUBERNETES": str(folder),
         "LOCKSTEP_IMAGE": "registry/lockstep:1",
         "LOCKSTEP_CLAIM": "work",
-        "LOCKSTEP_MOUNT": "/work",
+        "LOCKSTEP_MOUNT": "/mnt",
     }
 
 
