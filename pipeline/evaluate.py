@@ -6,13 +6,9 @@ Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 
 import json
 import math
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -27,34 +23,12 @@ from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.tokens.columns import counted, split
-from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
+from pipeline.weights.exported import Exported, read
 
 UNKNOWN = -1  # bytes of a token that is not in the tokenizer
 NAMES = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
 NOTHING = dict.fromkeys(NAMES)
-
-
-class Exported(NamedTuple):
-    """An exported folder, read back.
-
-    Attributes:
-      hf_config: Its config.json.
-      context: Most tokens that the model takes.
-      params: Its params, in float32.
-      apply: apply(params, tokens_BT) -> logits_BTV.
-      features: features(params, tokens_BT, ...) -> x_ND, the inputs of the head.
-      head: head(params) -> kernel_DV.
-      tokenizer: Its tokenizer, or None without tokenizer.json.
-    """
-
-    hf_config: dict
-    context: int
-    params: Tree
-    apply: Callable[[Tree, jax.Array], jax.Array]
-    features: Callable[..., jax.Array]
-    head: Callable[[Tree], jax.Array]
-    tokenizer: Tokenizer | None
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -66,7 +40,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         numbers, text = NOTHING, None
         notes.append("the export was refused, so there is nothing to measure")
     else:
-        exported = read(export, run)
+        exported = read(export, scan=run.peers.scan_layers)
         numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
         text = _sample(run, exported, notes)
     result = numbers | {"prompt": run.evaluate.prompt, "text": text, "notes": notes}
@@ -79,24 +53,6 @@ def run(run: runfile.Run, paths: Paths) -> None:
             print(f"evaluate: {name.replace('_', ' ')} {numbers[name]:.4f}")
     for note in notes:
         print(f"evaluate: {note}")
-
-
-def read(export: Path, run: runfile.Run) -> Exported:
-    """Read an exported folder.
-
-    Raises:
-      LockstepError: A file of it is missing or damaged.
-    """
-    hf_config, params = hf.read_folder(export)
-    model, model_config = hf.model_of(hf_config, export / hf.CONFIG)
-    settings = {"scan": run.peers.scan_layers, "dtype": jnp.dtype("float32")}
-    apply = partial(model.apply, model_config, **settings)
-    features = partial(model.features, model_config, **settings)
-    head = partial(model.head, model_config)
-    context = min(model_config.max_position_embeddings, run.llm.max_seq_len)
-    path = export / "tokenizer.json"
-    tokenizer = load_tokenizer(path) if path.exists() else None
-    return Exported(hf_config, context, params, apply, features, head, tokenizer)
 
 
 # ---- Held-out text ----
@@ -195,34 +151,24 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
     if exported.tokenizer is None:
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None
-    hf_config, settings = exported.hf_config, run.evaluate
-    prompt = exported.tokenizer.encode(settings.prompt).ids or _beginning(hf_config)
+    settings = run.evaluate
+    prompt = exported.tokenizer.encode(settings.prompt).ids or [_beginning(exported)]
     continued = generate(
         exported.apply,
         device_groups(jax.devices(), run.peers.fsdp)[0].put(exported.params),
         prompt,
         max_new_tokens=settings.max_new_tokens,
-        context=exported.context,
+        context=min(exported.context, run.llm.max_seq_len),
         temperature=settings.temperature,
         seed=settings.seed,
-        ends=_ids(hf_config, "eos_token_id"),
+        ends=exported.ends,
     )
     return exported.tokenizer.decode(prompt + continued, skip_special_tokens=True)
 
 
-def _beginning(hf_config: dict) -> list[int]:
-    """The token that begins a text or, if the model has none, ends the text before it."""
-    ids = _ids(hf_config, "bos_token_id") or _ids(hf_config, "eos_token_id")
-    if not ids:
+def _beginning(exported: Exported) -> int:
+    if exported.beginning is None:
         raise LockstepError(
             "[evaluate] prompt is empty, expected text: the model's config.json has no bos_token_id"
         )
-    return ids[:1]
-
-
-def _ids(hf_config: dict, key: str) -> list[int]:
-    """Token ids of a config.json, in which they are absent, null, one number or a list."""
-    value = hf_config.get(key)
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [value]
+    return exported.beginning

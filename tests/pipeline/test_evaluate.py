@@ -19,6 +19,7 @@ from pipeline.programs.placement import DeviceGroup
 from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tokens.columns import UNCOUNTED
 from pipeline.tokens.shards import PLAIN, Shards, write_shards
+from pipeline.weights import exported as exported_folder
 from pipeline.weights import hf
 from tests import tiny
 from tests.pipeline import trained_run
@@ -143,7 +144,7 @@ def test_of_labels_only_those_that_count_are_measured(made):
         tokenizer=tokenizer, held_out=rows.ravel(), columns=columns, micro_batch="3"
     )
     # each sequence alone, in float64
-    exported = evaluate.read(paths.out("export"), runfile.load(paths.run))
+    exported = exported_folder.read(paths.out("export"))
     logits = np.float64(jax.jit(exported.apply)(exported.params, inputs[:2, : LENGTH // 2]))
     losses = [
         np.log(np.exp(logits[row, place - 1]).sum()) - logits[row, place - 1, labels[row, place]]
@@ -174,7 +175,7 @@ def test_text_of_temperature_zero_is_what_transformers_generates(made):
 
 def test_an_empty_prompt_begins_where_a_document_begins(made):
     paths, _, written = made(tokenizer=make_tokenizer(), prompt='""', max_new_tokens="4")
-    exported = evaluate.read(paths.out("export"), runfile.load(paths.run))
+    exported = exported_folder.read(paths.out("export"))
     settings = {"max_new_tokens": 4, "context": LENGTH, "temperature": 0, "seed": 0, "ends": [END]}
     ids = generate(exported.apply, exported.params, [END], **settings)
     assert written["text"] == make_tokenizer().decode(ids) != ""
@@ -225,4 +226,4 @@ def test_a_damaged_tokenizer_is_refused_with_its_name(tmp_path):
     hf.write_folder(tmp_path, HF_CONFIG, make_params(), "float32")
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 1}))
     with pytest.raises(LockstepError, match=r"tokenizer\.json: expected a tokenizer"):
-        evaluate.read(tmp_path, runfile.load(write_run_file(tmp_path)))
+        exported_folder.read(tmp_path)

@@ -1,0 +1,90 @@
+"""An exported Hugging Face folder, read back as a model that computes.
+
+Shapes in names: B sequences of T tokens, N = B * T, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from tokenizers import Tokenizer
+
+from models.architecture import Architecture, Params
+from models.config import HfConfig
+from pipeline.tokens.tokenizer_files import load_tokenizer
+from pipeline.weights import hf
+
+
+class Exported(NamedTuple):
+    """An exported folder, read back.
+
+    Attributes:
+      hf_config: Its config.json.
+      architecture: Architecture of the model.
+      config: Config of the model.
+      params: Its params, in float32.
+      apply: apply(params, tokens_BT) -> logits_BTV.
+      features: features(params, tokens_BT, ...) -> x_ND, the inputs of the head.
+      head: head(params) -> kernel_DV.
+      tokenizer: Its tokenizer, or None without tokenizer.json.
+    """
+
+    hf_config: dict[str, Any]
+    architecture: Architecture
+    config: HfConfig
+    params: Params
+    apply: Callable[[Params, jax.Array], jax.Array]
+    features: Callable[..., jax.Array]
+    head: Callable[[Params], jax.Array]
+    tokenizer: Tokenizer | None
+
+    @property
+    def context(self) -> int:
+        """Most tokens that the model takes."""
+        return self.config.max_position_embeddings
+
+    def ids(self, key: str) -> list[int]:
+        """Return the token ids of a key of config.json: none, one or several."""
+        value = self.hf_config.get(key)
+        if value is None:
+            return []
+        return list(value) if isinstance(value, list) else [value]
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens that end a text."""
+        return self.ids("eos_token_id")
+
+    @property
+    def beginning(self) -> int | None:
+        """The token that begins a text or, if the model has none, ends the text before it."""
+        return next(iter([*self.ids("bos_token_id"), *self.ends]), None)
+
+
+def read(folder: Path, *, scan: bool = False) -> Exported:
+    """Read an exported folder.
+
+    Args:
+      folder: A Hugging Face folder.
+      scan: Whether layers run as a loop, as `[peers] scan_layers`.
+
+    Raises:
+      LockstepError: A file of it is missing or damaged.
+    """
+    hf_config, params = hf.read_folder(folder)
+    architecture, config = hf.model_of(hf_config, folder / hf.CONFIG)
+    settings = {"scan": scan, "dtype": jnp.dtype("float32")}
+    path = folder / "tokenizer.json"
+    return Exported(
+        hf_config,
+        architecture,
+        config,
+        params,
+        apply=partial(architecture.apply, config, **settings),
+        features=partial(architecture.features, config, **settings),
+        head=partial(architecture.head, config),
+        tokenizer=load_tokenizer(path) if path.exists() else None,
+    )
