@@ -11,13 +11,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import Download
+from pipeline.runfile.evaluate import Evaluate
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
 from pipeline.runfile.optimizer import Compressing
 from pipeline.runfile.psyche import LLM, STATE_KEYS, CurrentConfig, Model, OlderConfig, read_config
 from pipeline.runfile.table import Table, missing, wrong
 from pipeline.runfile.tables import (
-    Evaluate,
     Export,
     Fault,
     Faults,
@@ -61,7 +61,7 @@ class Run(Table):
     export: Export = Export()
     """The exported Hugging Face folder."""
     evaluate: Evaluate = Evaluate()
-    """The text sample of the exported model."""
+    """The tasks that the exported model is given, and its text sample."""
     runtime: Runtime = Runtime()
     """Settings that cannot change a result; no stage runs again when they change."""
 

@@ -242,6 +242,9 @@ class Pins(Table):
     """SHA-256 of the data that model.LLM.data_location must have; empty means not pinned."""
     checkpoint: Pin = ""
     """SHA-256 of the files that model.LLM.checkpoint must have; empty means not pinned."""
+    tasks: Pin = ""
+    """SHA-256 of the definitions and documents that evaluate.tasks must have, of those tasks that
+    lm_eval runs; empty means not pinned."""
 
 
 class Export(Table):
@@ -252,19 +255,6 @@ class Export(Table):
     every_epoch: bool = False
     """Whether training pushes its params at the end of each epoch, unaudited, to where `[config]
     checkpointers` say: to the branch, or the folder, `unaudited`."""
-
-
-class Evaluate(Table):
-    """The text sample of the exported model."""
-
-    prompt: str = "def "
-    """Text that the model continues."""
-    max_new_tokens: Count = 64
-    """Number of tokens to generate, at most."""
-    temperature: NotNegative = 0.8
-    """Temperature of the sampler, a divisor of the logits; 0 always takes the most likely token."""
-    seed: U32 = 0
-    """Seed of the sampler."""
 
 
 class Network(Table):

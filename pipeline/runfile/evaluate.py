@@ -1,0 +1,41 @@
+"""The run file's table [evaluate]: what is measured of the exported model."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from pipeline.runfile.table import U32, AsTuple, Table, wrong
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise wrong((), "each task once")
+    return names
+
+
+class Evaluate(Table):
+    """The tasks that the exported model is given, and its text sample."""
+
+    tasks: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(_distinct), AsTuple
+    ] = ()
+    """Tasks to score the model on: tasks and groups of lm_eval by their names, Psyche's ten by
+    Psyche's names, and YAML files of tasks in lm_eval's form (docs/reference/tasks.md). They need
+    `pip install -c constraints.txt -e '.[eval]'`."""
+    few_shot: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Solved examples before each document; absent, as each task has it. As in lm_eval, a task that
+    has none by definition stays so."""
+    few_shot_seed: U32 = 1234
+    """Seed of the choice of these examples; lm_eval's own is 1234."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Documents of each task, the first ones; absent: all."""
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    """Requests that are computed at once; changes the last bits of scores."""
+    prompt: str = "def "
+    """Text that the model continues."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 64
+    """Number of tokens to generate, at most."""
+    temperature: Annotated[float, Field(ge=0)] = 0.8
+    """Temperature of the sampler, a divisor of the logits; 0 always takes the most likely token."""
+    seed: U32 = 0
+    """Seed of the sampler."""
