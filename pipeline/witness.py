@@ -7,17 +7,16 @@ killed audit goes on where it stopped.
 
 import itertools
 import logging
-import random
 import shutil
-from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import runfile
-from pipeline.audit import bundle, verdict_text
+from pipeline.audit import bundle, sample, verdict_text
 from pipeline.audit.audit import audit
-from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
-from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts, contradictions, merged
+from pipeline.audit.judge import judge
+from pipeline.audit.replay import Replay, why_not_bitwise
+from pipeline.audit.verdict import Finding, contradictions, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.stage import allocator, artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
@@ -42,10 +41,10 @@ def run(run: runfile.Run, paths: Paths) -> None:
     findings = audit(setup, transcript)
 
     # A sample of windows, unless the transcript contradicts itself: nothing can be built on that
-    sample: list[tuple[runfile.Window, int]] = []
+    replayed: list[tuple[runfile.Window, int]] = []
     if sound := not contradictions(findings):
-        sample = _sample(run, windows, _sample_seed(run, transcript), replay.kept)
-        work = [(w, [peer for window, peer in sample if window == w]) for w in windows]
+        replayed = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
+        work = [(w, [peer for window, peer in replayed if window == w]) for w in windows]
         findings += _replay(replay, work, paths.scratch)
     findings = merged(findings)
 
@@ -55,7 +54,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 name = bundle.name(window, peer)
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
-        verdict = _verdict(run, transcript, findings, why, windows, sample)
+        verdict = judge(run, transcript, findings, why, windows, replayed)
         text = verdict_text.render(verdict.model_dump())
         artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
         artifacts.write_text(folder / "verdict.txt", text)
@@ -65,7 +64,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             "findings": len(findings),
             "ejected": len(verdict.ejected),
             "audited_rounds": verdict.audited_rounds,
-            "replayed_windows": len(sample),
+            "replayed_windows": len(replayed),
             "windows": verdict.windows,
         }
         artifacts.write_json(folder / METRICS / "witness.json", metrics)
@@ -94,69 +93,3 @@ def _replay(
 
         done = side_by_side(replay.groups, work, one)
     return [finding for found in done for finding in found]
-
-
-def _sample_seed(run: runfile.Run, transcript: Transcript) -> str:
-    """The auditor's own seed, or the hash of the rounds.
-
-    The default needs no secret, and cannot stop whoever writes a whole transcript from trying until
-    the sample suits: an auditor who does not trust that author supplies a seed.
-    """
-    return run.witness.seed if run.witness.seed is not None else transcript.hash
-
-
-def _sample(
-    run: runfile.Run, windows: list[runfile.Window], seed: str, kept: bool
-) -> list[tuple[runfile.Window, int]]:
-    """Draw the windows to replay, and of which peers.
-
-    These are `[witness] replay_percent` of all, rounded up, and those that `[witness] replay`
-    names. If messages are not kept, a window is replayed for all its peers or none.
-    """
-    peers = range(run.peers.count)
-    groups = [[(window, peer)] for window in windows for peer in peers]
-    named = {(windows[index], p) for index, p in run.witness.chosen if index < len(windows)}
-    if not kept:
-        groups = [[(window, peer) for peer in peers] for window in windows]
-        named = {(window, peer) for window, _ in named for peer in peers}
-    count = -int(-len(groups) * run.witness.replay_percent // 100)
-    drawn = random.Random(seed).sample(groups, count)
-    return sorted({pair for group in drawn for pair in group} | named)
-
-
-def _verdict(
-    run: runfile.Run,
-    transcript: Transcript,
-    findings: list[Finding],
-    why: str | None,
-    windows: list[runfile.Window],
-    sample: list[tuple[runfile.Window, int]],
-) -> Verdict:
-    ejected, dropped, late = {}, {}, Counter()
-    for entry in transcript.rounds:
-        for peer in entry.decision.ejected:
-            ejected.setdefault(peer, entry.round.step)
-        for peer in entry.decision.dropped:
-            dropped.setdefault(peer, entry.round.step)
-        late.update(entry.decision.late)
-    return Verdict(
-        accepted=accepts(run.witness.policy, findings),
-        policy=run.witness.policy,
-        method="tolerance" if why else "bitwise",
-        why_not_bitwise=why,
-        tolerance=TOLERANCE[run.peers.precision] if why else None,
-        clock=run.links.clock,
-        audited_rounds=len(transcript.rounds),
-        windows=len(windows) * run.peers.count,
-        replayed_windows=tuple(
-            Replayed(windows.index(window), window.first, window.last, peer)
-            for window, peer in sample
-        ),
-        sample_seed=_sample_seed(run, transcript),
-        sample_seed_of="auditor" if run.witness.seed is not None else "transcript",
-        transcript=transcript.hash,
-        ejected=ejected,
-        dropped=dropped,
-        late=dict(sorted(late.items())),
-        findings=tuple(findings),
-    )

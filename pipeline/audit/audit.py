@@ -1,7 +1,7 @@
 """The checks of a transcript that need no training: cheap, and made of every round."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -52,7 +52,10 @@ def audit_header(setup: Setup, transcript: Transcript) -> list[Finding]:
 
 
 def audit_rounds(
-    setup: Setup, transcript: Transcript, window: runfile.Window | None = None
+    setup: Setup,
+    transcript: Transcript,
+    windows: Sequence[runfile.Window] | None = None,
+    last: int | None = None,
 ) -> list[Finding]:
     """Recompute every round from the run file and from what was sent and attested in it.
 
@@ -63,15 +66,17 @@ def audit_rounds(
     Args:
       setup: The auditor's own set-up of the run.
       transcript: The transcript to check.
-      window: The only window whose payloads the transcript has, and the last of its rounds that
-        are needed; None if it has the whole run.
+      windows: The only windows whose payloads the transcript has; None if it has all.
+      last: The last round that it must have; None for the run's.
     """
     findings: list[Finding] = []
     run, form, start = setup.run, setup.programs.form, setup.start
     progress = start.progress(run)
     own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(start.state.own[0]))
     for entry in transcript.rounds:
-        has_payloads = form.kept and (window is None or entry.round.step in window.rounds)
+        has_payloads = form.kept and (
+            windows is None or any(entry.round.step in window.rounds for window in windows)
+        )
         try:
             progress = _begin_round(progress, entry)
             known = _audit_messages(entry, transcript, form) if has_payloads else []
@@ -82,9 +87,9 @@ def audit_rounds(
         findings += _audit_checks(entry, run, own_size)
         known += _audit_second_messages(entry)
         findings += [*known, *_audit_attestations(entry, run), *_audit_ejected(entry, known)]
-    done, last = start.step + len(transcript.rounds), run.config.total_steps
-    if done < (window.last if window else last):
-        text = f"the transcript ends before this round, expected {last} rounds"
+    done, total = start.step + len(transcript.rounds), run.config.total_steps
+    if done < (total if last is None else last):
+        text = f"the transcript ends before this round, expected {total} rounds"
         findings.append(_against_author(done + 1, "rounds", text))
     return findings
 

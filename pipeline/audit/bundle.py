@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field
 
 from pipeline import runfile
+from pipeline.audit import given_rows
 from pipeline.audit.bundle_files import RUN
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
@@ -27,7 +27,6 @@ from pipeline.stage.artifacts import link, sha256_file, write_json, write_text
 from pipeline.tokens.shards import Column
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights.trees import save_tree
 
 KINDS = ("message", "state", "check", "payload", "commitment")
 """Findings that can be repeated: by recomputing a peer's steps, or by decoding what it sent."""
@@ -81,7 +80,7 @@ def write(
     peers = replayed(replay, entries, findings)
 
     write_json(folder / RUN, replay.setup.run.model_dump(mode="json"))
-    for file in _files(transcript, entries, window, peers):
+    for file in files_of(transcript, entries, window, peers):
         if (transcript.folder / file).exists():  # that a payload is missing may be the finding
             (folder / TRANSCRIPT / file).parent.mkdir(parents=True, exist_ok=True)
             link(transcript.folder / file, folder / TRANSCRIPT / file)
@@ -89,15 +88,7 @@ def write(
     count = window.last - transcript.snapshots[0]
     write_text(folder / TRANSCRIPT / "rounds.jsonl", "".join(lines[:count]))
     if peers:
-        spans = [
-            entry.round.assignment[peer]
-            for entry in entries
-            for peer in peers
-            if peer in entry.evidence.messages
-        ]
-        indices_N = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in spans]))
-        rows_NW = np.ascontiguousarray(replay.setup.data.take(indices_N))
-        save_tree(folder / TOKENS, {"indices": indices_N, "rows": rows_NW})
+        given_rows.write(folder / TOKENS, replay.setup.data, given_rows.assigned(entries, peers))
     manifest = BundleManifest(
         format=2,
         window=tuple(window),
@@ -141,10 +132,17 @@ def listing(folder: Path) -> dict[str, str]:
     return {name: sha256_file(path) for name, path in names.items() if name != MANIFEST}
 
 
-def _files(
+def files_of(
     transcript: Transcript, entries: Iterable[Entry], window: runfile.Window, peers: Iterable[int]
 ) -> set[str]:
-    """The transcript's files that a bundle holds whole."""
+    """Return the transcript's files that a window's replay needs whole.
+
+    Args:
+      transcript: The transcript.
+      entries: Rounds of the window.
+      window: The window.
+      peers: Peers whose steps are recomputed; without any, messages are decoded and no more.
+    """
     evidences = [entry.evidence for entry in entries]
     sent = [m for e in evidences for m in (*e.messages.values(), *e.others.values())]
     files = {"header.json"} | {f"payloads/{m.payload}" for m in sent if m.payload is not None}

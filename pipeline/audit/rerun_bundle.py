@@ -10,10 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import numpy as np
-
 from pipeline import runfile
-from pipeline.audit import bundle_files, verdict_text
+from pipeline.audit import bundle_files, given_rows, verdict_text
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
 from pipeline.audit.bundle import (
     DECODED,
@@ -30,10 +28,8 @@ from pipeline.audit.verdict import Finding, contradictions
 from pipeline.errors import LockstepError, shown
 from pipeline.runfile.explain import validate_json
 from pipeline.swarm import begin
-from pipeline.tokens.columns import UNCOUNTED, Columns
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf
-from pipeline.weights.trees import load_arrays
 
 
 class Bundle(NamedTuple):
@@ -109,11 +105,11 @@ def read(folder: Path, max_gb: int) -> Bundle:
     hf.model_of(header.model, transcript.folder / "header.json")  # refuses an unknown model
     rows = None
     if TOKENS in manifest.files:
-        rows = _read_rows(folder / TOKENS, manifest, run, header.model["vocab_size"])
+        rows = given_rows.read(folder / TOKENS, manifest.columns, run, header.model["vocab_size"])
     index = entries[0].round.data_index
     setup = begin.blank(run, header.model, rows, manifest.columns, start, index)
 
-    found = audit_header(setup, transcript) + audit_rounds(setup, transcript, window)
+    found = audit_header(setup, transcript) + audit_rounds(setup, transcript, [window], window.last)
     _refuse_contradictions(transcript, found)
     why = why_not_bitwise(run, header)
     replay = Replay(setup, transcript, bitwise=not why)
@@ -168,20 +164,6 @@ def _print(line: str) -> None:
 # ---- Reading ----
 
 
-class _Rows:
-    """Some sequences of a run by their index; stands in for `tokens.Sequences`."""
-
-    def __init__(self, indices_N: np.ndarray, rows_NW: np.ndarray):
-        self.indices_N, self.rows_NW = indices_N, rows_NW
-
-    def take(self, indices_N: np.ndarray) -> np.ndarray:
-        rows_N = np.searchsorted(self.indices_N, indices_N)
-        if not np.array_equal(self.indices_N.take(rows_N, mode="clip"), indices_N):
-            text = f"without some of sequences {indices_N[0]} to {indices_N[-1]}"
-            raise LockstepError(f"{TOKENS}: {text}, expected those that were assigned")
-        return self.rows_NW[rows_N]
-
-
 def _read_manifest(folder: Path) -> BundleManifest:
     path = folder / MANIFEST
     try:
@@ -216,27 +198,6 @@ def _refuse_contradictions(transcript: Transcript, findings: Iterable[Finding]) 
         who = "" if finding.peer is None else f"peer {finding.peer}, "
         where = f"round {finding.round}, {who}{finding.kind}"
         _refuse(transcript.folder, f"{where}: {finding.detail}")
-
-
-def _read_rows(path: Path, manifest: BundleManifest, run: runfile.Run, vocab_size: int) -> _Rows:
-    arrays, length = load_arrays(path), run.llm.max_seq_len
-    width = length * len(manifest.columns)
-    indices_N, rows_NW = (arrays.get(name, np.zeros(0)) for name in ("indices", "rows"))
-    if (
-        arrays.keys() != {"indices", "rows"}
-        or (indices_N.dtype, indices_N.shape) != (np.int64, (indices_N.size,))
-        or (rows_NW.dtype, rows_NW.shape) != (np.int32, (indices_N.size, width))
-        or not indices_N.size
-        or (np.diff(indices_N) <= 0).any()
-    ):
-        _refuse(path, f"expected ascending indices, and for each a row of {width} numbers")
-    # what a number can be; there are as many packed sequences as tokens at most, and padding
-    limits = Columns(vocab_size, vocab_size, length, length + 1)._asdict()
-    for name, ids_NL in zip(manifest.columns, np.split(rows_NW, width // length, 1), strict=True):
-        known = ids_NL[ids_NL != UNCOUNTED] if name == "labels" else ids_NL
-        if known.size and not 0 <= known.min() <= known.max() < limits[name]:
-            _refuse(path, f"expected {name} from 0 and below {limits[name]}")
-    return _Rows(indices_N, rows_NW)
 
 
 def _refuse(path: Path, text: str) -> NoReturn:

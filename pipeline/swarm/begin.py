@@ -79,14 +79,19 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
       LockstepError: The run asks for what the model or the data cannot have, or an earlier run's
         state is of another number of peers or another optimizer.
     """
-    hf_config, listed = read_json(init / "hf" / "config.json"), read_shards(shards)
+    hf_config, columns = read_json(init / "hf" / "config.json"), read_shards(shards).columns
+    programs = programs_of(run, hf_config, trained_steps(init), columns)
+    start = _read_start(init, run, programs)
+    return Setup(run, hf_config, programs, rows(run, hf_config, shards), start)
+
+
+def rows(run: runfile.Run, hf_config: dict, shards: Path) -> Rows:
+    """Return the rows that a run trains on, from what stage download left in `shards`."""
+    listed = read_shards(shards)
     if not run.held_out.sequences:  # nothing is measured
         listed = listed.all_to_train()
-    programs = programs_of(run, hf_config, trained_steps(init), listed.columns)
-    start = _read_start(init, run, programs)
     length, vocab_size = run.llm.max_seq_len, hf_config["vocab_size"]
-    data = Sequences(shards, listed, "train", length, run.runtime, vocab_size)
-    return Setup(run, hf_config, programs, data, start)
+    return Sequences(shards, listed, "train", length, run.runtime, vocab_size)
 
 
 def blank(

@@ -352,8 +352,8 @@ def driven(run: runfile.Run, **events: int) -> list[Entry]:
 
 
 def audited_rounds(run: runfile.Run, entries: list[Entry]) -> list[tuple[int, str]]:
-    setup, nothing = lab("signs").setup(run), runfile.Window(1, 0)
-    found = audit_rounds(setup, SimpleNamespace(rounds=entries), nothing)  # without payloads
+    transcript = SimpleNamespace(rounds=entries)  # without payloads
+    found = audit_rounds(lab("signs").setup(run), transcript, windows=(), last=0)
     return [(finding.round, finding.kind) for finding in found]
 
 

@@ -1,0 +1,97 @@
+"""Some rows of a run's data, by their index, in a file that is given to others.
+
+    indices    int64 [N], ascending
+    rows       int32 [N, W]: the columns of a row, one after the other
+
+A bundle and a publication hold the sequences that replayed peers were assigned; the reader has no
+other data of the run.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.swarm.peers import Rows
+from pipeline.tokens.columns import UNCOUNTED, Columns
+from pipeline.tokens.shards import Column
+from pipeline.transcript.entry import Entry
+from pipeline.weights.trees import load_arrays, save_tree
+
+
+class GivenRows:
+    """Rows by their index; stands in for `tokens.Sequences`.
+
+    Args:
+      name: Name of the file, in errors.
+      indices_N: Indices, ascending.
+      rows_NW: A row for each.
+    """
+
+    def __init__(self, name: str, indices_N: np.ndarray, rows_NW: np.ndarray):
+        self.name, self.indices_N, self.rows_NW = name, indices_N, rows_NW
+
+    def take(self, indices_N: np.ndarray) -> np.ndarray:
+        """Return the rows at these indices.
+
+        Raises:
+          LockstepError: One of them was not given.
+        """
+        rows_N = np.searchsorted(self.indices_N, indices_N)
+        if not np.array_equal(self.indices_N.take(rows_N, mode="clip"), indices_N):
+            text = f"without some of sequences {indices_N[0]} to {indices_N[-1]}"
+            raise LockstepError(f"{self.name}: {text}, expected those that were assigned")
+        return self.rows_NW[rows_N]
+
+
+def assigned(entries: Iterable[Entry], peers: Sequence[int]) -> np.ndarray:
+    """Return the indices of all sequences that the peers' messages in these rounds are made of."""
+    spans = [
+        entry.round.assignment[peer]
+        for entry in entries
+        for peer in peers
+        if peer in entry.evidence.messages
+    ]
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b + 1) for a, b in spans)])
+
+
+def write(path: Path, data: Rows, indices: np.ndarray) -> None:
+    """Write the rows of some data at these indices, each once."""
+    indices_N = np.unique(indices)
+    save_tree(path, {"indices": indices_N, "rows": np.ascontiguousarray(data.take(indices_N))})
+
+
+def read(path: Path, columns: tuple[Column, ...], run: runfile.Run, vocab_size: int) -> GivenRows:
+    """Read what a stranger may have written.
+
+    Args:
+      path: The file.
+      columns: Columns of the rows.
+      run: The run that they are of.
+      vocab_size: Bound of the token ids.
+
+    Raises:
+      LockstepError: The rows are not such as this run's data can have.
+    """
+    arrays, length = load_arrays(path), run.llm.max_seq_len
+    width = length * len(columns)
+    indices_N, rows_NW = (arrays.get(name, np.zeros(0)) for name in ("indices", "rows"))
+    if (
+        arrays.keys() != {"indices", "rows"}
+        or (indices_N.dtype, indices_N.shape) != (np.int64, (indices_N.size,))
+        or (rows_NW.dtype, rows_NW.shape) != (np.int32, (indices_N.size, width))
+        or not indices_N.size
+        or (np.diff(indices_N) <= 0).any()
+    ):
+        raise LockstepError(
+            f"{path}: expected ascending indices, and for each a row of {width} numbers"
+        )
+    # what a number can be; there are as many packed sequences as tokens at most, and padding
+    limits = Columns(vocab_size, vocab_size, length, length + 1)._asdict()
+    for name, ids_NL in zip(columns, np.split(rows_NW, width // length, 1), strict=True):
+        known = ids_NL[ids_NL != UNCOUNTED] if name == "labels" else ids_NL
+        if known.size and not 0 <= known.min() <= known.max() < limits[name]:
+            raise LockstepError(f"{path}: expected {name} from 0 and below {limits[name]}")
+    return GivenRows(path.name, indices_N, rows_NW)

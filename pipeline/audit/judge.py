@@ -1,0 +1,58 @@
+"""From findings to a verdict."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pipeline import runfile
+from pipeline.audit import sample
+from pipeline.audit.replay import TOLERANCE
+from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts
+from pipeline.transcript.transcript import Transcript
+
+
+def judge(
+    run: runfile.Run,
+    transcript: Transcript,
+    findings: Sequence[Finding],
+    why: str | None,
+    windows: Sequence[runfile.Window],
+    replayed: Sequence[tuple[runfile.Window, int]],
+) -> Verdict:
+    """Return the verdict on a transcript: everything in it follows from the arguments.
+
+    Args:
+      run: The whole run.
+      transcript: The transcript, audited.
+      findings: All findings, by round.
+      why: Why bits could not be compared, or None.
+      windows: The run's windows.
+      replayed: The windows that were replayed, each with a peer.
+    """
+    ejected, dropped, late = {}, {}, Counter()
+    for entry in transcript.rounds:
+        for peer in entry.decision.ejected:
+            ejected.setdefault(peer, entry.round.step)
+        for peer in entry.decision.dropped:
+            dropped.setdefault(peer, entry.round.step)
+        late.update(entry.decision.late)
+    return Verdict(
+        accepted=accepts(run.witness.policy, findings),
+        policy=run.witness.policy,
+        method="tolerance" if why else "bitwise",
+        why_not_bitwise=why,
+        tolerance=TOLERANCE[run.peers.precision] if why else None,
+        clock=run.links.clock,
+        audited_rounds=len(transcript.rounds),
+        windows=len(windows) * run.peers.count,
+        replayed_windows=tuple(
+            Replayed(windows.index(window), window.first, window.last, peer)
+            for window, peer in replayed
+        ),
+        sample_seed=sample.seed_of(run, transcript),
+        sample_seed_of="auditor" if run.witness.seed is not None else "transcript",
+        transcript=transcript.hash,
+        ejected=ejected,
+        dropped=dropped,
+        late=dict(sorted(late.items())),
+        findings=tuple(findings),
+    )
