@@ -14,11 +14,9 @@ from tokenizers import Tokenizer
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
 from pipeline.programs import held_out
 from pipeline.programs.generate import generate
 from pipeline.programs.held_out import HeldOutRows
-from pipeline.programs.loss import measured
 from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
@@ -67,18 +65,8 @@ def _measure(
         notes.append("nothing is held out, so there is no loss to measure")
         return NOTHING
 
-    def measure(params: Tree, rows_BW: jax.Array) -> jax.Array:
-        rows = split(rows_BW, columns)
-        given = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
-        x_ND = exported.features(params, rows.inputs, **given)
-        return measured(x_ND, exported.head(params), rows)
-
-    params_on = {
-        group: group.put(exported.params) for group in device_groups(jax.devices(), run.peers.fsdp)
-    }
-    size = run.peers.micro_batch
-    loss = held_out.mean_loss(
-        held_out.on_groups(jax.jit(measure), params_on), rows_NW, size, columns
+    loss = held_out.exported_loss(
+        exported.features, exported.head, exported.params, data, run.peers
     )
     perplexity = float(np.exp(loss))
     if not math.isfinite(perplexity):

@@ -10,8 +10,9 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.placement import DeviceGroup
-from pipeline.tokens.columns import counted
+from pipeline.programs.loss import measured
+from pipeline.programs.placement import DeviceGroup, device_groups
+from pipeline.tokens.columns import counted, split
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import PLAIN, Column, read_shards
 
@@ -72,3 +73,30 @@ def on_groups(
         )
 
     return of
+
+
+def exported_loss(
+    features: Callable[..., jax.Array],
+    head: Callable[[Tree], jax.Array],
+    params: Tree,
+    data: HeldOutRows,
+    peers: runfile.Peers,
+) -> float:
+    """Return the held-out loss of an exported model, nats per predicted token that counts.
+
+    Args:
+      features: As `Exported.features`.
+      head: As `Exported.head`.
+      params: Its params, in float32.
+      data: Held-out rows; at least one.
+      peers: `[peers]`: how many rows are measured at once, and on how many devices.
+    """
+    rows_NW, columns = data
+
+    def measure(params: Tree, rows_BW: jax.Array) -> jax.Array:
+        rows = split(rows_BW, columns)
+        given = {"positions_BT": rows.position_ids, "sequences_BT": rows.sequence_ids}
+        return measured(features(params, rows.inputs, **given), head(params), rows)
+
+    params_on = {group: group.put(params) for group in device_groups(jax.devices(), peers.fsdp)}
+    return mean_loss(on_groups(jax.jit(measure), params_on), rows_NW, peers.micro_batch, columns)
