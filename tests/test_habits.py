@@ -24,7 +24,8 @@ DISTRIBUTION = {
     "zmq": "pyzmq",
 }
 COMMANDS = {"dvc", "snakemake"}  # run, not imported
-BROUGHT = {"google-auth", "jaxlib", "pydantic-core"}  # by google-cloud-storage, jax and pydantic
+# By lm_eval, google-cloud-storage, jax and pydantic.
+BROUGHT = {"datasets", "google-auth", "jaxlib", "pydantic-core"}
 
 
 def normal(name: str) -> str:

@@ -36,6 +36,7 @@ from pipeline.runfile.data import (
     LocationSingleUrl,
     ShuffleDontShuffle,
 )
+from pipeline.runfile.evaluate import Evaluate
 from pipeline.runfile.optimizer import (
     OptimizerAdaDistro,
     OptimizerAdamW,
@@ -85,6 +86,7 @@ __all__ = [
     "DataServer",
     "DataUrl",
     "DataWeightedHttp",
+    "Evaluate",
     "Fault",
     "Links",
     "LocationGcp",

@@ -19,7 +19,7 @@ class TaskResult(NamedTuple):
     """The result of one task.
 
     Attributes:
-      name: Name of the task, as the run file has it.
+      name: Name of the task as the run file has it; of a YAML file, the task's own.
       metrics: Numbers by name, such as acc; the first is the task's main one.
       chance: Accuracy of a guess, the mean of 1 / (number of choices); None if it is no choice.
       documents: Number of documents.

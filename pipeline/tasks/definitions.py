@@ -1,0 +1,193 @@
+"""Tasks of lm_eval by their names: definitions, data, and the hash of both.
+
+Data are kept in the store's folder `datasets`, as the library `datasets` caches them; what is there
+needs no network.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.errors import LockstepError, brief
+from pipeline.stage.artifacts import listing_sha256
+from pipeline.tasks.psyche_tasks import PSYCHE_TASKS
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+
+INSTALL = "pip install -c constraints.txt -e '.[eval]'"
+YAML = (".yaml", ".yml")
+# Of a definition: where this machine keeps its files. Their content is in the documents.
+PLACES = {"config_source", "data_files", "data_dir", "cache_dir"}
+
+
+class Loaded(NamedTuple):
+    """A name of the run file, loaded.
+
+    Attributes:
+      name: The name.
+      tasks: The tasks that it stands for, by their names.
+      groups: The groups that it stands for, by their names; none if it is one task.
+      members: Names of each group's parts.
+    """
+
+    name: str
+    tasks: dict[str, "Task"]
+    groups: dict[str, "Group"]
+    members: dict[str, list[str]]
+
+
+def version() -> str:
+    """Return the version of lm_eval.
+
+    Raises:
+      LockstepError: It is not installed.
+    """
+    try:
+        return metadata.version("lm_eval")
+    except metadata.PackageNotFoundError:
+        raise LockstepError(
+            f"[evaluate] tasks: lm_eval is not installed, expected it to run them: {INSTALL}"
+        ) from None
+
+
+@contextmanager
+def data_in(folder: Path) -> Iterator[None]:
+    """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    places = {
+        (constants, "HF_HUB_CACHE"): str(folder / "hub"),
+        (datasets.config, "HF_DATASETS_CACHE"): folder,
+        (datasets.config, "DOWNLOADED_DATASETS_PATH"): folder / "downloads",
+        (datasets.config, "EXTRACTED_DATASETS_PATH"): folder / "downloads" / "extracted",
+    }
+    with ExitStack() as before:
+        for (module, name), place in places.items():
+            before.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, place)
+        for library in ("lm_eval", "datasets"):  # which warn of what is no concern of the user's
+            logger = logging.getLogger(library)
+            before.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        yield
+
+
+def load(names: Sequence[str], folder: Path) -> list[Loaded]:
+    """Load tasks and their data, which `data_in(folder)` keeps.
+
+    Raises:
+      LockstepError: A name is no task's, its data cannot be had, or a task comes twice.
+    """
+    finder = _Finder()
+    loaded, owner = [], {}
+    for name in names:
+        of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
+        manager, spec = finder.find(name, of_lm_eval)
+        try:
+            found = manager.load(spec)
+        except Exception as error:  # of lm_eval, of datasets or of a task's own code
+            offline = "" if name.endswith(YAML) else f" in {folder}, or the hub's"
+            raise LockstepError(
+                f"[evaluate] tasks: {name}: {brief(f'{type(error).__name__}: {error}', 200)}; "
+                f"expected its data{offline}"
+            ) from error
+        for task in found["tasks"]:
+            if task in owner:
+                raise LockstepError(
+                    f"[evaluate] tasks: found {task} in {owner[task]} and in {name}, expected each "
+                    "task once"
+                )
+            owner[task] = name
+        groups, members = found.get("groups", {}), found.get("group_map", {})
+        loaded.append(Loaded(name, found["tasks"], groups, members))
+    return loaded
+
+
+def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
+    """Return the hash of what a name stands for: of its task, or of its tasks with their names.
+
+    It is of the canonical JSON of the definition, without the places of files, and of all documents
+    that are asked or shown as examples.
+    """
+    found = [(name, _task_sha256(task, few_shot)) for name, task in loaded.tasks.items()]
+    return found[0][1] if len(found) == 1 else listing_sha256(found)
+
+
+class _Finder:
+    """Finds a task's definition: lm_eval has 14,000 files of them, which take seconds to index."""
+
+    def __init__(self) -> None:
+        import lm_eval.tasks
+
+        self._folder = Path(lm_eval.tasks.__file__).parent
+        self._quick = lm_eval.tasks.TaskManager(include_defaults=False)
+        self._whole: TaskManager | None = None
+
+    def find(self, name: str, of_lm_eval: str) -> tuple["TaskManager", str]:
+        """Return a manager that loads a task, and what it knows the task by."""
+        if name.endswith(YAML):
+            if not Path(name).is_file():
+                raise LockstepError(f"[evaluate] tasks: {name}: no such file, expected a task")
+            return self._quick, name
+        if path := self._file(of_lm_eval):
+            return self._quick, str(path)
+        if self._whole is None:
+            from lm_eval.tasks import TaskManager
+
+            self._whole = TaskManager()
+        if of_lm_eval not in self._whole.all_tasks:
+            close = get_close_matches(name, [*PSYCHE_TASKS, *self._whole.all_tasks], 3)
+            like = f", such as {', '.join(close)}" if close else ""
+            raise LockstepError(
+                f"[evaluate] tasks: found {name}, expected a task of lm_eval {version()}{like}"
+            )
+        return self._whole, of_lm_eval
+
+    def _file(self, name: str) -> Path | None:
+        """The only file that is named for a task and defines it, as most are."""
+        import yaml
+
+        paths = list(self._folder.glob(f"**/{name}.yaml")) if name.isidentifier() else []
+        if len(paths) != 1:
+            return None
+        defined = yaml.load(paths[0].read_text(encoding="utf-8"), yaml.BaseLoader)
+        return paths[0] if defined.get("task") == name and "group" not in defined else None
+
+
+def _task_sha256(task: "Task", few_shot: int | None) -> str:
+    shots = task.get_config("num_fewshot")
+    documents: list[Any] = [list(task.eval_docs)]
+    if (shots or 0) > 0 or (few_shot or 0) > 0 and shots != 0:
+        documents.append(list(task.fewshot_docs() or []))
+    content = {"definition": _placeless(task.dump_config()), "documents": documents}
+    canonical = json.dumps(
+        content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_as_text
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _placeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _placeless(one) for key, one in value.items() if key not in PLACES}
+    return [_placeless(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _as_text(value: Any) -> str:
+    """What JSON does not have: a function by its source, everything else by its type and text."""
+    if callable(value):
+        try:
+            return inspect.getsource(value)
+        except (TypeError, OSError):
+            return getattr(value, "__qualname__", type(value).__name__)
+    return f"{type(value).__name__}: {value}"

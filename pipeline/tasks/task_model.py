@@ -1,0 +1,99 @@
+"""A model as tasks see it: text in, log-likelihoods and text out.
+
+It is made of an exported folder, or of params while they train: whoever has them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from tokenizers import Tokenizer
+
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.placement import DeviceGroup
+from pipeline.stage.artifacts import read_json
+from pipeline.tasks import likelihood
+from pipeline.tasks.likelihood import Likelihood, Request
+from pipeline.tokens.tokenizer_files import SETTINGS
+from pipeline.weights.exported import Exported
+
+
+class TaskModel(NamedTuple):
+    """What tasks need of a model.
+
+    Attributes:
+      score: Its program, of `likelihood.program`.
+      apply: apply(params, tokens_BT) -> logits_BTV.
+      params_on: A copy of the params on each device group that may help.
+      tokenizer: Its tokenizer.
+      context: Most tokens that it takes.
+      batch_size: Requests that are computed at once.
+      beginning: The token that stands before a text where a task gives no context.
+      ends: Tokens that end a text.
+    """
+
+    score: likelihood.Program
+    apply: Callable[[Tree, jax.Array], jax.Array]
+    params_on: Mapping[DeviceGroup, Tree]
+    tokenizer: Tokenizer
+    context: int
+    batch_size: int
+    beginning: int
+    ends: Sequence[int]
+
+    def log_likelihoods(
+        self, requests: Sequence[Request], advance: Callable[[int], None] = lambda _: None
+    ) -> list[Likelihood]:
+        """Return the scores of requests, in their order; see `likelihood.log_likelihoods`."""
+        return likelihood.log_likelihoods(
+            self.score,
+            self.params_on,
+            requests,
+            context=self.context,
+            batch_size=self.batch_size,
+            advance=advance,
+        )
+
+
+def of_folder(
+    exported: Exported, folder: Path, params_on: Mapping[DeviceGroup, Tree], batch_size: int
+) -> TaskModel:
+    """Return the model of an exported folder.
+
+    Args:
+      exported: The folder, as `exported.read` reads it.
+      folder: The folder.
+      params_on: Its params on each device group that may help.
+      batch_size: Requests that are computed at once.
+
+    Raises:
+      LockstepError: It has no tokenizer, or no token that may begin a text.
+    """
+    if exported.tokenizer is None:
+        raise LockstepError(f"{folder}: no tokenizer.json, expected one: tasks are texts")
+    named = _named(folder / SETTINGS, exported.tokenizer)
+    beginning = next((token for token in (*named, exported.beginning) if token is not None), None)
+    if beginning is None:
+        raise LockstepError(
+            f"{folder}: found no bos_token_id and no eos_token_id in config.json, expected one"
+        )
+    return TaskModel(
+        likelihood.program(exported.features, exported.head),
+        exported.apply,
+        params_on,
+        exported.tokenizer,
+        exported.context,
+        batch_size,
+        beginning,
+        exported.ends,
+    )
+
+
+def _named(path: Path, tokenizer: Tokenizer) -> list[int | None]:
+    """The ids of bos_token and eos_token, if tokenizer_config.json names them."""
+    settings = read_json(path) if path.exists() else {}
+    names = [settings.get(key) for key in ("bos_token", "eos_token")]
+    texts = [name.get("content") if isinstance(name, dict) else name for name in names]
+    return [tokenizer.token_to_id(text) if text else None for text in texts]

@@ -1,0 +1,256 @@
+"""lm-evaluation-harness on our model, next to its own backend for transformers, without a network.
+
+One file, so that one process imports lm_eval and torch.
+"""
+
+import json
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.tasks import definitions, harness
+from tests.pipeline.tasks import exported
+
+LONG = "def f(x): return x\n" * 8  # more tokens than the model takes
+QUESTIONS = [
+    {"q": "def f(x): return", "c": [" x", " y", " def"], "a": 0},
+    {"q": "Which letter?", "c": ["A", "B", "C", "D"], "a": 3},  # of one token each
+    {"q": LONG, "c": [" x", " return x and more"], "a": 1},
+    {"q": "", "c": ["def", "x", "caf\u00e9"], "a": 2},
+    {"q": "ends in space ", "c": ["x", "xy"], "a": 0},
+    {"q": "<|endoftext|>begins", "c": [" re", " de"], "a": 1},
+]
+TEXTS = [{"t": "def f"}, {"t": LONG}, {"t": LONG[: -len("return x\n")]}, {"t": "\u00e9"}]
+TASKS = {
+    "choices": """output_type: multiple_choice
+doc_to_text: "{{q}}"
+doc_to_target: a
+doc_to_choice: "{{c}}"
+target_delimiter: ""
+metric_list: [{metric: acc}, {metric: acc_norm}, {metric: acc_bytes}]
+""",
+    "rolling": """output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{t}}"
+metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]
+""",
+    "writing": """output_type: generate_until
+doc_to_text: "{{t}}"
+doc_to_target: "{{t}}"
+generation_kwargs: {until: ["r"], max_gen_toks: 12, do_sample: false}
+metric_list: [{metric: exact_match}]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return exported.write(tmp_path_factory.mktemp("exported") / "export")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """Nothing may ask the network: the libraries read these at their import."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """YAML files of tasks over local data: name -> path."""
+    place = tmp_path_factory.mktemp("tasks")
+    for name, lines in (("choices", QUESTIONS), ("texts", TEXTS)):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, text in TASKS.items():
+        data = place / ("choices.jsonl" if name == "choices" else "texts.jsonl")
+        head = f"task: {name}\ndataset_path: json\ntest_split: test\n"
+        files = f"dataset_kwargs: {{data_files: {{test: {data}}}}}\n"
+        (place / f"{name}.yaml").write_text(head + files + text)
+    return {name: str(place / f"{name}.yaml") for name in TASKS}
+
+
+def run(folder, names, tmp_path, batch_size=4, pin="", **settings):
+    model = exported.model(folder, batch_size=batch_size)
+    samples = tmp_path / "samples.jsonl"
+    results = harness.run_tasks(
+        names, model, runfile.Evaluate(**settings), tmp_path / "store", pin=pin, samples=samples
+    )
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    return {result.name: result for result in results}, lines
+
+
+@pytest.fixture(scope="module")
+def of_transformers(folder, tasks, tmp_path_factory):
+    """lm_eval's own backend on the exported folder: its results, and its logits of tokens."""
+    from lm_eval.evaluator import evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    model = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
+    store = tmp_path_factory.mktemp("store") / "datasets"
+    with definitions.data_in(store):
+        loaded = definitions.load(list(tasks.values()), store)
+        given = {name: task for one in loaded for name, task in one.tasks.items()}
+        for task in given.values():
+            task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=1234)
+        return model, evaluate(model, {"tasks": given}, bootstrap_iters=0)
+
+
+def is_tie(model, context, continuation):
+    """Whether two logits of a token of the continuation are so close that rounding decides."""
+    import torch
+
+    ids = model._encode_pair(context, continuation) if context else ([exported.END], [])
+    whole = sum(ids, []) if context else [*ids[0], *model.tok_encode(continuation)]
+    logits = model.model(torch.tensor([whole[:-1][-exported.CONTEXT :]])).logits[0]
+    best = logits.topk(2).values
+    return bool((best[:, 0] - best[:, 1]).min() < 1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_every_request_scores_as_with_transformers(
+    folder, tasks, of_transformers, tmp_path, batch_size
+):
+    model, expected = of_transformers
+    results, samples = run(folder, list(tasks.values()), tmp_path, batch_size)
+    compared = 0
+    for sample in samples:
+        [other] = [
+            one for one in expected["samples"][sample["task"]] if one["doc_id"] == sample["doc_id"]
+        ]
+        for key in ("doc_hash", "prompt_hash", "target_hash"):
+            assert sample[key] == other[key]
+        for given, found, theirs in zip(
+            sample["arguments"], sample["resps"], other["resps"], strict=True
+        ):
+            compared += 1
+            if sample["task"] == "writing":
+                assert found == theirs
+                continue
+            found, theirs = found[0], theirs[0]
+            if sample["task"] == "choices":
+                (found, greedy), (theirs, their_greedy) = found, theirs
+                assert greedy == their_greedy or is_tie(model, *given)
+            assert abs(found - theirs) <= 1e-4 + 1e-5 * abs(theirs)
+    assert compared == sum(len(question["c"]) for question in QUESTIONS) + 2 * len(TEXTS)
+    for name, result in results.items():
+        theirs = expected["results"][name]
+        for metric, (value, _) in result.metrics.items():
+            assert value == pytest.approx(theirs[f"{metric},none"], rel=1e-4)
+
+
+def place(store, rows):
+    """Leave ARC-Easy in the store as `datasets` keeps what it has downloaded."""
+    import datasets
+
+    made = store.parent / "made"
+    made.mkdir()
+    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {split: str(made / "rows.jsonl") for split in ("train", "validation", "test")}
+    datasets.load_dataset("json", data_files=files, cache_dir=str(made))
+    [info] = made.glob("json/*/*/*/dataset_info.json")
+    folder = store / "datasets" / "allenai___ai2_arc" / "ARC-Easy" / "0.0.0" / ("ab" * 20)
+    folder.mkdir(parents=True)
+    for path in info.parent.glob("json-*.arrow"):
+        path.rename(folder / path.name.replace("json-", "ai2_arc-"))
+    said = json.loads(info.read_text()) | {"config_name": "ARC-Easy", "dataset_name": "ai2_arc"}
+    (folder / "dataset_info.json").write_text(json.dumps(said))
+
+
+def arc(number, answer="B", choices=4):
+    letters = "ABCDE"[:choices]
+    texts = [f"answer {number} {letter}" for letter in letters]
+    choices = {"text": texts, "label": list(letters)}
+    return {"id": str(number), "question": f"What is {number}?", "choices": choices} | {
+        "answerKey": answer
+    }
+
+
+def test_a_task_of_lm_eval_runs_on_what_the_store_holds_and_no_other(folder, tmp_path):
+    place(tmp_path / "store", [arc(0), arc(1, "A", choices=5), arc(2, choices=5)])
+    results, samples = run(folder, ["arc_easy"], tmp_path)
+    result = results["arc_easy"]
+    assert list(result.metrics) == ["acc_norm", "acc"]  # Psyche's first
+    assert (result.documents, result.few_shot) == (3, 0)
+    assert result.chance == pytest.approx((1 / 4 + 1 / 5 + 1 / 5) / 3)
+    assert result.source == f"lm_eval {definitions.version()}: allenai/ai2_arc (ARC-Easy)"
+    right = [sample["acc"] for sample in samples]
+    share = sum(right) / 3
+    assert result.metrics["acc"].value == pytest.approx(share)
+    # of a mean of three zeros and ones
+    assert result.metrics["acc"].stderr == pytest.approx((share * (1 - share) / 2) ** 0.5)
+
+    pin = harness.sha256({"arc_easy": result.sha256})
+    settings = {"few_shot": 2, "limit": 2}
+    shown, samples = run(folder, ["arc_easy"], tmp_path, **settings)
+    assert (shown["arc_easy"].documents, shown["arc_easy"].few_shot) == (2, 2)
+    assert samples[0]["arguments"][0][0].count("Question:") == 3
+    with pytest.raises(LockstepError, match=r"\[pins\] tasks = .*, but arc_easy has sha256"):
+        run(folder, ["arc_easy"], tmp_path, pin=pin, few_shot=2)  # of which examples are a part
+    run(folder, ["arc_easy"], tmp_path, pin=pin, limit=1)
+
+    with pytest.raises(LockstepError) as error:
+        run(folder, ["piqa"], tmp_path)
+    assert re.fullmatch(
+        r"\[evaluate\] tasks: piqa: .*baber/piqa.*; expected its data in .*/store/datasets, or .*",
+        str(error.value),
+    )
+
+
+def test_a_task_that_cannot_be_is_one_line(folder, tasks, tmp_path, monkeypatch):
+    given = [
+        (["nowhere.yaml"], "nowhere.yaml: no such file"),
+        ([tasks["choices"], tasks["choices"]], "found choices in .* expected each task once"),
+    ]
+    for names, said in given:
+        with pytest.raises(LockstepError, match=rf"^\[evaluate\] tasks: .*{said}"):
+            run(folder, names, tmp_path)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("task: broken\ndataset_path: json\noutput_type: guessing\n")
+    with pytest.raises(LockstepError, match=r"broken.yaml: ValueError: .*guessing.*; expected"):
+        run(folder, [str(broken)], tmp_path)
+
+    def absent(_):
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(definitions.metadata, "version", absent)
+    with pytest.raises(LockstepError, match=r"lm_eval is not installed, .* '.\[eval\]'"):
+        run(folder, ["arc_easy"], tmp_path)
+
+
+def test_the_hash_is_of_documents_and_definition_and_not_of_their_places(tasks, tmp_path):
+    def sha256(place, **replaced):
+        place.mkdir()
+        data = Path(tasks["choices"]).with_suffix(".jsonl").read_text()
+        text = Path(tasks["choices"]).read_text()
+        for old, new in replaced.items():
+            data, text = data.replace(old, new), text.replace(old, new)
+        (place / "choices.jsonl").write_text(data)
+        text = re.sub(r"test: /\S+jsonl", f"test: {place}/choices.jsonl", text)
+        (place / "choices.yaml").write_text(text)
+        with definitions.data_in(tmp_path / "store"):
+            [loaded] = definitions.load([str(place / "choices.yaml")], tmp_path / "store")
+            return definitions.sha256_of(loaded, None)
+
+    plain = sha256(tmp_path / "a")
+    assert sha256(tmp_path / "b") == plain
+    assert sha256(tmp_path / "c", Which="What") != plain
+    assert sha256(tmp_path / "d", acc_bytes="acc_mutual_info") != plain
+
+
+def test_a_yaml_file_goes_by_its_tasks_name_and_has_chance_if_it_is_a_choice(
+    folder, tasks, tmp_path
+):
+    results, _ = run(folder, [tasks["choices"], tasks["rolling"]], tmp_path)
+    choices = results["choices"]
+    counts = [len(question["c"]) for question in QUESTIONS]
+    assert choices.chance == pytest.approx(sum(1 / n for n in counts) / len(counts))
+    rolling = results["rolling"]
+    assert rolling.chance is None and rolling.metrics["bits_per_byte"].stderr is None
