@@ -1,4 +1,4 @@
-"""Stage evaluate: the exported model's held-out loss, and a text sample -> data/evaluate.
+"""Stage evaluate: the exported model's held-out loss, tasks and text sample -> data/evaluate.
 
 What is measured is what was exported: the weights are read back from the Hugging Face folder.
 Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
@@ -6,6 +6,7 @@ Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -20,35 +21,49 @@ from pipeline.programs.held_out import HeldOutRows
 from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.keys import OUT
+from pipeline.stage.progress import Progress
+from pipeline.tasks import ask_next_line, likelihood, next_line, task_file
+from pipeline.tasks.result import TaskResult
+from pipeline.tasks.scores import flat, one_line, report
 from pipeline.tokens.columns import counted, split
 from pipeline.weights import hf
 from pipeline.weights.exported import Exported, read
 
+TASKS = "tasks"  # folder of what the tasks asked and found
 UNKNOWN = -1  # bytes of a token that is not in the tokenizer
 NAMES = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
 NOTHING = dict.fromkeys(NAMES)
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Write evaluate.json, sample.txt and metrics/evaluate.json; what is unknown is null."""
+    """Write evaluate.json, sample.txt and metrics/evaluate.json; what is unknown is null.
+
+    What each task asked and found is in the folder tasks.
+    """
     shards, export = paths.need("download"), paths.need("export")
     devices.keep_compiled(paths.store / "compiled")
     notes: list[str] = []
-    if (export / hf.REFUSED).exists():
-        numbers, text = NOTHING, None
-        notes.append("the export was refused, so there is nothing to measure")
-    else:
-        exported = read(export, scan=run.peers.scan_layers)
-        numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
-        text = _sample(run, exported, notes)
-    result = numbers | {"prompt": run.evaluate.prompt, "text": text, "notes": notes}
     with paths.building() as folder:
-        artifacts.write_json(folder / "evaluate.json", result)
+        if (export / hf.REFUSED).exists():
+            numbers, text, tasks = NOTHING, None, []
+            notes.append("the export was refused, so there is nothing to measure")
+        else:
+            exported = read(export, scan=run.peers.scan_layers)
+            numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
+            tasks = _score(run, exported, shards, folder / TASKS, notes)
+            text = _sample(run, exported, notes)
+        result = {"tasks": [report(task) for task in tasks], "prompt": run.evaluate.prompt}
+        result |= {"text": text, "notes": notes}
+        artifacts.write_json(folder / "evaluate.json", numbers | result)
         artifacts.write_text(folder / "sample.txt", text or "")
-        artifacts.write_json(folder / METRICS / "evaluate.json", numbers)
+        scores = {name: None for name in run.evaluate.tasks} | {t.name: flat(t) for t in tasks}
+        artifacts.write_json(folder / METRICS / "evaluate.json", numbers | {"tasks": scores})
     for name in NAMES[:3]:
         if numbers[name] is not None:
             print(f"evaluate: {name.replace('_', ' ')} {numbers[name]:.4f}")
+    for task in tasks:
+        print(f"evaluate: {one_line(task)}")
     for note in notes:
         print(f"evaluate: {note}")
 
@@ -129,6 +144,35 @@ def _decoders(tokenizer: Tokenizer) -> list[str]:
         return []
     chain = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     return [part["type"] for part in chain]
+
+
+# ---- Tasks ----
+
+
+def _score(
+    run: runfile.Run, exported: Exported, shards: Path, folder: Path, notes: list[str]
+) -> list[TaskResult]:
+    """The results of `[evaluate] tasks`; what was asked and found goes to `folder`."""
+    settings = run.evaluate
+    found: list[TaskResult] = []
+    groups = device_groups(jax.devices(), run.peers.fsdp)
+    params_on = {group: group.put(exported.params) for group in groups}
+    if next_line.NAME in settings.tasks:
+        asked = ask_next_line.prepare(run, shards, exported, settings.questions, notes)
+        if asked:
+            with Progress("evaluate", total=len(asked.requests), unit="request") as bar:
+                answer = partial(
+                    likelihood.log_likelihoods,
+                    likelihood.program(exported.features, exported.head),
+                    params_on,
+                    context=exported.context,
+                    batch_size=settings.batch_size,
+                    advance=bar.advance,
+                )
+                result, scores = ask_next_line.result(asked, answer)
+            found.append(result)
+            task_file.write(folder, f"{OUT['evaluate']}/{TASKS}", asked, scores)
+    return found
 
 
 # ---- The text sample ----

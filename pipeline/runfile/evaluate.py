@@ -18,10 +18,13 @@ class Evaluate(Table):
 
     tasks: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(_distinct), AsTuple
-    ] = ()
-    """Tasks to score the model on: tasks and groups of lm_eval by their names, Psyche's ten by
-    Psyche's names, and YAML files of tasks in lm_eval's form (docs/reference/tasks.md). They need
-    `pip install -c constraints.txt -e '.[eval]'`."""
+    ] = ("next_line",)
+    """Tasks to score the model on. next_line asks which of four lines follows some lines of the
+    held-out text. The others need `pip install -c constraints.txt -e '.[eval]'`: tasks and groups
+    of lm_eval by their names, Psyche's ten by Psyche's names, and YAML files of tasks in lm_eval's
+    form (docs/reference/tasks.md)."""
+    questions: Annotated[int, Field(ge=1)] = 500
+    """Number of questions of next_line, at most."""
     few_shot: Annotated[int, Field(ge=0, le=100)] | None = None
     """Solved examples before each document; absent, as each task has it. As in lm_eval, a task that
     has none by definition stays so."""

@@ -1,5 +1,6 @@
 """Evaluation of a tiny exported folder: what is measured is what was exported."""
 
+import hashlib
 import json
 import math
 from functools import cache, partial
@@ -183,23 +184,63 @@ def test_an_empty_prompt_begins_where_a_document_begins(made):
 
 def test_a_refused_export_gives_nulls_and_says_so(made):
     paths, metrics, written = made(refused=True, held_out=[1] * LENGTH)
+    assert metrics.pop("tasks") == {"next_line": None}
     assert set(metrics.values()) == {None}
     assert written["text"] is None and "refused" in written["notes"][0]
+    assert not (paths.out("evaluate") / "tasks").exists()
     assert (paths.out("evaluate") / "sample.txt").read_text() == ""
 
 
 def test_without_a_held_out_split_there_is_a_text_but_no_loss(made, capsys):
     _, metrics, written = made(tokenizer=make_tokenizer())
+    assert metrics.pop("tasks") == {"next_line": None}
     assert set(metrics.values()) == {None}
     assert written["text"].startswith("def ")
-    assert "nothing is held out" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing is held out" in said and "gives 0 questions for next_line" in said
 
 
-def test_without_a_tokenizer_there_is_a_loss_but_no_text_and_no_bits_per_byte(made):
+def test_without_a_tokenizer_there_is_a_loss_but_no_text_no_task_and_no_bits_per_byte(made):
     _, metrics, written = made(held_out=[1, 2] * LENGTH)
     assert metrics["held_out_loss"] > 0
     assert metrics["bits_per_byte"] is metrics["bytes"] is written["text"] is None
-    assert len(written["notes"]) == 2
+    assert (metrics["tasks"], written["tasks"]) == ({"next_line": None}, [])
+    assert len(written["notes"]) == 3
+
+
+def test_next_line_scores_what_the_exported_model_says(made):
+    """Each choice's log-likelihood by the whole model alone, in float64."""
+    tokenizer = make_tokenizer()
+    texts = ["\n".join(f"{a}{n} = return({n})" for n in range(8)) for a in "abcdef"]
+    held_out = [token for text in texts for token in (*tokenizer.encode(text).ids, END)]
+    paths, metrics, written = made(tokenizer=tokenizer, held_out=held_out, questions="25")
+    folder = paths.out("evaluate") / "tasks"
+    asked, scores = (
+        [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for name in ("next_line.jsonl", "next_line.scores.jsonl")
+    )
+    assert len(asked) == len(scores) == 25
+    exported = exported_folder.read(paths.out("export"))
+    apply = jax.jit(exported.apply)
+    for question, score in list(zip(asked, scores, strict=True))[::8]:
+        for choice, after in zip(question["choices"], score["after"], strict=True):
+            before = tokenizer.encode(question["context"]).ids
+            ids = tokenizer.encode(question["context"] + choice).ids
+            row = np.zeros((1, 2 * LENGTH), np.int32)
+            seen = ids[-LENGTH - 1 : -1]
+            row[0, : len(seen)] = seen
+            logits = np.float64(apply(exported.params, row[:, :LENGTH]))[0, : len(seen)]
+            logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+            labels = ids[len(before) :]
+            expected = logs[np.arange(len(seen) - len(labels), len(seen)), labels].sum()
+            assert after == pytest.approx(expected, abs=1e-3)
+    (task,) = written["tasks"]
+    right = [s["answer"] == int(np.argmax(s["after"])) for s in scores]
+    assert metrics["tasks"]["next_line"]["acc"] == task["metrics"]["acc"]["value"] == np.mean(right)
+    assert (task["chance"], task["documents"]) == (0.25, 25)
+    assert task["sha256"] == hashlib.sha256((folder / "next_line.jsonl").read_bytes()).hexdigest()
+    low, high = task["metrics"]["acc"]["interval"]
+    assert low < np.mean(right) < high
 
 
 def test_a_tokenizer_that_is_not_byte_level_gives_no_bits_per_byte():

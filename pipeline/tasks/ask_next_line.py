@@ -1,0 +1,60 @@
+"""The task next_line of a run: its questions, asked of a model, and what came of it."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline import runfile
+from pipeline.tasks import choices, held_out_texts, next_line
+from pipeline.tasks.choices import AskedQuestions, Scores
+from pipeline.tasks.likelihood import Likelihood, Request
+from pipeline.tasks.result import TaskResult
+from pipeline.tasks.task_file import to_jsonl
+from pipeline.weights.exported import Exported
+
+FEWEST = 20  # questions; the interval of fewer says nothing
+
+
+def prepare(
+    run: runfile.Run, shards: Path, model: Exported, count: int, notes: list[str]
+) -> AskedQuestions | None:
+    """Return the questions of a run's held-out text for a model, or None if there are too few.
+
+    Args:
+      run: The whole run.
+      shards: Folder that the stage download left.
+      model: Model that is asked.
+      count: Number of questions, at most.
+      notes: Gains the reason if there are none.
+    """
+    if model.tokenizer is None or model.beginning is None:
+        what = "tokenizer.json" if model.tokenizer is None else "token that begins or ends a text"
+        notes.append(f"there is no {what}, so {next_line.NAME} has no questions")
+        return None
+    texts = held_out_texts.documents(run, shards, model.tokenizer)
+    found = next_line.questions(texts, count)
+    asked = choices.ask(found, model.tokenizer, model.beginning, model.context)
+    if len(asked.questions) < FEWEST:
+        notes.append(
+            f"the held-out text gives {len(asked.questions)} questions for {next_line.NAME}, "
+            f"expected at least {FEWEST} lines in one column that fit into the model"
+        )
+        return None
+    return asked
+
+
+def result(
+    asked: AskedQuestions, likelihoods: Callable[[list[Request]], list[Likelihood]]
+) -> tuple[TaskResult, Scores]:
+    """Ask the questions, and return the result and each choice's scores."""
+    scores = choices.score(asked, likelihoods)
+    found = TaskResult(
+        name=next_line.NAME,
+        metrics=choices.metrics(asked.questions, scores),
+        chance=1 / next_line.CHOICES,
+        documents=len(asked.questions),
+        few_shot=0,
+        sha256=hashlib.sha256(to_jsonl(asked.questions).encode()).hexdigest(),
+        source="held-out text of the run",
+    )
+    return found, scores

@@ -1,0 +1,90 @@
+"""Questions with several choices, scored as lm-evaluation-harness does: the likeliest one counts.
+
+acc: the choice of the highest log-likelihood after the context. acc_bytes: of the highest per byte
+of the choice, so that a long one has a chance. acc_mutual_info: of the highest gain by the context,
+log p(choice | context) - log p(choice), so that a common one has no advantage.
+
+Shapes in names: N questions of C choices.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pipeline.tasks.likelihood import Likelihood, Request
+from pipeline.tasks.next_line import Question
+from pipeline.tasks.result import Metric
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class Scores(NamedTuple):
+    """Log-likelihoods in nats of each question's choices, [N, C]: after its context, and alone."""
+
+    after_NC: np.ndarray
+    alone_NC: np.ndarray
+
+
+class AskedQuestions(NamedTuple):
+    """Questions as requests: C of each question after its context, then C of the choices alone."""
+
+    questions: list[Question]
+    requests: list[Request]
+
+
+def ask(
+    questions: Sequence[Question], tokenizer: "Tokenizer", beginning: int, context: int
+) -> AskedQuestions:
+    """Return the requests of the questions whose choices fit into a model.
+
+    Context and choice are encoded together, so a choice's tokens are those of the whole text. A
+    choice alone follows the token that begins a text.
+
+    Args:
+      questions: Questions.
+      tokenizer: Tokenizer of the model.
+      beginning: The token that begins a text.
+      context: Most tokens that the model takes.
+    """
+    texts = [text for q in questions for text in (q.context, *(q.context + c for c in q.choices))]
+    texts += [choice for question in questions for choice in question.choices]
+    encoded = iter([e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)])
+    after: list[list[Request]] = []
+    for question in questions:
+        before = next(encoded)
+        after.append([(before, next(encoded)[len(before) :]) for _ in question.choices])
+    kept = AskedQuestions([], [])
+    for question, requests in zip(questions, after, strict=True):
+        alone: list[Request] = [([beginning], next(encoded)) for _ in question.choices]
+        if all(0 < len(continuation) <= context for _, continuation in (*requests, *alone)):
+            kept.questions.append(question)
+            kept.requests.extend((*requests, *alone))
+    return kept
+
+
+def score(
+    asked: AskedQuestions, likelihoods: Callable[[list[Request]], list[Likelihood]]
+) -> Scores:
+    """Return the scores of all choices."""
+    found = [one.log_likelihood for one in likelihoods(asked.requests)]
+    both_N2C = np.reshape(found, (len(asked.questions), 2, -1))
+    return Scores(both_N2C[:, 0], both_N2C[:, 1])
+
+
+def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
+    """Return the shares of right answers, and their standard errors over questions."""
+    bytes_NC = np.array([[len(c.encode()) for c in q.choices] for q in questions])
+    answers_N = np.array([question.answer for question in questions])
+    chosen = {
+        "acc": scores.after_NC,
+        "acc_bytes": scores.after_NC / bytes_NC,
+        "acc_mutual_info": scores.after_NC - scores.alone_NC,
+    }
+    return {name: _share(x_NC.argmax(axis=1) == answers_N) for name, x_NC in chosen.items()}
+
+
+def _share(right_N: np.ndarray) -> Metric:
+    share, count = float(np.mean(right_N)), len(right_N)
+    return Metric(share, (share * (1 - share) / (count - 1)) ** 0.5)

@@ -1,0 +1,123 @@
+"""The task next_line: which of four lines follows these lines of held-out text?
+
+It needs no download: the questions are made of the run's own held-out split, which in the default
+run is source code. The true next line stands among three lines of like length from other documents
+of the split, with its own indentation, so neither length nor indentation tells which it is. All
+draws are by SHA-256 of the seed and the text: equal text gives equal questions wherever they are
+made, and their hash says which they are.
+"""
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+NAME = "next_line"
+CHOICES = 4
+CONTEXT_BYTES = 256  # of the lines before the one that is asked for
+SHORTEST, LONGEST = 12, 120  # bytes of that line, without its indentation
+NEIGHBOURS = 64  # the lines next in length, which the other choices are drawn from
+CUT = "\ufffd"  # what a decoder writes for a part of a character
+
+
+class Question(NamedTuple):
+    """Lines of a text, four lines that may come next, and which of them does.
+
+    The break before the line belongs to the choices: what ends in white space is cut into other
+    tokens than the whole text.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+class _Line(NamedTuple):
+    """A line that can be asked for: its place, indentation and text, and the lines before it."""
+
+    document: int
+    indentation: str
+    text: str
+    context: str
+
+    @property
+    def size(self) -> int:
+        return len(self.text.encode())
+
+
+def questions(texts: Iterable[str], count: int, seed: int = 0) -> list[Question]:
+    """Return `count` questions, or as many as there are.
+
+    A line can be asked for if it is neither very short nor very long, and the line before it is not
+    blank. The other choices are such lines of other documents, distinct from it, from each other
+    and from the lines before it.
+
+    Args:
+      texts: Documents.
+      count: Number of questions, at most.
+      seed: Of all draws.
+    """
+    found = (line for number, text in enumerate(texts) for line in _lines(number, text))
+    lines = {_draw(seed, line.context, line.indentation, line.text): line for line in found}
+    pool = sorted(lines.values(), key=lambda line: (line.size, line.text, line.document))
+    made: list[Question] = []
+    for _, line in sorted(lines.items()):
+        if len(made) < count and (question := _question(line, pool, seed)):
+            made.append(question)
+    return made
+
+
+def _lines(document: int, text: str) -> Iterator[_Line]:
+    """The lines that can be asked for; the first and last of a part may be cut, and are left."""
+    lines = text.split("\n")[1:-1]
+    for number, line in enumerate(lines[1:], start=1):
+        words = line.strip()
+        if SHORTEST <= len(words.encode()) <= LONGEST and CUT not in line:
+            context = _context(lines[:number])
+            if context:
+                yield _Line(document, line[: line.index(words)], words, context)
+
+
+def _context(lines: list[str]) -> str:
+    """The last lines, as many as fit into `CONTEXT_BYTES`; none if the last ends in white space."""
+    if not lines[-1] or lines[-1][-1].isspace():
+        return ""
+    kept: list[str] = []
+    size = -1
+    for line in reversed(lines):
+        size += 1 + len(line.encode())
+        if size > CONTEXT_BYTES or CUT in line:
+            break
+        kept.insert(0, line)
+    return "\n".join(kept).lstrip("\n")
+
+
+def _question(line: _Line, pool: list[_Line], seed: int) -> Question | None:
+    """A line's question, or None where too few lines are like it."""
+    place = bisect_left(pool, (line.size, line.text), key=lambda other: (other.size, other.text))
+    near = pool[max(0, place - NEIGHBOURS // 2) : place + NEIGHBOURS // 2]
+    drawn = sorted(
+        near,
+        key=lambda other: (
+            other.document == line.document,  # only where other documents have too few
+            _draw(seed, line.context, line.text, other.text),
+        ),
+    )
+    taken = {line.text, *(before.strip() for before in line.context.split("\n"))}
+    choices: list[str] = []
+    for other in drawn:
+        if other.text not in taken and len(choices) < CHOICES - 1:
+            taken.add(other.text)
+            choices.append(other.text)
+    if len(choices) < CHOICES - 1:
+        return None
+    answer = int(_draw(seed, line.context, line.text), 16) % CHOICES
+    choices.insert(answer, line.text)
+    return Question(
+        line.context, tuple(f"\n{line.indentation}{choice}" for choice in choices), answer
+    )
+
+
+def _draw(seed: int, *texts: str) -> str:
+    return hashlib.sha256(json.dumps([seed, *texts]).encode()).hexdigest()
