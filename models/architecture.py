@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models.cache import Cache
 from models.config import HfConfig
 
 Params = dict[str, Any]
@@ -111,6 +112,68 @@ class Architecture:
         kernel_DV = self.head(config, params).astype(x_ND.dtype)
         logits_NV = jnp.dot(x_ND, kernel_DV, preferred_element_type=jnp.float32)
         return logits_NV.reshape(*tokens_BT.shape, config.vocab_size)
+
+    # --- Writing ---
+
+    def cache(
+        self, config: Any, first_B: jax.Array, length: int, dtype: jax.typing.DTypeLike
+    ) -> Cache:
+        """Return an empty cache.
+
+        Args:
+          config: Config of the model.
+          first_B: Slot of each row's first token; the tokens given for the slots before it are
+            padding, which the row does not see.
+          length: Number of slots.
+          dtype: Dtype of keys and values, and of the computation.
+        """
+        first_B = jnp.asarray(first_B, jnp.int32)
+        heads, *sizes = config.kept_sizes
+        kept = tuple(jnp.zeros((len(first_B), heads, length, size), dtype) for size in sizes)
+        return Cache((kept,) * config.num_hidden_layers, jnp.int32(0), first_B)
+
+    def step(
+        self, config: Any, params: Params, tokens_BT: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """Return the final hidden states x_ND of the next T tokens, and the cache with them.
+
+        They are those of `features` on each row's whole text so far, to rounding. A row's first
+        token has position 0, wherever it stands. A dynamic rope is not stretched, however many
+        tokens there are.
+
+        Args:
+          config: Config of the model.
+          params: As `features` takes them, whose layers are scanned, or as `by_layer` returns them,
+            whose layers are unrolled: faster, since no layer's params are cut out for each token.
+          tokens_BT: Token ids, int32, for the next slots; the cache must have so many left.
+          cache: As `cache` or an earlier step returned it.
+        """
+        graph, shapes = _abstract(self.Model, config)
+        groups = {group: params[group] for group in self.stacked if group in params}
+        hollow = nnx.merge(graph, params | {group: shapes[group] for group in groups})
+        return hollow.step(tokens_BT, cache, groups)
+
+    def next_logits(
+        self, config: Any, params: Params, tokens_BT: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """Return the logits of what follows each row's T tokens, [B, V] float32, and the cache.
+
+        Arguments as in `step`.
+        """
+        x_ND, cache = self.step(config, params, tokens_BT, cache)
+        x_BD = x_ND.reshape(*tokens_BT.shape, -1)[:, -1]
+        kernel_DV = self.head(config, params).astype(x_BD.dtype)
+        return jnp.dot(x_BD, kernel_DV, preferred_element_type=jnp.float32), cache
+
+    def by_layer(self, params: Params) -> Params:
+        """Return the params with a list of layers in the place of each stack; NumPy's as views."""
+
+        def unstacked(stack: Params) -> list[Params]:
+            count = len(jax.tree.leaves(stack)[0])
+            return [jax.tree.map(lambda leaf, n=n: leaf[n], stack) for n in range(count)]
+
+        groups = [group for group in self.stacked if group in params]
+        return params | {group: unstacked(params[group]) for group in groups}
 
 
 @cache

@@ -66,6 +66,11 @@ class HfConfig:
         return (None,) * self.num_hidden_layers
 
     @property
+    def kept_sizes(self) -> tuple[int, int, int]:
+        """Heads of keys and values that a cache keeps, and the sizes of a key and of a value."""
+        return self.num_key_value_heads, self.head_dim, self.head_dim
+
+    @property
     def first_layers(self) -> dict[str, int]:
         """First layer of each stacked group of params, where that is not layer 0."""
         return {}

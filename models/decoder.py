@@ -3,15 +3,17 @@
 Shapes in names: B sequences, T tokens of each, N = B * T, D hidden_size, L layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
 
 from models import ModelError
+from models.cache import Cache, Growth, Kept
 from models.config import HfConfig
 from models.parts import Embedding, Linear, RMSNorm, Window
 from models.rope import Table
@@ -68,6 +70,12 @@ class Layer(nnx.Module):
         """Return the layer's output, [N, D]."""
         x_ND = x_ND + self.attention(self.attention_norm(x_ND), context)
         return x_ND + self.mlp(self.mlp_norm(x_ND))
+
+    def step(self, x_ND: jax.Array, growth: Growth, kept: Kept) -> tuple[jax.Array, Kept]:
+        """Return the output for new tokens, [N, D], and what is kept with theirs."""
+        y_ND, kept = self.attention.step(self.attention_norm(x_ND), growth, kept)
+        x_ND = x_ND + y_ND
+        return x_ND + self.mlp(self.mlp_norm(x_ND)), kept
 
 
 class Decoder(nnx.Module):
@@ -132,6 +140,59 @@ class Decoder(nnx.Module):
             x_ND = _through(getattr(self, group), x_ND, call, each, scan=scan, remat=remat)
             start += count
         return self.norm(x_ND)
+
+    def step(
+        self, tokens_BT: jax.Array, cache: Cache, layers: Mapping[str, Any]
+    ) -> tuple[jax.Array, Cache]:
+        """Return the final hidden states x_ND of new tokens, and the cache with theirs.
+
+        Args:
+          tokens_BT: New tokens.
+          cache: What was kept of the tokens before them.
+          layers: Params of each group: stacked, to be scanned, or a sequence of each layer's own.
+        """
+        config, (B, T), S = self.config, tokens_BT.shape, cache.layers[0][0].shape[2]
+        positions_BT = jnp.maximum(cache.used + jnp.arange(T) - cache.first_B[:, None], 0)
+        most = max(config.max_position_embeddings, S)  # a dynamic rope stays as it is in a text
+        rope = Table(config.rope, config.head_dim, S, most, cache.layers[0][0].dtype, positions_BT)
+        common, windows_L = _windows(config.windows, S)
+        growth = Growth(rope, B, common, cache.used, cache.first_B)
+        x_ND = self.embed(tokens_BT.reshape(B * T), cache.layers[0][0].dtype)
+        kept: list[Kept] = []
+        for group, count in self.groups:
+            graph, _ = nnx.split(getattr(self, group))
+            each = None if windows_L is None else windows_L[len(kept) : len(kept) + count]
+            of_group = cache.layers[len(kept) : len(kept) + count]
+            x_ND, of_group = _grow(graph, layers[group], x_ND, growth, each, of_group)
+            kept += of_group
+        return self.norm(x_ND), Cache(tuple(kept), cache.used + T, cache.first_B)
+
+
+def _grow(
+    graph: nnx.GraphDef,
+    params: Any,
+    x_ND: jax.Array,
+    growth: Growth,
+    windows_L: np.ndarray | None,
+    kept: Sequence[Kept],
+) -> tuple[jax.Array, Sequence[Kept]]:
+    """Pass new tokens through a group of layers; arguments as in `Decoder.step`."""
+
+    def layer(x_ND: jax.Array, of_layer: Any) -> tuple[jax.Array, Kept]:
+        params, window, kept = of_layer
+        own = growth if window is None else growth._replace(window=window)
+        return nnx.merge(graph, params).step(x_ND, own, kept)
+
+    if isinstance(params, Mapping):
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
+        x_ND, stacked = lax.scan(layer, x_ND, (params, windows_L, stacked))
+        return x_ND, [jax.tree.map(lambda leaf, n=n: leaf[n], stacked) for n in range(len(kept))]
+    grown = []
+    windows = [None] * len(kept) if windows_L is None else windows_L
+    for of_layer in zip(params, windows, kept, strict=True):
+        x_ND, own = layer(x_ND, of_layer)
+        grown.append(own)
+    return x_ND, grown
 
 
 def _windows(windows: tuple[int | None, ...], length: int) -> tuple[int | None, np.ndarray | None]:

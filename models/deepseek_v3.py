@@ -22,6 +22,7 @@ from flax import nnx
 
 from models import ModelError
 from models.architecture import Architecture
+from models.cache import CachedAttention, Growth
 from models.config import HfConfig, positive_integer
 from models.decoder import Context, Decoder, Layer
 from models.experts import Mixture, Routing
@@ -188,6 +189,12 @@ class DeepseekConfig(HfConfig):
         return {"layers": self.dense}
 
     @property
+    def kept_sizes(self) -> tuple[int, int, int]:
+        """Heads that a cache keeps, and the sizes of a key and of a value of each."""
+        key = self.qk_nope_head_dim + self.qk_rope_head_dim
+        return self.num_attention_heads, key, self.v_head_dim
+
+    @property
     def attention_scale(self) -> float:
         """Factor of the attention scores before the softmax."""
         scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
@@ -242,7 +249,7 @@ class Config(DeepseekConfig):
 # --- The module ---------------------------------------------------------------------------------
 
 
-class Attention(nnx.Module):
+class Attention(CachedAttention):
     """Causal attention whose keys and values are made of one narrow latent for each token.
 
     Queries and keys have a plain part without position, and a part that is rotated; all heads share
@@ -250,7 +257,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
-        self.heads = config.num_attention_heads
+        self.count = config.num_attention_heads
         self.plain, self.rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
         self.value_dim = config.v_head_dim
         self.rank = config.kv_lora_rank
@@ -258,7 +265,7 @@ class Attention(nnx.Module):
         self.neighbours = config.rope_interleave
         width, bias = config.hidden_size, config.attention_bias
         linear = partial(Linear, std=config.initializer_range, rngs=rngs)
-        query_width = self.heads * (self.plain + self.rotated)
+        query_width = self.count * (self.plain + self.rotated)
         self.query_rank = config.q_lora_rank
         # The epsilon of these two norms is not in config.json.
         if config.q_lora_rank is None:
@@ -269,12 +276,25 @@ class Attention(nnx.Module):
             self.query_up = linear(config.q_lora_rank, query_width)
         self.kv_down = linear(width, self.rank + self.rotated, bias=bias)
         self.kv_norm = RMSNorm(self.rank, eps=1e-6)
-        self.kv_up = linear(self.rank, self.heads * (self.plain + self.value_dim))
-        self.out = linear(self.heads * self.value_dim, width, bias=bias)
+        self.kv_up = linear(self.rank, self.count * (self.plain + self.value_dim))
+        self.out = linear(self.count * self.value_dim, width, bias=bias)
 
     def __call__(self, x_ND: jax.Array, context: Context) -> jax.Array:
         """Return the heads' values, averaged and projected, [N, D]."""
-        rope, B, K = context.rope, context.batch, self.heads
+        q_BTK1c, k_BTKc, v_BTKw = self.heads(x_ND, context)
+        options = {"sequences_BT": context.sequences_BT, "kernel": context.kernel}
+        if context.kernel == "matmul":
+            return self.out(attend(q_BTK1c, k_BTKc, v_BTKw, **options))
+        # Other kernels need values as wide as queries and keys; zeros change no product.
+        B, T, K = v_BTKw.shape[:3]
+        wide = max(q_BTK1c.shape[-1], self.value_dim)
+        q_BTK1c, k_BTKc, v_BTKw = (_widened(x, wide) for x in (q_BTK1c, k_BTKc, v_BTKw))
+        y_NKw = attend(q_BTK1c, k_BTKc, v_BTKw, **options).reshape(B * T, K, wide)
+        return self.out(y_NKw[:, :, : self.value_dim].reshape(B * T, K * self.value_dim))
+
+    def heads(self, x_ND: jax.Array, context: Context | Growth) -> tuple[jax.Array, ...]:
+        """Return queries [B, T, K, 1, c], scaled, keys [B, T, K, c] and values [B, T, K, w]."""
+        rope, B, K = context.rope, context.batch, self.count
         T = x_ND.shape[0] // B
         rotate = rope.rotate_neighbours if self.neighbours else rope.rotate
         if self.query_rank is None:
@@ -290,15 +310,7 @@ class Attention(nnx.Module):
         plain_BTKp, v_BTKw = jnp.split(kv, [self.plain], axis=-1)
         rotated_BT1r = rotate(rotated.reshape(B, T, 1, 1, self.rotated))[:, :, :, 0]
         rotated_BTKr = jnp.broadcast_to(rotated_BT1r, (B, T, K, self.rotated))
-        k_BTKc = jnp.concatenate([plain_BTKp, rotated_BTKr], axis=-1)
-        options = {"sequences_BT": context.sequences_BT, "kernel": context.kernel}
-        if context.kernel == "matmul":
-            return self.out(attend(q_BTK1c, k_BTKc, v_BTKw, **options))
-        # Other kernels need values as wide as queries and keys; zeros change no product.
-        wide = max(q_BTK1c.shape[-1], self.value_dim)
-        q_BTK1c, k_BTKc, v_BTKw = (_widened(x, wide) for x in (q_BTK1c, k_BTKc, v_BTKw))
-        y_NKw = attend(q_BTK1c, k_BTKc, v_BTKw, **options).reshape(B * T, K, wide)
-        return self.out(y_NKw[:, :, : self.value_dim].reshape(B * T, K * self.value_dim))
+        return q_BTK1c, jnp.concatenate([plain_BTKp, rotated_BTKr], axis=-1), v_BTKw
 
 
 def _widened(x: jax.Array, width: int) -> jax.Array:

@@ -14,6 +14,7 @@ import jax
 from flax import nnx
 
 from models.architecture import Architecture
+from models.cache import CachedAttention, Growth
 from models.config import HfConfig
 from models.decoder import Context, Decoder, Layer
 from models.parts import MLP, Linear, RMSNorm, attend
@@ -73,7 +74,7 @@ class Config(DecoderConfig):
 # --- The module ---------------------------------------------------------------------------------
 
 
-class Attention(nnx.Module):
+class Attention(CachedAttention):
     """Causal attention with grouped queries: query head n reads key-value head n // G."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
@@ -93,16 +94,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x_ND: jax.Array, context: Context) -> jax.Array:
         """Return the heads' values, averaged and projected, [N, D]."""
-        rope = context.rope
-        B, K, G, h = context.batch, self.kv_heads, self.groups, self.head_dim
-        T = x_ND.shape[0] // B
-        q_BTKGh = self.query(x_ND).reshape(B, T, K, G, h)
-        k_BTKGh = self.key(x_ND).reshape(B, T, K, 1, h)
-        if self.qk_norm:
-            q_BTKGh, k_BTKGh = self.query_norm(q_BTKGh), self.key_norm(k_BTKGh)
-        q_BTKGh = rope.rotate(q_BTKGh) * h**-0.5
-        k_BTKh = rope.rotate(k_BTKGh)[:, :, :, 0]
-        v_BTKh = self.value(x_ND).reshape(B, T, K, h)
+        q_BTKGh, k_BTKh, v_BTKh = self.heads(x_ND, context)
         y_ND = attend(
             q_BTKGh,
             k_BTKh,
@@ -112,6 +104,19 @@ class Attention(nnx.Module):
             kernel=context.kernel,
         )
         return self.out(y_ND)
+
+    def heads(self, x_ND: jax.Array, context: Context | Growth) -> tuple[jax.Array, ...]:
+        """Return queries [B, T, K, G, h], scaled, keys and values [B, T, K, h]; rotated."""
+        rope = context.rope
+        B, K, G, h = context.batch, self.kv_heads, self.groups, self.head_dim
+        T = x_ND.shape[0] // B
+        q_BTKGh = self.query(x_ND).reshape(B, T, K, G, h)
+        k_BTKGh = self.key(x_ND).reshape(B, T, K, 1, h)
+        if self.qk_norm:
+            q_BTKGh, k_BTKGh = self.query_norm(q_BTKGh), self.key_norm(k_BTKGh)
+        q_BTKGh = rope.rotate(q_BTKGh) * h**-0.5
+        k_BTKh = rope.rotate(k_BTKGh)[:, :, :, 0]
+        return q_BTKGh, k_BTKh, self.value(x_ND).reshape(B, T, K, h)
 
 
 def mlp(config: HfConfig, *, rngs: nnx.Rngs) -> MLP:

@@ -124,7 +124,7 @@ def attend(
         if sequences_BT is not None:
             of_queries_BQ = jnp.tile(sequences_BT[:, start:end], G)
             sees &= _same(of_queries_BQ, sequences_BT[:, first:end])
-        y_BKQw = _softmax_average(q_BKQh, k_BKTh[:, :, first:end], v_BKTw[:, :, first:end], sees)
+        y_BKQw = softmax_average(q_BKQh, k_BKTh[:, :, first:end], v_BKTw[:, :, first:end], sees)
         blocks.append(y_BKQw.reshape(B, K, G, end - start, w))
     y_BKGTw = jnp.concatenate(blocks, axis=3)
     return y_BKGTw.transpose(0, 3, 1, 2, 4).reshape(B * T, K * G * w)
@@ -135,7 +135,7 @@ def _same(sequences_BQ: jax.Array, sequences_BS: jax.Array) -> jax.Array:
     return sequences_BQ[:, None, :, None] == sequences_BS[:, None, None, :]
 
 
-def _softmax_average(q: jax.Array, k: jax.Array, v: jax.Array, sees: jax.Array) -> jax.Array:
+def softmax_average(q: jax.Array, k: jax.Array, v: jax.Array, sees: jax.Array) -> jax.Array:
     """Return softmax(q k^T) v with a float32 softmax, dividing by its sum last: fewer passes."""
     scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=jnp.float32)
     scores = jnp.where(sees, scores, jnp.finfo(jnp.float32).min)

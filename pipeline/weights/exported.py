@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from tokenizers import Tokenizer
 
 from models.architecture import Architecture, Params
+from models.cache import Cache
 from models.config import HfConfig
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
@@ -29,6 +30,10 @@ class Exported(NamedTuple):
       apply: apply(params, tokens_BT) -> logits_BTV.
       features: features(params, tokens_BT, ...) -> x_ND, the inputs of the head.
       head: head(params) -> kernel_DV.
+      cache: cache(first_B, length), an empty cache, as `Architecture.cache`.
+      next_logits: next_logits(params, tokens_BT, cache) -> logits_BV of what follows, cache; its
+        params as `params_to_write`.
+      scan: Whether layers run as a loop.
       tokenizer: Its tokenizer, or None without tokenizer.json.
     """
 
@@ -39,7 +44,15 @@ class Exported(NamedTuple):
     apply: Callable[[Params, jax.Array], jax.Array]
     features: Callable[..., jax.Array]
     head: Callable[[Params], jax.Array]
+    cache: Callable[[Any, int], Cache]
+    next_logits: Callable[[Params, jax.Array, Cache], tuple[jax.Array, Cache]]
+    scan: bool
     tokenizer: Tokenizer | None
+
+    @property
+    def params_to_write(self) -> Params:
+        """The params as `next_logits` takes them: by layer, unless layers run as a loop."""
+        return self.params if self.scan else self.architecture.by_layer(self.params)
 
     @property
     def context(self) -> int:
@@ -86,5 +99,8 @@ def read(folder: Path, *, scan: bool = False) -> Exported:
         apply=partial(architecture.apply, config, **settings),
         features=partial(architecture.features, config, **settings),
         head=partial(architecture.head, config),
+        cache=partial(architecture.cache, config, dtype=settings["dtype"]),
+        next_logits=partial(architecture.next_logits, config),
+        scan=scan,
         tokenizer=load_tokenizer(path) if path.exists() else None,
     )
