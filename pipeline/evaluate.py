@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import held_out
-from pipeline.programs.generate import generate
+from pipeline.programs.draw import Sampling
+from pipeline.programs.generate import TextWriter
 from pipeline.programs.held_out import HeldOutRows
 from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
@@ -185,15 +186,18 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
         return None
     settings = run.evaluate
     prompt = exported.tokenizer.encode(settings.prompt).ids or [_beginning(exported)]
-    continued = generate(
-        exported.apply,
-        device_groups(jax.devices(), run.peers.fsdp)[0].put(exported.params),
-        prompt,
-        max_new_tokens=settings.max_new_tokens,
+    group = device_groups(jax.devices(), run.peers.fsdp)[0]
+    writer = TextWriter(
+        exported,
+        group.put(exported.params_to_write),
         context=min(exported.context, run.llm.max_seq_len),
-        temperature=settings.temperature,
-        seed=settings.seed,
         ends=exported.ends,
+    )
+    [continued] = writer.write(
+        [prompt],
+        max_new_tokens=settings.max_new_tokens,
+        sampling=Sampling(settings.temperature),
+        seeds=[settings.seed],
     )
     return exported.tokenizer.decode(prompt + continued, skip_special_tokens=True)
 

@@ -14,9 +14,9 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.programs.generate import generate
+from pipeline.programs.generate import TextWriter
 from pipeline.programs.loss import cross_entropy
-from pipeline.weights import hf
+from pipeline.weights import exported, hf
 from tests.models.reference import GROUPS, LATENT, SCALED, TOKENS, YARN, drawn
 
 LLAMA3 = {
@@ -88,7 +88,7 @@ GRADIENTS = [
     for name, case in CASES.items()
 ]
 FIRST = {name.partition(",")[0]: case for name, case in reversed(CASES.items())}
-PROMPT = [5, 90, 17, 3, 64, 22, 8, 41]
+PROMPT, SHORT = [5, 90, 17, 3, 64, 22, 8, 41], [33, 2, 71]
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
@@ -187,26 +187,23 @@ def test_an_export_has_every_tensor_byte_for_byte_and_the_same_config(pair, tmp_
 
 
 @pytest.mark.parametrize("pair", FIRST.values(), ids=FIRST.keys(), indirect=True)
-def test_32_greedy_tokens_are_the_same(pair, tmp_path):
+def test_32_greedy_tokens_of_each_prompt_are_the_same(pair, tmp_path):
     """Written by PyTorch from the files that we export; once for each model_type."""
     _, _, hf_config, params = pair
     hf.write_folder(tmp_path, hf_config, params, "float32")
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path)
-    expected = exported.generate(
-        torch.tensor([PROMPT]), max_new_tokens=32, do_sample=False, pad_token_id=0
-    )
-    model, config = hf.model_of(hf_config, "a test")
-    found = generate(
-        lambda p, t: model.apply(config, p, t, scan=False, dtype=jnp.float32),
-        params,
-        PROMPT,
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    padding = [0] * (len(PROMPT) - len(SHORT))
+    answer = theirs.generate(
+        torch.tensor([PROMPT, padding + SHORT]),
+        attention_mask=torch.tensor([[1] * len(PROMPT), padding + [1] * len(SHORT)]),
         max_new_tokens=32,
-        context=64,
-        temperature=0.0,
-        seed=0,
-        ends=(),
+        do_sample=False,
+        pad_token_id=0,
     )
-    assert found == expected[0, len(PROMPT) :].tolist()
+    ours = exported.read(tmp_path)
+    writer = TextWriter(ours, ours.params_to_write, context=ours.context, ends=ours.ends)
+    found = writer.write([PROMPT, SHORT], max_new_tokens=32)
+    assert found == answer[:, len(PROMPT) :].tolist()
 
 
 def test_what_we_write_we_read_as_the_same_model(pair):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders
 from models.llama import llama
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
-from pipeline.programs.generate import generate
+from pipeline.programs.generate import TextWriter
 from pipeline.programs.held_out import mean_loss, on_groups
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import DeviceGroup
@@ -177,8 +177,8 @@ def test_text_of_temperature_zero_is_what_transformers_generates(made):
 def test_an_empty_prompt_begins_where_a_document_begins(made):
     paths, _, written = made(tokenizer=make_tokenizer(), prompt='""', max_new_tokens="4")
     exported = exported_folder.read(paths.out("export"))
-    settings = {"max_new_tokens": 4, "context": LENGTH, "temperature": 0, "seed": 0, "ends": [END]}
-    ids = generate(exported.apply, exported.params, [END], **settings)
+    writer = TextWriter(exported, exported.params_to_write, context=LENGTH, ends=[END])
+    [ids] = writer.write([[END]], max_new_tokens=4)
     assert written["text"] == make_tokenizer().decode(ids) != ""
 
 
