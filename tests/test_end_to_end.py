@@ -143,9 +143,9 @@ def test_an_uneven_ramped_batch_trains_and_audits_clean(tmp_path):
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
 
 
-def test_fused_layouts_train_alike_and_are_audited_within_a_tolerance(tmp_path):
+def test_a_fused_layout_trains_alike_and_is_audited_within_a_tolerance(tmp_path):
     found = {}
-    for name in ("each", "shard_map", "vmap"):
+    for name in ("each", "shard_map"):  # vmap: the next test
         folder = tmp_path / name
         folder.mkdir()
         run_file, root = start(folder, peers__layout=name, peers__count=3)
@@ -154,7 +154,7 @@ def test_fused_layouts_train_alike_and_are_audited_within_a_tolerance(tmp_path):
         verdict = read_json(root / "data/verdict/verdict.json")
         assert verdict["accepted"], verdict["findings"]
         assert verdict["method"] == ("bitwise" if name == "each" else "tolerance")
-    assert list(found.values()) == pytest.approx([found["each"]] * 3, abs=2e-3)
+    assert found["shard_map"] == pytest.approx(found["each"], abs=2e-3)
 
 
 def test_a_fused_layout_does_not_hide_a_liar(tmp_path):

@@ -72,6 +72,7 @@ CASES = {
     "false_verifier": Case(rounds=(1, 8), caught=("false check", None), found=()),
 }
 VALUES = ("free_rider", "noise", "forged")
+SWEPT = "places"  # a form that "two parts" contains
 DENSE = {
     "sign_flip": Case("dense"),
     "noise": Case("dense"),
@@ -83,7 +84,7 @@ DENSE = {
 ALL = [(kind, case) for kind, case in CASES.items()]
 ALL += [(kind, CASES[kind]._replace(form="values")) for kind in VALUES]
 ALL += list(DENSE.items())
-ALL += [("sign_flip", DENSE["sign_flip"]._replace(form=form)) for form in LOCAL]
+ALL += [("sign_flip", DENSE["sign_flip"]._replace(form=form)) for form in LOCAL if form != SWEPT]
 ALL += [("lazy", DENSE["lazy"]._replace(form="local"))]
 ALL += [("not_finite", DENSE["not_finite"]._replace(form=form)) for form in ("codes", "largest")]
 USUAL = {(kind, case.form) for kind, case in ALL}
@@ -124,7 +125,12 @@ def lines(seen: Seen) -> list[str]:
     return (seen.transcript.folder / "rounds.jsonl").read_text().splitlines()
 
 
-@pytest.mark.parametrize("form", ["signs", "values", "plain", "dense", *LOCAL])
+LOCAL_FORMS = [
+    pytest.param(form, marks=pytest.mark.soak) if form == SWEPT else form for form in LOCAL
+]
+
+
+@pytest.mark.parametrize("form", ["signs", "values", "plain", "dense", *LOCAL_FORMS])
 def test_an_honest_run_has_no_findings_and_loses_nobody(form, honest):
     for verified in (False, True):
         seen = honest(form, verified)
@@ -132,7 +138,7 @@ def test_an_honest_run_has_no_findings_and_loses_nobody(form, honest):
         assert not seen.fired
 
 
-@pytest.mark.parametrize("form", LOCAL)
+@pytest.mark.parametrize("form", LOCAL_FORMS)
 def test_local_steps_killed_after_every_round_go_on_to_the_same_bits(form, honest):
     told, _ = entries(form, run_of(form), killed=True)
     for found, line in zip(told, lines(honest(form, False)), strict=True):

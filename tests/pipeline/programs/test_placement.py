@@ -76,7 +76,7 @@ def test_device_groups_are_disjoint_and_what_is_left_over_stays_idle():
     [
         pytest.param("Distro", MODEL, marks=pytest.mark.soak),  # AdaDistro does all that it does
         ("AdaDistro", MODEL),
-        ("Streaming", MODEL),
+        pytest.param("Streaming", MODEL, marks=pytest.mark.soak),
         ("AdamW", EXPERTS),
     ],
     ids=["Distro", "AdaDistro", "Streaming", "experts"],
@@ -109,7 +109,9 @@ def held(tree, device: jax.Device) -> int:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "counts"), [("Distro", (1, 2)), ("AdamW", (1, 2, 4))], ids=["Distro", "AdamW"]
+    ("optimizer", "counts"),
+    [pytest.param("Distro", (1, 2), marks=pytest.mark.soak), ("AdamW", (1, 2, 4))],
+    ids=["Distro", "AdamW"],
 )
 def test_memory_of_a_device_falls_as_devices_are_added(optimizer, counts):
     """As XLA plans it: arguments, results and what is needed in between, of the larger program."""
