@@ -16,6 +16,7 @@ import typer
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, shown
+from pipeline.publication import commands
 from pipeline.stage import signals
 from pipeline.stage.keys import RUN_FILE, STAGES
 
@@ -210,6 +211,10 @@ def push(
     from pipeline.pages import push as push_
 
     push_.push(run, root, destinations or (), private=private)
+
+
+app.command()(commands.publish)
+app.command()(commands.verify)
 
 
 @app.command(

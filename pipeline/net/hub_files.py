@@ -68,6 +68,8 @@ def list_repo(
     where: str,
     network: Network,
     expected: str = "a dataset on the hub",
+    *,
+    folders: bool = False,
 ) -> Repository:
     """Return the files of a repository.
 
@@ -77,6 +79,7 @@ def list_repo(
       where: the repository, in errors.
       network: limits of time and attempts.
       expected: what errors expected where there is no such repository or revision.
+      folders: whether a model's folders are listed too.
 
     Raises:
       LockstepError: it does not exist, may not be read, or its listing has no end.
@@ -95,7 +98,7 @@ def list_repo(
     commit = validate(HubRevision, revised, f"{where}: invalid listing").sha
     files: dict[str, Origin] = {}
     pages = web.Pages(network)
-    recursive = str(is_dataset).lower()
+    recursive = str(is_dataset or folders).lower()
     page: Request | None = request(f"tree/{commit}?recursive={recursive}&expand=false")
     while page is not None:
         document, page = pages.get(page)

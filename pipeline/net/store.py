@@ -40,11 +40,15 @@ DAMAGED = 2  # times that a file may arrive with a wrong checksum
 
 
 class Transfer(NamedTuple):
-    """A file to fetch: its name in errors, its origin, and how many of its first bytes."""
+    """A file to fetch: its name in errors, its origin, and how many of its first bytes.
+
+    `author` is who gave the checksum of the origin.
+    """
 
     name: str
     origin: Origin
     size: int
+    author: str = "the server"
 
 
 class Stored(NamedTuple):
@@ -208,8 +212,8 @@ def _fill(
         damaged += 1
         part.truncate(0)
     raise LockstepError(
-        f"{transfer.name}: received {received}, expected {expected} as the server says, {DAMAGED} "
-        "times; the damaged copy is removed"
+        f"{transfer.name}: received {received}, expected {expected} as {transfer.author} says, "
+        f"{DAMAGED} times; the damaged copy is removed"
     )
 
 

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline import runfile
-from pipeline.audit.verdict_text import blame
 from pipeline.errors import LockstepError
+from pipeline.publication.exported import accepted
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import Paths
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights import hf, upload
+from pipeline.weights import upload
 
 
 def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -> None:
@@ -39,7 +39,7 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
     paths = Paths("report", run, root)
     with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
-        files = _accepted(paths)
+        files = accepted(paths)
         last = Transcript(paths.need("train") / "transcript").rounds[-1].round
         key = paths.keys.key("train")
         for name, checkpoint in checkpoints.items():
@@ -50,16 +50,3 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
                 f"push: {name} has step {last.step} of run {key}; in [model.LLM], "
                 f"checkpoint = {toml(loaded)}"
             )
-
-
-def _accepted(paths: Paths) -> list[Path]:
-    """Return the files of the export, checked against their hashes."""
-    folder = paths.need("export")
-    if (folder / hf.REFUSED).is_file():
-        findings = read_json(folder / hf.REFUSED)["findings"]
-        raise LockstepError(
-            f"{folder / hf.REFUSED}: {blame(findings)}; expected an export that the witness "
-            "accepted"
-        )
-    made = paths.root / paths.keys.made("export")
-    return sorted(file for file in folder.iterdir() if file.is_file() and file.name != made.name)

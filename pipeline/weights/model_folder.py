@@ -39,7 +39,7 @@ def write(
       checkpoint: Folder of the model that training began with; its tokenizer is the second choice.
       advance: Called with the number of bytes of each piece of the params.
     """
-    model = _with_context(model, max_seq_len)
+    model = with_context(model, max_seq_len)
     hf.write_folder(folder, model, params, dtype, advance=advance)
     for file in (tokenizer if tokenizer.is_dir() else checkpoint).iterdir():
         if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHTS):
@@ -48,8 +48,8 @@ def write(
     write_json(folder / generation_config.NAME, settings)
 
 
-def _with_context(model: dict[str, Any], max_seq_len: int) -> dict[str, Any]:
-    """A model's config.json with the context that it was trained on.
+def with_context(model: dict[str, Any], max_seq_len: int) -> dict[str, Any]:
+    """Return a model's config.json with the context that it was trained on.
 
     If RoPE is computed from max_position_embeddings, another number would be another model.
     """

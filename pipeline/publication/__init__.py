@@ -1,0 +1,1 @@
+"""A publication: an export with what others need to check it, written, fetched and verified."""

@@ -1,0 +1,49 @@
+"""Which windows are published: drawn by the transcript, so that nobody picks the good ones."""
+
+import random
+
+from pipeline import runfile
+from pipeline.transcript.transcript import Transcript
+
+Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
+
+
+def draw(
+    transcript: Transcript,
+    windows: list[runfile.Window],
+    seed: str | None,
+    count: int,
+    kept: bool,
+) -> Drawn:
+    """Draw `count` windows, each with the peers to replay: the last window, and others.
+
+    The seed is the SHA-256 of rounds.jsonl, and what a reader asked for. The last window ends in
+    the params that are exported, so it is always drawn, and only its peers are left to chance. A
+    peer that sent nothing in a window is not drawn for it: its replay would show nothing.
+
+    Args:
+      transcript: The transcript.
+      windows: The run's windows.
+      seed: What a reader asked for, whom the author could not foresee; or None.
+      count: How many to draw; fewer if the run has fewer.
+      kept: Whether messages are kept; else a window is replayed for all its peers or none.
+    """
+    senders = {
+        window: sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
+        for window in windows
+    }
+    groups = {
+        window: [(peer,) for peer in peers] if kept else [tuple(peers)]
+        for window, peers in senders.items()
+        if peers
+    }
+    generator = random.Random(f"publication {transcript.hash} {seed or ''}")
+    *_, last = groups
+    chosen = [(last, generator.choice(groups[last]))]
+    rest = [(w, peers) for w, several in groups.items() for peers in several]
+    rest = [pair for pair in rest if pair not in chosen]
+    chosen += generator.sample(rest, min(count - 1, len(rest)))
+    return [
+        (window, tuple(sorted(peer for w, peers in chosen if w == window for peer in peers)))
+        for window in sorted({window for window, _ in chosen})
+    ]

@@ -1,0 +1,25 @@
+"""The export that is published or pushed: only one that the audit accepted."""
+
+from pathlib import Path
+
+from pipeline.audit.verdict_text import blame
+from pipeline.errors import LockstepError
+from pipeline.stage.artifacts import Paths, read_json
+from pipeline.weights import hf
+
+
+def accepted(paths: Paths) -> list[Path]:
+    """Return the files of a run's export, checked against their hashes.
+
+    Raises:
+      LockstepError: There is no current export, or the witness refused it.
+    """
+    folder = paths.need("export")
+    if (folder / hf.REFUSED).is_file():
+        findings = read_json(folder / hf.REFUSED)["findings"]
+        raise LockstepError(
+            f"{folder / hf.REFUSED}: {blame(findings)}; expected an export that the "
+            "witness accepted"
+        )
+    made = paths.root / paths.keys.made("export")
+    return sorted(file for file in folder.iterdir() if file.is_file() and file.name != made.name)

@@ -1,0 +1,94 @@
+"""The layout of a publication, and its list of files; imports no JAX.
+
+    README.md, config.json, ...    the export, as stage export left it
+    proof/publication.json         this list: size and SHA-256 of every other file
+    proof/run.json                 the run file
+    proof/verdict.json             the verdict of stage witness
+    proof/evaluate.json            metrics/evaluate.json
+    proof/made/STAGE.json          what each stage left, by SHA-256 (its made file)
+    proof/tokens.safetensors       the sequences of the published windows
+    proof/held_out.safetensors     the held-out sequences
+    proof/transcript/              the part of the transcript that the published windows need
+
+The params after the last round are the export's weights, so the transcript lacks them unless the
+weights are rounded. Docs: docs/reference/publication.md.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.errors import LockstepError
+from pipeline.protocol.dispute import Hash
+from pipeline.runfile.table import Table
+from pipeline.stage.given_files import check_name
+from pipeline.tokens.shards import Column
+
+PROOF = "proof"
+MANIFEST = f"{PROOF}/publication.json"
+RUN, VERDICT, EVALUATED = (f"{PROOF}/{name}.json" for name in ("run", "verdict", "evaluate"))
+TOKENS, HELD_OUT = (f"{PROOF}/{name}.safetensors" for name in ("tokens", "held_out"))
+TRANSCRIPT = f"{PROOF}/transcript"
+STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
+MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known of it
+# What a publication may hold: no code, no pickle.
+ENDS = (".json", ".jsonl", ".safetensors", ".md", ".txt", ".model", ".jinja")
+PAYLOAD = re.compile(rf"{TRANSCRIPT}/payloads/[0-9]+\.bin")
+
+
+class PublishedFile(Table):
+    """A file of a publication."""
+
+    bytes: Annotated[int, Field(ge=0, lt=2**50)]
+    """Its size."""
+    sha256: Hash
+    """Its SHA-256."""
+
+
+class Publication(Table):
+    """proof/publication.json."""
+
+    format: Literal[1]
+    """Version of the format."""
+    release: str
+    """Release of Lockstep that wrote it."""
+    windows: Annotated[int, Field(ge=1)]
+    """How many windows were drawn: the last, and others."""
+    seed: str | None
+    """What a reader asked the windows to be drawn with, beside the transcript's hash."""
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
+    """Columns of the data's rows."""
+    files: Annotated[dict[str, PublishedFile], Field(min_length=1)]
+    """Every other file, by its name."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def exported(self) -> dict[str, PublishedFile]:
+        """The files of the export."""
+        return {name: file for name, file in self.files.items() if "/" not in name}
+
+
+def made(stage: str) -> str:
+    """Return the name of a stage's made file."""
+    return f"{PROOF}/made/{stage}.json"
+
+
+def check(publication: Publication, where: str) -> Publication:
+    """Return a publication whose files may be fetched.
+
+    Raises:
+      LockstepError: A file has a name that no publication has.
+    """
+    for name in publication.files:
+        check_name(name, where)
+        known = name.endswith(ENDS) or PAYLOAD.fullmatch(name)
+        if not known or name == MANIFEST or ("/" in name and not name.startswith(f"{PROOF}/")):
+            raise LockstepError(
+                f"{where}: lists {name!r}, expected files of an export and of {PROOF}/ alone"
+            )
+    return publication

@@ -1,0 +1,153 @@
+"""`lockstep publish FOLDER`: an accepted export with what others need to check it."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import __version__, runfile
+from pipeline.audit import given_rows
+from pipeline.audit.bundle import files_of
+from pipeline.errors import LockstepError, hide
+from pipeline.programs import held_out
+from pipeline.publication import layout
+from pipeline.publication.drawn import Drawn, draw
+from pipeline.publication.exported import accepted
+from pipeline.publication.layout import Publication
+from pipeline.stage import lock
+from pipeline.stage.artifacts import METRICS, Paths, sha256_file, write_json, write_text
+from pipeline.stage.progress import size
+from pipeline.swarm import begin
+from pipeline.tokens.shards import read_shards
+from pipeline.transcript.transcript import Transcript
+
+
+def show(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> None:
+    """Publish a run into a folder, and print what it takes.
+
+    Args:
+      folder: Folder to make.
+      run: The run file.
+      root: Folder that holds `data/`.
+      windows: As for `draw`.
+      seed: As for `draw`.
+    """
+    publication = write(folder, run, root, windows, seed)
+    export = sum(file.bytes for file in publication.exported.values())
+    print(
+        f"publish: {folder} has {len(publication.files)} files, {size(publication.size)}: "
+        f"{size(export)} of the export and {size(publication.size - export)} to check it with; "
+        f"lockstep verify {folder}"
+    )
+
+
+def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> Publication:
+    """Write the publication of a run's export; arguments as for `show`.
+
+    Raises:
+      LockstepError: The folder is not empty, a stage has no current result, the audit refused the
+        export, or an address of the run file has a secret.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
+    paths, settings = Paths("report", run, root), runfile.load(run)
+    _check_public(settings, run)
+    with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
+        exported = accepted(paths)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = folder.with_name(f".{folder.name}.part")
+        shutil.rmtree(aside, ignore_errors=True)
+        _copy((file, aside / file.name) for file in exported)
+        columns = _write_proof(aside, settings, paths, windows, seed)
+    files = sorted(path for path in aside.rglob("*") if path.is_file())
+    publication = Publication(
+        format=1,
+        release=__version__,
+        windows=windows,
+        seed=seed,
+        columns=columns,
+        files={
+            path.relative_to(aside).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": sha256_file(path),
+            }
+            for path in files
+        },
+    )
+    write_text(aside / layout.MANIFEST, publication.model_dump_json(indent=1) + "\n")
+    if folder.is_dir():
+        folder.rmdir()
+    os.replace(aside, folder)
+    return publication
+
+
+def _check_public(run: runfile.Run, path: Path) -> None:
+    """Refuse a run whose transcript shows a secret: its header holds the tables as they are."""
+    for text in _strings(run.model_dump(mode="json", exclude={"runtime"})):
+        if "://" in text and hide(text) != text:
+            raise LockstepError(
+                f"{path}: {hide(text)} has a user, a password or a query, which the transcript "
+                "would show to everybody; expected an address without"
+            )
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All strings in nested tables and lists."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for inner in value.values():
+                yield from _strings(inner)
+        case list():
+            for inner in value:
+                yield from _strings(inner)
+
+
+def _write_proof(
+    folder: Path, run: runfile.Run, paths: Paths, windows: int, seed: str | None
+) -> tuple[str, ...]:
+    """Write all below proof/ but its list; return the columns of the data's rows."""
+    trained, verdict = paths.need("train"), paths.need("witness") / "verdict.json"
+    evaluated = paths.need("evaluate") / METRICS / "evaluate.json"
+    shards = Paths("witness", paths.run, paths.root).need("download")
+    public = run.model_copy(update={"runtime": runfile.Runtime()})
+    write_json(folder / layout.RUN, public.model_dump(mode="json"))
+    _copy([(verdict, folder / layout.VERDICT), (evaluated, folder / layout.EVALUATED)])
+    _copy((paths.root / paths.keys.made(s), folder / layout.made(s)) for s in layout.STAGES)
+
+    transcript = Transcript(trained / "transcript")
+    start = transcript.rounds[0].round.step - 1
+    kept = any(m.payload for e in transcript.rounds for m in e.evidence.messages.values())
+    drawn = draw(transcript, run.snapshots(start).windows, seed, windows, kept)
+    _copy_transcript(folder / layout.TRANSCRIPT, transcript, drawn, run)
+
+    listed = read_shards(shards)
+    data = begin.rows(run, transcript.header.model, shards)
+    indices = [given_rows.assigned(transcript.window(w), peers) for w, peers in drawn]
+    given_rows.write(folder / layout.TOKENS, data, np.concatenate(indices))
+    held = held_out.read(run, shards)
+    if len(held.rows_NW):
+        every = np.arange(len(held.rows_NW))
+        rows = given_rows.GivenRows(layout.HELD_OUT, every, held.rows_NW)
+        given_rows.write(folder / layout.HELD_OUT, rows, every)
+    return listed.columns
+
+
+def _copy_transcript(folder: Path, transcript: Transcript, drawn: Drawn, run: runfile.Run) -> None:
+    """Copy all rounds, the hashes of all snapshots, and what the drawn windows need."""
+    names = {"rounds.jsonl", "header.json"}
+    names |= {f"snapshots/{step:05}/state.json" for step in transcript.snapshots}
+    for window, peers in drawn:
+        names |= files_of(transcript, list(transcript.window(window)), window, peers)
+    if run.export.dtype == "float32":  # the weights are these
+        names.remove(f"snapshots/{transcript.snapshots[-1]:05}/params.safetensors")
+    _copy((transcript.folder / name, folder / name) for name in sorted(names))
+
+
+def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
+    for source, target in pairs:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)

@@ -1,0 +1,142 @@
+"""Whether the records of a publication agree: made files, card and verdict, with all the rest."""
+
+from pathlib import Path
+
+from pipeline import runfile
+from pipeline.audit import sample
+from pipeline.audit.judge import judge
+from pipeline.audit.verdict import Verdict
+from pipeline.errors import LockstepError
+from pipeline.protocol.dispute import Hash
+from pipeline.publication import layout
+from pipeline.publication.layout import Publication, PublishedFile
+from pipeline.runfile.explain import validate, validate_json
+from pipeline.runfile.table import Table
+from pipeline.stage.artifacts import METRICS, read_made, sha256_file
+from pipeline.stage.keys import needs
+from pipeline.transcript.transcript import Transcript
+
+CARD = "README.md"
+
+
+class Made(Table, extra="ignore"):
+    """A stage's made file, as far as it is compared."""
+
+    key: str
+    """Key of the stage."""
+    needs: dict[str, Hash]
+    """SHA-256 of the made files of the stages that it read."""
+    files: dict[str, PublishedFile]
+    """The files that it left."""
+
+
+def check_made(folder: Path, publication: Publication, transcript: Transcript) -> None:
+    """Check that the stages read each other's results, and left the published files.
+
+    Raises:
+      LockstepError: A made file is missing or damaged, or says something else.
+    """
+    paths = {stage: folder / layout.made(stage) for stage in layout.STAGES}
+    made = {stage: validate(Made, read_made(path), path.name) for stage, path in paths.items()}
+    for stage, file in made.items():
+        for need in needs(stage):
+            if file.needs.get(need) != sha256_file(paths[need]):
+                raise LockstepError(
+                    f"{layout.made(stage)}: read another {layout.made(need)}, expected this one"
+                )
+    if made["train"].key != transcript.header.key:
+        raise LockstepError(
+            f"{layout.TRANSCRIPT}/header.json: key {transcript.header.key}, expected "
+            f"{made['train'].key} as {layout.made('train')} says"
+        )
+    left = {
+        "train": (f"{layout.TRANSCRIPT}/", "transcript/"),
+        "witness": (layout.VERDICT, "verdict.json"),
+        "evaluate": (layout.EVALUATED, f"{METRICS}/evaluate.json"),
+    }
+    for stage, (place, original) in left.items():
+        for name, file in publication.files.items():
+            if name.startswith(place):
+                _check_left(name, file, made[stage], original + name.removeprefix(place), stage)
+    for name, file in publication.exported.items():
+        _check_left(name, file, made["export"], name, "export")
+    for name in made["export"].files.keys() - publication.exported.keys():
+        raise LockstepError(f"{name}: not published, expected it as {layout.made('export')} says")
+
+
+def _check_left(name: str, file: PublishedFile, made: Made, original: str, stage: str) -> None:
+    if made.files.get(original) != file:
+        raise LockstepError(
+            f"{name}: sha256 {file.sha256[:12]}, expected what {layout.made(stage)} says"
+        )
+
+
+def check_card(folder: Path, publication: Publication, transcript: Transcript) -> None:
+    """Check that the model card names the weights and the transcript by their SHA-256.
+
+    Raises:
+      LockstepError: It names others.
+    """
+    try:
+        text = (folder / CARD).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"{CARD}: {error}, expected a model card") from error
+    named = {
+        name: file.sha256
+        for name, file in publication.exported.items()
+        if name.endswith(".safetensors")
+    }
+    for name, sha256 in (named | {"the transcript's rounds": transcript.hash}).items():
+        if sha256 not in text:
+            raise LockstepError(
+                f"{CARD}: another SHA-256 of {name}, expected {sha256[:12]} as it is here"
+            )
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Return the published verdict, which accepts the run.
+
+    Raises:
+      LockstepError: It is no verdict, or refuses the run.
+    """
+    path = folder / layout.VERDICT
+    verdict = validate_json(Verdict, path.read_bytes(), layout.VERDICT)
+    if not verdict.accepted:
+        raise LockstepError(f"{layout.VERDICT}: accepted is false, expected an accepted run")
+    return verdict
+
+
+def check_verdict(
+    verdict: Verdict,
+    run: runfile.Run,
+    transcript: Transcript,
+    windows: list[runfile.Window],
+    kept: bool,
+) -> None:
+    """Check that a verdict is what its own findings and the transcript come to.
+
+    Args:
+      verdict: The published verdict.
+      run: The run.
+      transcript: The transcript, whose rounds were audited.
+      windows: The run's windows.
+      kept: Whether messages are kept.
+
+    Raises:
+      LockstepError: A field is another.
+    """
+    replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
+    why = verdict.why_not_bitwise
+    expected = judge(run, transcript, verdict.findings, why, windows, replayed)
+    for name in Verdict.model_fields:
+        found, due = getattr(verdict, name), getattr(expected, name)
+        if found != due:
+            raise LockstepError(
+                f"{layout.VERDICT}: {name} is {_brief(found)}, expected {_brief(due)}, which "
+                "follows from its findings, the run file and the transcript"
+            )
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
