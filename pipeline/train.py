@@ -21,6 +21,7 @@ from pipeline import runfile
 from pipeline.carrier.begin import remote_peers
 from pipeline.errors import LockstepError
 from pipeline.monitor.monitor import Monitor
+from pipeline.monitor.sinks import tracker
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.train_step import Programs
@@ -54,6 +55,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     init, shards = paths.need("convert"), paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
+    tracker.check(run)
     cudnn.check(run, artifacts.read_json(init / "hf" / "config.json"))
     _check_kind(run, shards, read_shards(shards))
     setup = begin.read(run, init, shards)
@@ -126,7 +128,9 @@ class _Training:
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
         form = setup.programs.form
-        self.monitor = Monitor(run, self.paths.run, self.paths.scratch, self.step)
+        self.monitor = Monitor(
+            run, self.paths.run, self.paths.scratch, self.step, self.header.held_out_loss
+        )
         self.swarm = Swarm(
             run,
             self.peers,
@@ -140,7 +144,7 @@ class _Training:
 
     def take_rounds(self) -> None:
         """Take rounds until the last; on a request to stop, save and end the process."""
-        run, shown = self.run, self.header.held_out_loss
+        run = self.run
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
         with signals.stopping() as asked_to_stop, self.checkpoints, bar, self.monitor:
             self._wait_if_paused(asked_to_stop)
@@ -150,15 +154,18 @@ class _Training:
                 last = self.step == run.config.total_steps
                 measured = None
                 if last or self.step % run.held_out.every == 0:
-                    shown = measured = self._measure()
+                    measured = self._measure()
                     self._check_divergence(measured)
+                taken = taken._replace(
+                    entry=taken.entry.model_copy(update={"held_out_loss": measured})
+                )
                 status = 0 if last else asked_to_stop()
                 stored = bool(taken.entry.checkpointed)
                 pausing = self.progress.pausing
-                self._keep(taken, measured, save=last or pausing or stored or bool(status))
+                self._keep(taken, save=last or pausing or stored or bool(status))
                 if stored and run.export.every_epoch:
                     self._push(taken.entry.round)
-                self.monitor.took(self.progress, taken.entry, shown)
+                self.monitor.took(self.progress, taken.entry)
                 if status:
                     self._stop(status)
                 self._say_who(taken.entry)
@@ -214,11 +221,10 @@ class _Training:
             raise self._stopped(str(error)) from error
         return taken
 
-    def _keep(self, taken: Taken, measured: float | None, *, save: bool) -> None:
+    def _keep(self, taken: Taken, *, save: bool) -> None:
         """Append the round to the transcript, and take the snapshot and checkpoint that are due."""
         run = self.run
-        entry = taken.entry.model_copy(update={"held_out_loss": measured})
-        self.writer.round(entry, taken.payloads, taken.others)
+        self.writer.round(taken.entry, taken.payloads, taken.others)
         snapshot = self.writer.snapshots.takes(self.step)
         checkpoint = save or self.step % run.runtime.checkpoint_every == 0
         if not (save or self._state_is_due(self.step)):

@@ -19,6 +19,7 @@ DISTRIBUTION = {
     "google.auth": "google-auth",
     "google.cloud": "google-cloud-storage",
     "google_crc32c": "google-crc32c",
+    "mlflow": "mlflow-skinny",
     "orbax": "orbax-checkpoint",
     "yaml": "pyyaml",
     "zmq": "pyzmq",

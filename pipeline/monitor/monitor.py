@@ -1,4 +1,4 @@
-"""What a trainer tells of itself: status.json, the fields of its bar, and a port for Prometheus."""
+"""What a trainer tells of itself: status.json, the fields of its bar, Prometheus, and sinks."""
 
 import os
 import time
@@ -11,6 +11,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.monitor import pause, prometheus
 from pipeline.monitor.show import ranges
+from pipeline.monitor.sinks.tracker import Tracker
 from pipeline.monitor.status import Members, Status
 from pipeline.protocol.driver import RunProgress
 from pipeline.stage.progress import size
@@ -27,18 +28,28 @@ class Monitor:
       path: Path of the run file.
       folder: The training's work in progress.
       step: Rounds that are behind it.
+      held_out_loss: Held-out loss before the first round.
     """
 
-    def __init__(self, run: runfile.Run, path: Path, folder: Path, step: int):
+    def __init__(
+        self,
+        run: runfile.Run,
+        path: Path,
+        folder: Path,
+        step: int,
+        held_out_loss: float | None = None,
+    ):
         self.run, self.folder = run, folder
         self.status = Status(
             run=str(path),
             process=os.getpid(),
             round=step,
             rounds=run.config.total_steps,
+            held_out_loss=held_out_loss,
             updated=time.time(),
         )
         self._written = 0.0
+        self.tracker = Tracker(run, folder, step)
         self._stack = ExitStack()
         self.go_on()
 
@@ -47,14 +58,18 @@ class Monitor:
             self._stack.enter_context(
                 prometheus.serving(self.folder, self.run.runtime.metrics_port)
             )
+        self._stack.enter_context(self.tracker)
         self._write()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._write()
-        self._stack.close()
+        self._stack.__exit__(kind, error, trace)
 
     def go_on(self) -> None:
         """Measure the rate from the next round on: the first round compiles, and a pause waits."""
@@ -69,8 +84,9 @@ class Monitor:
         self._update(state="paused", rounds_per_second=None, tokens_per_second=None)
         self._write()
 
-    def took(self, progress: RunProgress, entry: Entry, held_out_loss: float | None) -> None:
+    def took(self, progress: RunProgress, entry: Entry) -> None:
         """Tell of a round that was taken; `progress` is the run after it."""
+        measured = entry.held_out_loss
         sequences = sum(entry.round.sequences[peer] for peer in entry.evidence.messages)
         rates: dict[str, float | None] = {"rounds_per_second": None, "tokens_per_second": None}
         if self._began is None:
@@ -89,11 +105,12 @@ class Monitor:
             round=entry.round.step,
             epoch=entry.round.epoch,
             loss=entry.loss,
-            held_out_loss=held_out_loss,
+            held_out_loss=self.status.held_out_loss if measured is None else measured,
             message_bytes=float(np.mean(sizes)) if sizes else None,
             peers=Members.after(progress, entry),
             **rates,
         )
+        self.tracker.took(entry, **rates)
         if time.monotonic() - self._written > SECONDS:
             self._write()
 

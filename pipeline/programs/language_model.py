@@ -15,11 +15,10 @@ from flax.traverse_util import flatten_dict
 import models
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim import schedules
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.loss import measured, targets, weighted_cross_entropy
-from pipeline.programs.optimizers import Setting, build, learning_rate_of
+from pipeline.programs.optimizers import Setting, build, learning_rate_of_run
 from pipeline.programs.train_step import Programs
 from pipeline.stage import memory
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
@@ -43,10 +42,7 @@ def programs_of(
       LockstepError: The run asks for what this model or this data does not support.
     """
     task = LanguageModel(run, hf_config, columns)
-    learning_rate = learning_rate_of(run.llm.lr_schedule)
-    if first_step:  # what Psyche calls a cold start: the first epoch after a pause
-        warmup_steps = run.llm.cold_start_warmup_steps
-        learning_rate = schedules.cold_start(learning_rate, first_step + 1, warmup_steps)
+    learning_rate = learning_rate_of_run(run, first_step)
     groups = {name.split("/")[0] for name in task.model.names}
     setting = Setting(learning_rate, run.peers.overlap, task.model.stacked)
     optimizer = task.balance(build(run.llm.optimizer, setting, groups), run.peers.balance_speed)

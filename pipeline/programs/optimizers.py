@@ -29,8 +29,8 @@ from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.schedules import LearningRate
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
+from pipeline.runfile import Run, schedule, variant_name
 from pipeline.runfile import optimizer as tables
-from pipeline.runfile import schedule, variant_name
 
 SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
     schedule.ScheduleConstant: schedules.constant,
@@ -54,6 +54,20 @@ QUANTIZERS: dict[str, Callable[[Any], Quantizer]] = {  # of the elements of a bl
 def learning_rate_of(table: schedule.ScheduleVariant) -> LearningRate:
     """Return the schedule of `model.LLM.lr_schedule`; its keys are the function's arguments."""
     return SCHEDULES[type(table)](**dict(table))
+
+
+def learning_rate_of_run(run: Run, first_step: int = 0) -> LearningRate:
+    """Return a run's learning rate by step.
+
+    Args:
+      run: The whole run.
+      first_step: Rounds trained by the run that this one extends, 0 for a new run.
+    """
+    learning_rate = learning_rate_of(run.llm.lr_schedule)
+    if not first_step:
+        return learning_rate
+    # what Psyche calls a cold start: the first epoch after a pause
+    return schedules.cold_start(learning_rate, first_step + 1, run.llm.cold_start_warmup_steps)
 
 
 class Setting(NamedTuple):

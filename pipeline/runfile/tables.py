@@ -20,12 +20,13 @@ Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 FaultKind = Literal[tuple(KINDS)]
 PeerNumber = Annotated[int, Field(ge=0)]
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
-def _distinct(peers: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(peers)) < len(peers):
-        raise wrong((), "each peer once")
-    return peers
+def _distinct(things: tuple) -> tuple:
+    if len(set(things)) < len(things):
+        raise wrong((), "each of them once")
+    return things
 
 
 SomePeers = Annotated[
@@ -318,6 +319,13 @@ class Runtime(Network):
     metrics_port: U16 = 0
     """Port of this machine on which a training serves its numbers to Prometheus, at /metrics; 0 is
     none."""
+    sinks: Annotated[tuple[SinkName, ...], AfterValidator(_distinct), AsTuple] = ()
+    """Trackers of runs that a training tells its curves: TensorBoard, Weights & Biases, MLflow.
+    They need the extra sinks."""
+    sink_dir: str = ""
+    """Folder for the files of sinks; empty is data/tracked."""
+    sink_project: Annotated[str, Field(min_length=1)] = "lockstep"
+    """Name of the project in W&B, and of the experiment in MLflow."""
     ray: RayCluster = RayCluster()
     """The Ray cluster, for carrier = "ray"."""
     memory_gb: Positive | None = None

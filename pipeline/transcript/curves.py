@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from pipeline.stage.artifacts import write_text
+from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 
 COLUMNS = {
@@ -15,8 +16,8 @@ COLUMNS = {
 """Columns of loss.tsv and held_out.tsv; the second is what a line must have."""
 
 
-def rows(transcript: Transcript) -> list[dict]:
-    """Return one row for each round.
+class Totals:
+    """What a run has trained on and sent so far, and so the row of each round in turn.
 
     step: The round, from 1.
     loss: Mean over peers, at the params before the round, nats per token; None if nobody trained.
@@ -24,32 +25,48 @@ def rows(transcript: Transcript) -> list[dict]:
     bytes_up, bytes_down: Bytes sent and received by a peer since the start, mean over peers.
     seconds: Simulated clock at the round's end.
     held_out_loss: Nats per token after the round; None if it was not measured.
+
+    Args:
+      length: Tokens of a sequence.
+      peers: Number of peers.
     """
-    length = transcript.header.run["model"]["LLM"]["max_seq_len"]
-    peers = transcript.header.run["peers"]["count"]
-    table, tokens, up = [], 0, 0
-    for entry in transcript.rounds:
+
+    def __init__(self, length: int, peers: int):
+        self._length, self._peers = length, peers
+        self._tokens, self._up = 0, 0
+
+    def row(self, entry: Entry) -> dict:
+        """Return the row of the round after those that were given before."""
         spans = [entry.round.assignment[peer] for peer in entry.decision.applied]
-        tokens += sum(last - first + 1 for first, last in spans) * length
-        up += sum(message.bytes for message in entry.evidence.messages.values())
-        table.append(
-            {
-                "step": entry.round.step,
-                "loss": entry.loss,
-                "tokens": tokens,
-                "bytes_up": round(up / peers),
-                "bytes_down": round(up * (peers - 1) / peers),
-                "seconds": entry.decision.now,
-                "held_out_loss": entry.held_out_loss,
-            }
-        )
-    return table
+        self._tokens += sum(last - first + 1 for first, last in spans) * self._length
+        self._up += sum(message.bytes for message in entry.evidence.messages.values())
+        return {
+            "step": entry.round.step,
+            "loss": entry.loss,
+            "tokens": self._tokens,
+            "bytes_up": round(self._up / self._peers),
+            "bytes_down": round(self._up * (self._peers - 1) / self._peers),
+            "seconds": entry.decision.now,
+            "held_out_loss": entry.held_out_loss,
+        }
+
+
+def rows(transcript: Transcript) -> list[dict]:
+    """Return one row for each round, as `Totals` has them."""
+    run = transcript.header.run
+    totals = Totals(run["model"]["LLM"]["max_seq_len"], run["peers"]["count"])
+    return [totals.row(entry) for entry in transcript.rounds]
+
+
+def measured(rows: list[dict], name: str) -> list[dict]:
+    """Return the rows that are a line of one of the two files."""
+    return [row for row in rows if row[COLUMNS[name][1]] is not None]
 
 
 def write(rows: list[dict], folder: Path) -> None:
     """Write loss.tsv, a line for each round, and held_out.tsv, a line for each measurement."""
     for name, columns in COLUMNS.items():
-        values = [[row[c] for c in columns] for row in rows if row[columns[1]] is not None]
+        values = [[row[c] for c in columns] for row in measured(rows, name)]
         text = "".join("\t".join(map(str, line)) + "\n" for line in (columns, *values))
         write_text(folder / f"{name}.tsv", text)
 

@@ -83,6 +83,7 @@ def trained(tmp_path_factory) -> Trained:
         export__every_epoch=True,
         runtime__checkpoint_every=1000,
         runtime__metrics_port=port,
+        runtime__sinks=["tensorboard"],
         witness__snapshot_every=8,
     )
     tiny.write_run(run_file := root / "run.toml", document)
@@ -123,6 +124,19 @@ def test_a_paused_training_waits_outlives_a_stop_and_goes_on_when_resumed(traine
     assert [entry.round.step for entry in entries] == list(range(1, ROUNDS + 1))
     assert [entry.round.step for entry in entries if entry.paused] == [pause]
     assert {entry.round.joined for entry in entries} == {()}  # all go on with their own states
+
+
+def test_sinks_have_each_round_of_a_stopped_and_resumed_training_once(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = (trained.root / "data" / "tracked" / "tensorboard").iterdir()
+    told = EventAccumulator(str(folder)).Reload()
+    losses = {event.step: event.value for event in told.Scalars("loss/train")}
+    assert len(told.Scalars("loss/train")) == ROUNDS
+    entries = trained.transcript.rounds
+    assert losses == pytest.approx({entry.round.step: entry.loss for entry in entries})
+    measured = [entry.round.step for entry in entries if entry.held_out_loss is not None]
+    assert [event.step for event in told.Scalars("loss/held_out")] == [0, *measured]
 
 
 def test_epochs_end_with_params_that_are_recorded_and_pushed_beside_what_is_audited(trained):

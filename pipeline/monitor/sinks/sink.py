@@ -1,0 +1,43 @@
+"""What a tracker of runs must do to show a training."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+Scalars = Mapping[str, float]
+"""Numbers of a step, by names that all trackers share, such as `loss/train`."""
+
+
+class TrackedRun(NamedTuple):
+    """The training that a sink shows.
+
+    Attributes:
+      key: Key of its stage train, which names it in every tracker.
+      project: The project, or experiment, that it belongs to.
+      folder: Where trackers that write files put them.
+      settings: Its run file, without what changes no result.
+      step: Rounds that are behind it: those of the checkpoint that it resumes from.
+    """
+
+    key: str
+    project: str
+    folder: Path
+    settings: dict
+    step: int
+
+
+class Sink(Protocol):
+    """A tracker, told of one training from one thread; what it raises ends the telling, no more.
+
+    A training that was killed and resumed is one run of the tracker. Its transcript has all rounds
+    up to the checkpoint, so a sink says up to which step it has them, and is told the rest again.
+    """
+
+    def open(self, run: TrackedRun) -> int:
+        """Begin, or go on, and return the last step that it has, -1 if it has none."""
+
+    def log(self, step: int, time: float, scalars: Scalars) -> None:
+        """Take numbers of a step; steps do not decrease. `time` is in seconds since 1970."""
+
+    def close(self, *, finished: bool) -> None:
+        """End: the training has taken its last round, or else was stopped and may go on."""

@@ -1,0 +1,185 @@
+"""Tells the trackers of runs that a run file names what a training does, as it does it."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple
+
+from pipeline import runfile
+from pipeline.errors import LockstepError, brief
+from pipeline.monitor.sinks.mlflow import MlflowSink
+from pipeline.monitor.sinks.sink import Scalars, Sink, TrackedRun
+from pipeline.monitor.sinks.tensorboard import TensorBoardSink
+from pipeline.monitor.sinks.wandb import WandbSink
+from pipeline.programs.optimizers import learning_rate_of_run
+from pipeline.transcript.curves import Totals
+from pipeline.transcript.entry import Entry
+from pipeline.transcript.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 60.0  # at the end of a training, for what a slow server has not taken yet
+FOLDER = "tracked"  # beside data/runs
+
+
+class SinkKind(NamedTuple):
+    """How a sink is made, and the module without which it cannot be."""
+
+    make: Callable[[], Sink]
+    module: str
+
+
+KINDS = {
+    "tensorboard": SinkKind(TensorBoardSink, "tensorboardX"),
+    "wandb": SinkKind(WandbSink, "wandb"),
+    "mlflow": SinkKind(MlflowSink, "mlflow"),
+}
+
+
+def check(run: runfile.Run) -> None:
+    """Check that the packages of the run's sinks are there.
+
+    Raises:
+      LockstepError: One is not.
+    """
+    for name in run.runtime.sinks:
+        module = KINDS[name].module
+        if find_spec(module) is None:
+            raise LockstepError(
+                f'[runtime] sinks has "{name}": the package {module} is missing, expected the '
+                "extra sinks; pip install -c constraints.txt -e '.[sinks]'"
+            )
+
+
+class Tracker:
+    """Tells a run's sinks of each round: `with Tracker(run, folder, step) as tracker: ...`.
+
+    Nothing that goes wrong with a sink reaches the training: each has a thread of its own, and one
+    that fails is a warning. Without sinks, nothing is done or read.
+
+    Args:
+      run: The whole run.
+      folder: The training's work in progress, `data/runs/<key>`, with its transcript.
+      step: Rounds that are behind it.
+    """
+
+    def __init__(self, run: runfile.Run, folder: Path, step: int):
+        self.run, self.folder, self.step = run, folder, step
+        self._feeds: list[_Feed] = []
+
+    def __enter__(self) -> "Tracker":
+        if self.run.runtime.sinks:
+            self._begin(Transcript(self.folder / "transcript"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        for feed in self._feeds:
+            feed.end(finished=kind is None)
+        until = time.monotonic() + PATIENCE_SECONDS
+        for feed in self._feeds:
+            feed.wait(max(0.0, until - time.monotonic()))
+
+    def took(
+        self, entry: Entry, tokens_per_second: float | None, rounds_per_second: float | None
+    ) -> None:
+        """Tell of a round that was taken, whose entry has its held-out loss if that is measured."""
+        if self._feeds:
+            speeds = {
+                "speed/tokens_per_second": tokens_per_second,
+                "speed/rounds_per_second": rounds_per_second,
+            }
+            self.tell(entry.round.step, self._scalars(entry) | _known(speeds))
+
+    def tell(self, step: int, scalars: Scalars) -> None:
+        """Tell any numbers of a step, such as the scores of tasks; steps do not decrease."""
+        for feed in self._feeds:
+            feed.put(step, scalars)
+
+    def _begin(self, transcript: Transcript) -> None:
+        header, entries, runtime = transcript.header, transcript.rounds, self.run.runtime
+        first = entries[0].round.step - 1 if entries else self.step
+        self._totals = Totals(self.run.llm.max_seq_len, self.run.peers.count)
+        self._learning_rate = learning_rate_of_run(self.run, first)
+        behind = [(first, _measured(header.held_out_loss))]
+        behind += [(entry.round.step, self._scalars(entry)) for entry in entries]
+        tracked = TrackedRun(
+            key=header.key,
+            project=runtime.sink_project,
+            folder=Path(runtime.sink_dir or self.folder.parent.parent / FOLDER),
+            settings=self.run.model_dump(mode="json", exclude={"runtime"}),
+            step=self.step,
+        )
+        self._feeds = [_Feed(name, tracked, behind) for name in runtime.sinks]
+
+    def _scalars(self, entry: Entry) -> dict[str, float]:
+        row, decision = self._totals.row(entry), entry.decision
+        sizes = [message.bytes for message in entry.evidence.messages.values()]
+        numbers = {
+            "loss/train": row["loss"],
+            "data/tokens": row["tokens"],
+            "bytes/up": row["bytes_up"],
+            "bytes/down": row["bytes_down"],
+            "bytes/message": sum(sizes) / len(sizes) if sizes else None,
+            "optimizer/learning_rate": float(self._learning_rate(row["step"])),
+            "peers/applied": len(decision.applied),
+            "peers/late": len(decision.late),
+            "clock/simulated_seconds": row["seconds"],
+        }
+        return _known(numbers) | _measured(row["held_out_loss"])
+
+
+def _measured(held_out_loss: float | None) -> dict[str, float]:
+    if held_out_loss is None:
+        return {}
+    perplexity = math.exp(min(held_out_loss, 700.0))  # the largest that a float has
+    return {"loss/held_out": held_out_loss, "loss/perplexity": perplexity}
+
+
+def _known(numbers: dict[str, float | None]) -> dict[str, float]:
+    return {name: float(number) for name, number in numbers.items() if number is not None}
+
+
+class _Feed:
+    """A sink and the thread that tells it: first what is behind the training, then each round."""
+
+    def __init__(self, name: str, run: TrackedRun, behind: Sequence[tuple[int, Scalars]]):
+        self.name, self._run, self._behind = name, run, behind
+        self._queue: SimpleQueue = SimpleQueue()
+        self._finished = False
+        self._thread = threading.Thread(target=self._work, daemon=True, name=f"sink {name}")
+        self._thread.start()
+
+    def put(self, step: int, scalars: Scalars) -> None:
+        self._queue.put((step, time.time(), scalars))
+
+    def end(self, *, finished: bool) -> None:
+        self._finished = finished
+        self._queue.put(None)
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            log.warning(f"train: warning: sink {self.name} has not taken the last rounds in time")
+
+    def _work(self) -> None:
+        try:
+            sink, now = KINDS[self.name].make(), time.time()
+            last = sink.open(self._run)
+            for step, scalars in self._behind:
+                if step > last:
+                    sink.log(step, now, scalars)
+            while (told := self._queue.get()) is not None:
+                if told[0] > last:
+                    sink.log(*told)
+            sink.close(finished=self._finished)
+        except Exception as error:  # whatever a package of others may raise
+            what = brief(f"{type(error).__name__}: {error}", 200)
+            log.warning(f"train: warning: sink {self.name}: {what}; training goes on without it")

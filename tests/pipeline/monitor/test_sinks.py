@@ -1,0 +1,201 @@
+"""The curves of a run in TensorBoard, W&B and MLflow, each read as its own tools read them."""
+
+import logging
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import tomlkit
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.monitor.sinks import tracker
+from pipeline.monitor.sinks.tracker import Tracker
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.keys import PROJECT
+from pipeline.transcript.curves import Totals
+from pipeline.transcript.transcript import Transcript
+from tests.pipeline.finished_run import PEERS, ROUNDS, finish
+
+SAVED, KILLED = 15, 25
+KILL = """
+import os, signal, sys, time
+from pathlib import Path
+from pipeline import runfile
+from pipeline.monitor.sinks.tracker import Tracker
+from pipeline.transcript.transcript import Transcript
+
+run, folder, trained, rounds = sys.argv[1:]
+with Tracker(runfile.load(Path(run)), Path(folder), 0) as tracker:
+    for entry in Transcript(Path(trained) / "transcript").rounds[:int(rounds)]:
+        tracker.took(entry, 1.0, 1.0)
+    while not all(feed._queue.empty() for feed in tracker._feeds):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+Curves = dict[str, list[tuple[int, float]]]
+
+
+class Tracked(NamedTuple):
+    """A run that told its sinks, was killed after `KILLED` rounds and resumed after `SAVED`.
+
+    Attributes:
+      run_file: its run file.
+      trained: what its stage train left.
+      key: of its stage train.
+      folder: what the sinks wrote.
+    """
+
+    run_file: Path
+    trained: Path
+    key: str
+    folder: Path
+
+    @property
+    def transcript(self) -> Transcript:
+        return Transcript(self.trained / "transcript")
+
+
+def name_sinks(run_file: Path, folder: Path) -> None:
+    document = tomlkit.parse(run_file.read_text())
+    document["runtime"] |= {"sinks": [*READERS], "sink_dir": str(folder)}
+    run_file.write_text(tomlkit.dumps(document))
+
+
+def cut(trained: Path, folder: Path, step: int) -> None:
+    """Leaves of a transcript what a training has when it goes on after a step."""
+    (folder / "transcript").mkdir(parents=True, exist_ok=True)
+    shutil.copy(trained / "transcript" / "header.json", folder / "transcript")
+    lines = (trained / "transcript" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "transcript" / "rounds.jsonl").write_text("".join(lines[:step]))
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory) -> Tracked:
+    root = tmp_path_factory.mktemp("tracked")
+    run_file = finish(root)
+    name_sinks(run_file, seen := root / "seen")
+    paths = Paths("train", run_file, root)
+    found = Tracked(run_file, paths.out("train"), paths.key, seen)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+            patch.delenv(name, raising=False)
+        cut(found.trained, paths.scratch, 0)
+        killed = subprocess.run(
+            [sys.executable, "-c", KILL, run_file, paths.scratch, found.trained, str(KILLED)],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        cut(found.trained, paths.scratch, SAVED)
+        with Tracker(runfile.load(run_file), paths.scratch, SAVED) as tracker:
+            for entry in found.transcript.rounds[SAVED:]:
+                tracker.took(entry, 2.0, 2.0)
+    return found
+
+
+def of_tensorboard(tracked: Tracked) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = (tracked.folder / "tensorboard").iterdir()
+    assert folder.name == tracked.key and len(list(folder.iterdir())) == 2
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    scalars = {name: events.Scalars(name) for name in events.Tags()["scalars"]}
+    return {name: [(e.step, e.value) for e in points] for name, points in scalars.items()}
+
+
+def of_wandb(tracked: Tracked) -> Curves:
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    (file,) = tracked.folder.glob("wandb/offline-run-*/*.wandb")  # one run to upload
+    assert file.name == f"run-{tracked.key}.wandb"
+    store, curves = DataStore(), defaultdict(list)
+    store.open_for_scan(str(file))
+    while data := store.scan_data():
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            for item in record.history.item:
+                name = item.key or "/".join(item.nested_key)
+                if not name.startswith("_"):
+                    curves[name].append((record.history.step.num, float(item.value_json)))
+    return curves
+
+
+def of_mlflow(tracked: Tracked) -> Curves:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=(tracked.folder / "mlruns").as_uri())
+    number = client.get_experiment_by_name("lockstep").experiment_id
+    (run,) = client.search_runs([number])
+    assert (run.info.run_name, run.info.status) == (tracked.key, "FINISHED")
+    assert run.data.params["peers.count"] == "4"
+    return {
+        name: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)]
+        for name in run.data.metrics
+    }
+
+
+READERS = {"tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_killed_and_resumed_run_is_one_run_with_each_round_once(
+    read: Callable[[Tracked], Curves], tracked
+):
+    totals = Totals(runfile.load(tracked.run_file).llm.max_seq_len, PEERS)
+    rows = [totals.row(entry) for entry in tracked.transcript.rounds]
+    curves = {name: sorted(points) for name, points in read(tracked).items()}
+    assert [step for step, _ in curves["loss/train"]] == [row["step"] for row in rows]
+    columns = {"loss/train": "loss", "data/tokens": "tokens", "bytes/up": "bytes_up"}
+    for name, column in columns.items():
+        assert [value for _, value in curves[name]] == pytest.approx([row[column] for row in rows])
+    steps, losses = zip(*curves["loss/held_out"], strict=True)
+    assert steps == (0, 10, 20, 30, 40)
+    before = tracked.transcript.header.held_out_loss
+    measured = [row["held_out_loss"] for row in rows if row["held_out_loss"] is not None]
+    assert losses == pytest.approx([before, *measured])
+    perplexities = [value for _, value in curves["loss/perplexity"]]
+    assert perplexities == pytest.approx([math.exp(loss) for loss in losses])
+    assert [step for step, late in curves["peers/late"] if late] == [5]
+    assert curves["optimizer/learning_rate"][0][1] > 0
+    # no transcript has speeds: W&B's new folder is without those of the first start
+    first = SAVED + 1 if read is of_wandb else 1
+    assert [step for step, _ in curves["speed/rounds_per_second"]] == [*range(first, ROUNDS + 1)]
+
+
+def test_all_trackers_have_the_same_names(tracked):
+    names = [{*read(tracked)} for read in READERS.values()]
+    assert names[0] == names[1] == names[2]
+
+
+def test_a_sink_that_fails_is_one_line_and_the_others_go_on(tracked, tmp_path, monkeypatch, caplog):
+    """TensorBoard's folder is a file, W&B is broken off, and MLflow's server is not there."""
+    (tmp_path / "tensorboard").write_text("")
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run_file = Path(shutil.copy(tracked.run_file, tmp_path))
+    name_sinks(run_file, tmp_path)
+    with caplog.at_level(logging.WARNING), Tracker(runfile.load(run_file), tracked.trained, ROUNDS):
+        pass
+    lines = sorted(
+        record.getMessage() for record in caplog.records if "sink" in record.getMessage()
+    )
+    assert [line.split(":")[2].split()[-1] for line in lines] == sorted(READERS), lines
+    assert all(line.endswith("training goes on without it") for line in lines)
+
+
+def test_a_sink_without_its_package_is_refused_with_the_extra(tracked, monkeypatch):
+    monkeypatch.setattr(tracker, "find_spec", lambda module: None if module == "wandb" else module)
+    with pytest.raises(LockstepError, match=r'"wandb": the package wandb is missing.*\[sinks\]'):
+        tracker.check(runfile.load(tracked.run_file))
