@@ -39,6 +39,7 @@ from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
 from pipeline.transcript.entry import TABLES, Entry, EpochParams, Header
+from pipeline.transcript.follow import follow
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights import epochs
@@ -97,22 +98,22 @@ class _Training:
         )
 
     def prepare(self) -> None:
-        """Restore the newest checkpoint, or begin."""
+        """Restore the newest checkpoint and follow the transcript up to it, or begin."""
         run, setup, start = self.run, self.setup, self.setup.start
         saved = self.checkpoints.newest(start.state)
         self.step = saved.step if saved else start.step
         state = saved.state if saved else start.state
+        entries = self.writer.cut(self.step)
+        self.progress = follow(start.progress(run), entries, run, self.writer.rounds)
         self.peers = self._make_peers(state, saved.rest["absent"] if saved else ())
         self.stack.callback(self.peers.close)
         if saved:
             self._check_environment()
             log.info(f"train: resumes after round {self.step}")
-            self.progress = driver.RunProgress.from_json(saved.rest["progress"], run.config)
             self.faults.restore(saved.rest["faults"])
         else:
             held_out_loss = self._measure()
             self._check_start(start.state, held_out_loss)
-            self.progress = start.progress(run)
             self.writer.header(
                 Header(
                     key=self.paths.key,
@@ -124,7 +125,6 @@ class _Training:
                 )
             )
             self.writer.snapshot(self.step, start.state)
-        self.writer.cut(self.step)
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
         form = setup.programs.form
@@ -236,11 +236,8 @@ class _Training:
             self.writer.snapshot(self.step, state)
         if checkpoint:
             self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
-            rest = {
-                "progress": self.progress.to_json(),
-                "faults": self.faults.to_json(),
-                "absent": sorted(self.peers.absent),
-            }
+            # the transcript has the coordinator's state; these are facts about the peers
+            rest = {"faults": self.faults.to_json(), "absent": sorted(self.peers.absent)}
             self.checkpoints.save(self.step, state, rest)
 
     def _make_peers(self, state: State, absent: Sequence[int]) -> RunningPeers:

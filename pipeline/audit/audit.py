@@ -9,23 +9,20 @@ import jax
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
-from pipeline.protocol import committee, consensus, driver, links
-from pipeline.protocol.coordinator import CoordinatorError
+from pipeline.protocol import committee, consensus, links
 from pipeline.protocol.round import Message, Round
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.entry import TABLES, Entry
+from pipeline.transcript.follow import (
+    ContradictionError,
+    begin_round,
+    differing,
+    finish_round,
+)
 from pipeline.transcript.state import State, hashes
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
-
-
-class _ContradictionError(Exception):
-    """An entry does not follow from the run file and the entries before it."""
-
-    def __init__(self, step: int, kind: str, detail: str, known: Iterable[Finding] = ()):
-        super().__init__(detail)
-        self.findings = [*known, _against_author(step, kind, detail)]
 
 
 def audit(setup: Setup, transcript: Transcript) -> list[Finding]:
@@ -77,12 +74,15 @@ def audit_rounds(
         has_payloads = form.kept and (
             windows is None or any(entry.round.step in window.rounds for window in windows)
         )
+        known: list[Finding] = []
         try:
-            progress = _begin_round(progress, entry)
-            known = _audit_messages(entry, transcript, form) if has_payloads else []
-            progress = _finish_round(progress, entry, run)
-        except _ContradictionError as error:
-            return findings + error.findings  # nothing after it can be attributed
+            progress = begin_round(progress, entry)
+            if has_payloads:
+                known, refused = _audit_messages(entry, transcript, form)
+                _check_broken(entry, refused)
+            progress = finish_round(progress, entry, run)
+        except ContradictionError as error:  # nothing after it can be attributed
+            return [*findings, *known, _against_author(error.step, error.kind, str(error))]
         findings += _audit_arrivals(entry, run)
         findings += _audit_checks(entry, run, own_size)
         known += _audit_second_messages(entry)
@@ -94,92 +94,11 @@ def audit_rounds(
     return findings
 
 
-def _begin_round(progress: driver.RunProgress, entry: Entry) -> driver.RunProgress:
-    """Compute the next round, which must be the recorded one."""
-    step = entry.round.step
-    try:
-        if progress.pausing:
-            progress = driver.resume(progress)
-        progress, planned = driver.next_round(driver.ask(progress, entry.asked))
-        progress = driver.leave(progress, entry.left)
-        if entry.paused:
-            progress = driver.pause(progress)
-    except CoordinatorError as error:
-        raise _ContradictionError(step, "rounds", str(error)) from error
-    if planned is None:
-        raise _ContradictionError(step, "rounds", "the run ends before this round")
-    if entry.round != planned:
-        text = f"does not follow from the run file: {_differing(planned, entry.round)}"
-        raise _ContradictionError(planned.step, "assignment", text)
-    if text := _malformed(entry, progress.unready):
-        raise _ContradictionError(step, "messages", text)
-    return progress
-
-
-def _finish_round(
-    progress: driver.RunProgress, entry: Entry, run: runfile.Run
-) -> driver.RunProgress:
-    """Compute the decision, and who stores the params: these must be the recorded ones."""
-    step = entry.round.step
-    try:
-        progress, decision = driver.finish_round(progress, entry.round, entry.evidence)
-    except ValueError as error:
-        raise _ContradictionError(step, "decision", str(error)) from error
-    if decision != entry.decision:
-        text = f"does not follow from the evidence: {_differing(decision, entry.decision)}"
-        raise _ContradictionError(step, "decision", text)
-    expected = driver.checkpointer(progress) if run.config.checkpointers else None
-    stored = entry.checkpointed
-    if expected != (stored and stored.peer):
-        text = f"params stored by {stored and f'peer {stored.peer}'}, expected by {expected}"
-        raise _ContradictionError(step, "decision", text)
-    return driver.checkpointed(progress, stored.peer, stored.params) if stored else progress
-
-
-def _differing(expected: object, found: object) -> str:
-    """Names of the attributes in which two objects of one class differ."""
-    attributes = vars(expected)
-    return ", ".join(sorted(name for name in attributes if attributes[name] != vars(found)[name]))
-
-
-def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
-    """Why no round could have produced this entry, or None."""
-    plan, evidence = entry.round, entry.evidence
-    senders = evidence.messages.keys()
-    heard = plan.assignment.keys() - set(evidence.silent)
-    speakers = evidence.present(plan.witnesses)
-    attesting = [attestation.witness for attestation in evidence.attestations]
-    problems = [
-        (senders != heard, f"messages of peers {sorted(senders)}, expected of {sorted(heard)}"),
-        (
-            not evidence.others.keys() <= senders,
-            f"second messages of peers {sorted(evidence.others)}, expected of {sorted(senders)}",
-        ),
-        (
-            not {*unready} <= {*evidence.silent} <= {*plan.peers},
-            f"silent peers {list(evidence.silent)}, expected members, {list(unready)} among them",
-        ),
-        (
-            plan.verifiers and not all(message.state for message in evidence.messages.values()),
-            "messages without the sender's state, which the verifiers need",
-        ),
-        (attesting != speakers, f"attestations of peers {attesting}, expected of {speakers}"),
-        (evidence.checks and not plan.verifiers, "checks in a round without verifiers"),
-        (
-            bool(entry.joined_params) != bool(plan.joined),
-            f"joined_params is {entry.joined_params}, and peers {list(plan.joined)} joined",
-        ),
-    ]
-    return next((text for wrong, text in problems if wrong), None)
-
-
-def _audit_messages(entry: Entry, transcript: Transcript, form: wire.Form) -> list[Finding]:
-    """Check every payload against the run's form and its commitment.
-
-    Raises:
-      _ContradictionError: The senders whose bytes all must refuse are not the recorded ones.
-    """
-    refused, findings = [], []
+def _audit_messages(
+    entry: Entry, transcript: Transcript, form: wire.Form
+) -> tuple[list[Finding], list[int]]:
+    """Check every payload against its commitment; also the senders whose bytes all refuse."""
+    findings, refused = [], []
     for messages in (entry.evidence.messages, entry.evidence.others):
         for peer, message in messages.items():
             if reason := why_refused(message, peer, entry.round, transcript, form):
@@ -187,10 +106,13 @@ def _audit_messages(entry: Entry, transcript: Transcript, form: wire.Form) -> li
                 findings.append(Finding(entry.round.step, peer, *reason, applied))
                 if messages is entry.evidence.messages:
                     refused.append(peer)
+    return findings, refused
+
+
+def _check_broken(entry: Entry, refused: list[int]) -> None:
     if refused != list(entry.evidence.broken):
         text = f"broken is {list(entry.evidence.broken)}, but the messages of peers {refused} are"
-        raise _ContradictionError(entry.round.step, "messages", text, findings)
-    return findings
+        raise ContradictionError(entry.round.step, "messages", text)
 
 
 def why_refused(
@@ -285,7 +207,7 @@ def _audit_attestations(entry: Entry, run: runfile.Run) -> list[Finding]:
             entry.round.step,
             found.witness,
             "attestation",
-            f"attested what did not arrive: {_differing(expected, found)}",
+            f"attested what did not arrive: {differing(expected, found)}",
             False,
         )
         for found, expected in zip(entry.evidence.attestations, honest, strict=True)

@@ -68,23 +68,6 @@ class Bloom:
         by_key = [[is_set[found % size] for found in _hashes(asked, key)] for key in self.keys]
         return [all(found) for found in zip(*by_key, strict=True)]
 
-    def hex(self) -> str:
-        """Return the keys, little-endian, and then the bits."""
-        return b"".join(key.to_bytes(8, "little") for key in self.keys).hex() + self.bits.hex()
-
-    @classmethod
-    def from_hex(cls, text: str) -> "Bloom":
-        """Return the filter that `hex` wrote.
-
-        Raises:
-          ValueError: The text is not hexadecimal, or of another length.
-        """
-        data = bytes.fromhex(text)
-        if len(data) != 8 * KEYS + BITS // 8:
-            raise ValueError(f"Bloom filter of {len(data)} bytes, expected {8 * KEYS + BITS // 8}")
-        keys = tuple(int.from_bytes(data[8 * i : 8 * i + 8], "little") for i in range(KEYS))
-        return cls(keys, data[8 * KEYS :])
-
 
 @lru_cache(maxsize=128)  # two for each of 32 witnesses: written, then read, then audited
 def _of(items: tuple[bytes, ...], keys: tuple[int, ...]) -> Bloom:

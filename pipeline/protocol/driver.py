@@ -6,7 +6,6 @@ is a pure function of the round and its `Evidence`. An auditor recomputes both a
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pipeline.errors import LockstepError
 from pipeline.protocol import committee, coordinator
@@ -75,23 +74,6 @@ class RunProgress:
     def pausing(self) -> bool:
         """Whether the run cools down before a pause: it goes on once it is resumed."""
         return self.state.pending_pause and self.state.run_state == RunState.Cooldown
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the progress without the run's settings, as `json.dumps` takes it."""
-        lists = {name: list(getattr(self, name)) for name in ("load_seconds", "fresh", "left")}
-        return {"seed": self.seed, "begun": self.begun, "state": self.state.to_json()} | lists
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any], settings: Settings) -> "RunProgress":
-        """Return the progress that `to_json` wrote."""
-        return cls(
-            state=CoordinatorState.from_json(data["state"], settings),
-            seed=data["seed"],
-            load_seconds=tuple(data["load_seconds"]),
-            begun=data["begun"],
-            fresh=tuple(data["fresh"]),
-            left=tuple(data["left"]),
-        )
 
 
 def start(

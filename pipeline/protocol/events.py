@@ -4,9 +4,9 @@ What follows from an event is `coordinator.tick`.
 """
 
 import enum
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipeline.protocol import committee
 from pipeline.protocol.bloom import Bloom
@@ -195,7 +195,7 @@ class CoordinatorState:
     """A run, between two events.
 
     Attributes:
-      settings: The run's `[config]`; not part of the JSON form.
+      settings: The run's `[config]`.
       max_seq_len: Tokens in a sequence.
       run_state: Where the run is.
       since: Time at which it got there, seconds.
@@ -291,34 +291,3 @@ class CoordinatorState:
             RunState.Cooldown: self.settings.cooldown_time,
         }
         return self.since + durations[self.run_state] if self.run_state in durations else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state without its settings, as `json.dumps` takes it."""
-
-        def plain(value: Any) -> Any:
-            match value:
-                case RunState():
-                    return value.name
-                case Bloom():
-                    return value.hex()
-                case PeerRecord():
-                    return [value.peer, value.state.name]
-                case tuple():
-                    return [plain(item) for item in value]
-            return value
-
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "settings"}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any], settings: Settings) -> "CoordinatorState":
-        """Return the state that `to_json` wrote."""
-
-        def frozen(value: Any) -> Any:
-            return tuple(map(frozen, value)) if isinstance(value, list) else value
-
-        read = {name: frozen(value) for name, value in data.items()}
-        read["run_state"] = RunState[data["run_state"]]
-        read["participants"] = tuple(map(Bloom.from_hex, data["participants"]))
-        for name in ("peers", "exited"):
-            read[name] = tuple(PeerRecord(peer, ClientState[state]) for peer, state in data[name])
-        return cls(settings=settings, **read)

@@ -26,6 +26,8 @@ from pipeline.stage.progress import Progress
 from pipeline.swarm.begin import Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
+from pipeline.transcript.follow import follow
+from pipeline.transcript.rounds_file import RoundsFile
 from pipeline.transcript.state import State
 from pipeline.weights.checkpoints import Checkpoints, Saved
 
@@ -47,6 +49,8 @@ class Kept:
         self.folder, self.every = folder, every
         self.settings = json.loads(json.dumps(settings, default=str))
         self.checkpoints = Checkpoints(folder, KEPT) if folder else None
+        remedy = "take another checkpoint_dir"
+        self.rounds = RoundsFile(folder / "rounds.jsonl", remedy) if folder else None
 
     def newest(self, like: State) -> Saved | None:
         """Return the newest checkpoint, if there is one.
@@ -133,8 +137,10 @@ class Simulation:
                 began = time.monotonic()
                 progress, taken = self._take_round(progress)
                 self._add(taken, time.monotonic() - began)
-                if self.kept.checkpoints and (self.step % every == 0 or self.step == total):
-                    self._save(progress)
+                if self.kept.checkpoints:
+                    self.kept.rounds.append(taken.entry)
+                    if self.step % every == 0 or self.step == total:
+                        self._save()
                 if show_progress:
                     bar.advance(**self._shown())
                 if on_round:
@@ -166,11 +172,13 @@ class Simulation:
             self.faults,
             functools.cache(self._imprecise),
         )
+        progress, rounds = start.progress(self.run), self.kept.rounds
+        if rounds:
+            progress = follow(progress, rounds.cut(self.step), self.run, rounds)
         if not saved:
-            return start.progress(self.run), Curves()
+            return progress, Curves()
         self.faults.restore(saved.rest["faults"])
         self.ejected = {int(peer): tuple(why) for peer, why in saved.rest["ejected"].items()}
-        progress = RunProgress.from_json(saved.rest["progress"], self.run.config)
         return progress, Curves(**saved.rest["curves"])
 
     def _choose_micro_batch(self, before: int | None) -> None:
@@ -279,10 +287,9 @@ class Simulation:
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         return Programs(task.in_dtype(other), self.programs.optimizer)
 
-    def _save(self, progress: RunProgress) -> None:
+    def _save(self) -> None:
         rest = {
             "micro_batch": self.run.peers.micro_batch,
-            "progress": progress.to_json(),
             "faults": self.faults.to_json(),
             "ejected": self.ejected,
             "curves": asdict(self.log.curves),
@@ -293,6 +300,7 @@ class Simulation:
                 f"simulate: {bad[0]} is not finite after round {self.step}, expected numbers; try "
                 "a lower learning_rate"
             )
+        self.kept.rounds.flush()  # a checkpoint that outlives a power cut finds them
         self.kept.checkpoints.save(self.step, state, rest)
 
     def _shown(self) -> dict[str, str]:

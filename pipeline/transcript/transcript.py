@@ -26,6 +26,7 @@ from pipeline.protocol.round import Message
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import read_json, sha256_file, write_json, write_text, writes
 from pipeline.transcript.entry import FORMAT, Entry, Header
+from pipeline.transcript.rounds_file import RoundsFile
 from pipeline.transcript.state import State, StateHashes, hashes
 from pipeline.weights.trees import load_tree, save_tree
 from pipeline.wire import message as wire
@@ -45,6 +46,7 @@ class Writer:
 
     def __init__(self, folder: Path, snapshots: runfile.Snapshots, *, keep_payloads: bool):
         self.folder, self.snapshots, self.keep_payloads = folder, snapshots, keep_payloads
+        self.rounds = RoundsFile(folder / "rounds.jsonl")
         (folder / "payloads").mkdir(parents=True, exist_ok=True)
         (folder / "snapshots").mkdir(exist_ok=True)
 
@@ -52,30 +54,31 @@ class Writer:
         """Write header.json."""
         write_text(self.folder / "header.json", header.model_dump_json(indent=2) + "\n")
 
-    def cut(self, step: int) -> None:
-        """Forget all after `step`: what a killed run wrote beyond its last checkpoint.
+    def cut(self, step: int) -> list[Entry]:
+        """Forget all after `step`, and return the rounds before.
+
+        That is what a killed run wrote beyond its last checkpoint.
 
         Raises:
-          LockstepError: There are fewer rounds than that.
+          LockstepError: Rounds or payloads before it are missing or damaged.
         """
-        rounds = self.folder / "rounds.jsonl"
-        lines = rounds.read_text().splitlines(keepends=True) if rounds.exists() else []
-        expected = step - self.snapshots.start
-        kept = lines[:expected]
-        if len(kept) < expected:
-            raise LockstepError(
-                f"{rounds}: {len(kept)} rounds, expected the {expected} before the checkpoint; "
-                "start over after `lockstep clean`"
-            )
-        write_text(rounds, "".join(kept))
+        kept = self.rounds.cut(step - self.snapshots.start)
         ends: dict[str, int] = {}
-        for line in kept:
-            entry = Entry.model_validate_json(line)
+        for entry in kept:
             for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
                 if message.payload:
                     ends[message.payload] = message.offset + message.bytes
-        for payload in (self.folder / "payloads").iterdir():
-            os.truncate(payload, ends.get(payload.name, 0))
+        payloads = self.folder / "payloads"
+        sizes = {path.name: path.stat().st_size for path in payloads.iterdir()}
+        for name, end in ends.items():
+            if (size := sizes.get(name, 0)) < end:
+                raise LockstepError(
+                    f"{payloads / name}: {size} bytes, expected the {end} before the checkpoint; "
+                    f"{self.rounds.remedy}"
+                )
+        for name in sizes:
+            os.truncate(payloads / name, ends.get(name, 0))
+        return kept
 
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
@@ -99,15 +102,14 @@ class Writer:
                     others=keep(entry.evidence.others, others or {}),
                 )
             entry = entry.model_copy(update={"evidence": evidence})
-        path = self.folder / "rounds.jsonl"
-        with writes(path), open(path, "a", encoding="utf-8") as file:
-            file.write(entry.model_dump_json() + "\n")
+        self.rounds.append(entry)
 
     def flush(self) -> None:
         """Return when all rounds so far are on disk."""
-        for path in (*(self.folder / "payloads").iterdir(), self.folder / "rounds.jsonl"):
+        for path in (self.folder / "payloads").iterdir():
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
+        self.rounds.flush()
 
     def snapshot(self, step: int, state: State) -> None:
         """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state."""

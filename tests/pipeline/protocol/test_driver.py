@@ -1,6 +1,5 @@
 """The driver: exactly K rounds, no sequence lost, liars out of the run, and all of it in JSON."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -492,46 +491,6 @@ def test_first_member_stores_the_params_that_end_an_epoch():
 def test_peer_that_the_run_does_not_have_cannot_ask(peer):
     with pytest.raises(CoordinatorError, match=r"expected one of the run's 5"):
         driver.ask(driver.start(LONG, 5, 1, 10), [peer])
-
-
-def test_run_stopped_between_any_two_calls_goes_on_from_json():
-    settings = replace(VERIFIED, rounds_per_epoch=3, total_steps=12)
-
-    def drive(reread: Callable[[RunProgress], RunProgress]) -> tuple[list, RunProgress, set[str]]:
-        """A message is late, a peer is ejected, another is gone for a while and comes back."""
-        progress = reread(driver.start(settings, 7, 1, 10, load_seconds=[1.0] * 7))
-        progress, seen, told = reread(driver.ask(progress, range(7))), set(), []
-        while True:
-            progress, round = driver.next_round(progress)
-            progress = reread(progress)
-            if round is None:
-                return told, progress, seen
-            silent = (5,) if round.step == 2 else ()
-            if round.step == 7:
-                progress = reread(driver.pause(driver.leave(progress, [5])))
-            said = {
-                1: evidence(round, {min(round.assignment): None}),
-                2: evidence(round, silent=silent),
-                3: evidence(round, refused=(min(round.assignment),)),
-            }.get(round.step, evidence(round))
-            progress, decision = driver.finish_round(progress, round, said)
-            progress = reread(progress)
-            if progress.pausing:
-                progress = reread(driver.resume(progress))
-            if round.step == 2:
-                progress = reread(driver.ask(progress, [5]))
-            told.append((round, decision))
-            state = progress.state
-            known = {"fresh": progress.fresh, "pending": state.pending, "gone": state.ejected}
-            known |= {"untrained": state.untrained, "begun": progress.begun, "left": progress.left}
-            seen |= {name for name, value in known.items() if value}
-
-    def reread(progress: RunProgress) -> RunProgress:
-        return RunProgress.from_json(json.loads(json.dumps(progress.to_json())), settings)
-
-    expected = drive(lambda progress: progress)
-    assert expected[2] == {"fresh", "pending", "gone", "untrained", "begun", "left"}
-    assert drive(reread) == expected
 
 
 # ---- What is refused ----

@@ -11,10 +11,12 @@ import jax
 from benchmarks.simulated import Lab
 from pipeline import runfile
 from pipeline.audit.verdict import Finding
-from pipeline.protocol import driver
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.swarm import Swarm
+from pipeline.transcript.entry import Entry
+from pipeline.transcript.follow import follow
+from pipeline.transcript.rounds_file import RoundsFile
 from pipeline.transcript.transcript import Transcript
 from tests import tiny
 
@@ -113,7 +115,7 @@ def see(form: str, run: runfile.Run, folder: Path) -> Seen:
 
 def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Counter[str]]:
     """The rounds of a run, as JSON, and how often each fault fired; `killed` after every round,
-    it goes on from JSON and from the arrays of its state."""
+    it goes on from the rounds so far, and from the arrays of its state."""
     made = lab(form)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
     state, progress, told = made.begin.state, made.begin.progress(run), []
@@ -125,9 +127,12 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
             return told, faults.fired
         told.append(taken.entry.model_dump_json())
         if killed:
-            saved = json.dumps([progress.to_json(), faults.to_json()])
+            saved = json.dumps(faults.to_json())
             state = jax.device_get(peers.state())
             peers = make_peers(made.programs, run.peers.layout, state, made.devices)
             faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
-            faults.restore(json.loads(saved)[1])
-            progress = driver.RunProgress.from_json(json.loads(saved)[0], run.config)
+            faults.restore(json.loads(saved))
+            rounds = [Entry.model_validate_json(line) for line in told]
+            followed = follow(made.begin.progress(run), rounds, run, RoundsFile(Path("told")))
+            assert followed == progress
+            progress = followed

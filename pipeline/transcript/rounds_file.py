@@ -1,0 +1,61 @@
+"""The rounds of a run as they are taken, one line each, and cut back to where a checkpoint was."""
+
+import os
+from pathlib import Path
+
+from pipeline.errors import LockstepError
+from pipeline.runfile.explain import validate_json
+from pipeline.stage.artifacts import write_text, writes
+from pipeline.transcript.entry import Entry
+
+
+class RoundsFile:
+    """A file rounds.jsonl that is being written.
+
+    Args:
+      path: Where it is; made by the first round.
+      remedy: What a user can do where it is damaged.
+    """
+
+    def __init__(self, path: Path, remedy: str = "start over after `lockstep clean`"):
+        self.path, self.remedy = path, remedy
+
+    def append(self, entry: Entry) -> None:
+        """Append a round."""
+        with writes(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(entry.model_dump_json() + "\n")
+
+    def flush(self) -> None:
+        """Return when all rounds so far are on disk."""
+        with writes(self.path), open(self.path, "ab") as file:
+            os.fsync(file.fileno())
+
+    def cut(self, count: int) -> list[Entry]:
+        """Keep the first `count` rounds, and return them.
+
+        Raises:
+          LockstepError: There are fewer, or a line is no round.
+        """
+        lines = self._lines() if count else []
+        if len(lines) < count:
+            raise LockstepError(
+                f"{self.path}: {len(lines)} rounds, expected the {count} before the checkpoint; "
+                f"{self.remedy}"
+            )
+        kept = lines[:count]
+        entries = [
+            validate_json(Entry, line, f"{self.path}:{number}")
+            for number, line in enumerate(kept, start=1)
+        ]
+        write_text(self.path, "".join(kept))
+        return entries
+
+    def _lines(self) -> list[str]:
+        try:
+            return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise LockstepError(
+                f"{self.path}: expected one JSON object per line: {error}"
+            ) from error
