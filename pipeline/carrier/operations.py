@@ -4,6 +4,7 @@
     create           run, model, first_step, columns; params,     environment
                        shared state
     hyperparameters  none                                         optimizer, inner_steps, wire
+    compile          imprecise; rows                              nothing, and a step is compiled
     train            step, count, imprecise, keep, hash; rows     loss; message, and its state
     optimize         step, peers, sequences; messages             params' hash
     extract          what: params, shared, own, new; hash         arrays or their hash
@@ -88,6 +89,7 @@ class Operations:
         self.do: dict[str, Callable[[dict, list[np.ndarray]], Outcome]] = {
             "create": self._create,
             "hyperparameters": self._hyperparameters,
+            "compile": self._compile,
             "train": self._train,
             "optimize": self._optimize,
             "extract": self._extract,
@@ -140,10 +142,14 @@ class Operations:
         steps, wire = self.programs.optimizer.inner_steps, self.programs.layout_of_messages
         return Outcome(llm | {"inner_steps": steps, "wire": wire})
 
+    def _compile(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        replica = self._replica(imprecise=values["imprecise"])
+        replica.compile_step(self.own, self._work({"count": 0}, arrays))
+        self.done |= {"train", "recompute"}  # which need wait for nobody now
+        return Outcome()
+
     def _train(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
-        replica = self.replica
-        if values["imprecise"]:
-            replica = replace(replica, programs=self._imprecise)
+        replica = self._replica(imprecise=values["imprecise"])
         result = replica.step(self.own, self._work(values, arrays), values["step"])
         self.own = result.own
         kept = self._copied(self.own) if values["keep"] else []
@@ -211,6 +217,9 @@ class Operations:
     def _work(self, values: dict, arrays: list[np.ndarray]) -> Work:
         (rows_MBW,) = arrays
         return Work(rows_MBW, values["count"])
+
+    def _replica(self, *, imprecise: bool) -> Replica:
+        return replace(self.replica, programs=self._imprecise) if imprecise else self.replica
 
     def _programs(self, run: runfile.Run) -> Programs:
         return programs_of(run, self.model, self.first_step, self.columns)

@@ -73,6 +73,7 @@ class RemotePeers:
         self._like = setup.start.state
         self._own = {peer: state.own[peer] for peer in absent}  # what the absent ones have
         self._renewed: set[int] = set()  # absent ones that were silent, and so have a new state
+        self._compiled: dict[int, set[tuple]] = {}  # the steps that each process has compiled
         present = frozenset(range(self.count)).difference(absent)
         arrived = carrier.wait(present, patience.start)
         self._take_losses()
@@ -123,6 +124,8 @@ class RemotePeers:
         hashed: bool = False,
     ) -> dict[int, Done]:
         """Take the step of every peer that has work; who is lost meanwhile is absent."""
+        if self.setup.run.links.clock == "wall":
+            self._compile(work, programs or {})
         keep = self.keeps(step)
         asked = {
             peer: Asked(
@@ -151,6 +154,21 @@ class RemotePeers:
         if keep:  # also of who has no work, while it is there
             self._own |= {peer: self.own(peer) for peer in self._here.difference(work)}
         return {peer: done[peer] for peer in sorted(done) if peer in self._here}
+
+    def _compile(self, work: Mapping[int, Work], programs: Mapping[int, Programs]) -> None:
+        """Have peers compile what a round's clock must not wait for: steps of a new shape.
+
+        That is a run's first one, and one in which another number of peers train. Verifiers too.
+        """
+        arrays, asked = leaves(next(iter(work.values())).rows_MB), {}
+        for peer in sorted(self._here):
+            imprecise = peer in programs
+            step = (imprecise, *(array.shape for array in arrays))
+            if step not in self._compiled.setdefault(peer, set()):
+                self._compiled[peer].add(step)
+                asked[peer] = Asked("compile", {"imprecise": imprecise}, arrays)
+        if asked:
+            self._ask(asked)
 
     def receive(
         self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
@@ -333,6 +351,7 @@ class RemotePeers:
         self._ask(dict.fromkeys(self._here & peers, Asked("hyperparameters", {})))
         for peer in self._here & peers:
             self._own.pop(peer, None)
+            self._compiled.pop(peer, None)
 
     def _tree(self, part: str, what: str | None = None) -> Tree:
         """A tree that all peers have alike, from one that is there."""

@@ -52,6 +52,10 @@ class Replica:
         """Return the state that a peer owns when it begins at these params."""
         return self.programs.init(self.params)[0]
 
+    def compile_step(self, own: Tree, work: Work) -> None:
+        """Compile a peer's step for such a state and such work; nothing is computed."""
+        self.programs.peer_step.lower(*self.arguments(own, work, 1)).compile()
+
     def step(self, own: Tree, work: Work, step: int) -> PeerResult:
         """Take a peer's step from its state on this group, which is donated; waits for nothing."""
         return self.programs.peer_step(*self.arguments(own, work, step))

@@ -124,8 +124,8 @@ class Links(Table):
     clock: Literal["simulated", "wall"] = "simulated"
     """Which clock decides who is late. simulated: the one that the numbers above give, which an
     audit computes again. wall: real time, with peers in processes of their own; it is recorded, and
-    an audit takes the author's word for it. A peer's first step compiles, for which
-    config.max_round_train_time must leave room."""
+    an audit takes the author's word for it. A step is compiled before its round begins, so
+    config.max_round_train_time need not leave room for that."""
 
 
 class Fault(Table):

@@ -188,10 +188,12 @@ def test_a_peer_that_computes_other_params_than_most_is_lost_and_takes_them_over
 
 
 def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monkeypatch):
-    took = {0: 1.5, 1: 2.5, 2: 99.0, 3: 0.5, 4: 0.5, 5: 0.5}
-    ask = Loopback.ask
+    took, compiled = {0: 1.5, 1: 2.5, 2: 99.0, 3: 0.5, 4: 0.5, 5: 0.5}, set()
+    ask, operations = Loopback.ask, []
 
     def slow(self: Loopback, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
+        operations.extend({one.operation for one in asked.values()})
+        compiled.update(p for p, one in asked.items() if one.operation == "compile")
         answers = ask(self, asked, seconds)
         return {peer: a._replace(seconds=took[peer]) for peer, a in answers.items()}
 
@@ -207,3 +209,6 @@ def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monke
         assert entry.evidence.arrivals == {peer: took[peer] for peer in trained}
         assert entry.decision.late == ((2,) if 2 in trained else ())
     assert any(2 in entry.round.assignment for entry in transcript.rounds)
+    # verifiers too have compiled the step before the clock of the first round begins
+    assert compiled == {*took} and operations.count("compile") == 1
+    assert operations.index("compile") < operations.index("train")

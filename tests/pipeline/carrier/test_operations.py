@@ -1,0 +1,58 @@
+"""What a peer's process does on request."""
+
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.carrier.frames import RequestHeader
+from pipeline.carrier.operations import Operations, Outcome, leaves
+from pipeline.swarm.peers import assigned
+from tests.pipeline.swarm import simulated
+
+LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+
+
+@pytest.fixture
+def lowered():
+    """How many programs JAX has lowered, which it does before it compiles them or finds them."""
+    count = Counter()
+
+    def listen(event: str, seconds: float, **_: object) -> None:
+        count["programs"] += event == LOWERED
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bits(lowered):
+    run, lab = simulated.run_of("signs"), simulated.lab("signs")
+    params, shared, own = lab.begin.state.params, lab.begin.state.shared, lab.begin.state.own[0]
+    rows = assigned(lab.data, (0, 1), run, 1, simulated.PEERS).rows_MB
+
+    def process() -> Operations:
+        """A process that has state: with programs of its own, which nobody has compiled."""
+        process = Operations(run, simulated.MODEL, 0, lab.programs.task.columns)
+        assert process.programs is not lab.programs
+        ask(process, "create", [*leaves(params), *leaves(shared)])
+        ask(process, "restore", leaves(own))
+        return process
+
+    def ask(process: Operations, operation: str, arrays: list, **values: object) -> Outcome:
+        header = RequestHeader(trainer="f" * 16, number=1, operation=operation, values=values)
+        return process.handle(header, arrays)
+
+    def train(process: Operations) -> tuple[Outcome, int]:
+        before = lowered["programs"]
+        values = {"step": 1, "count": 2, "imprecise": False, "keep": True, "hash": True}
+        return ask(process, "train", [rows], **values), lowered["programs"] - before
+
+    ready, other = process(), process()
+    ask(ready, "compile", [rows], imprecise=False)
+    (done, of_ready), (expected, of_other) = train(ready), train(other)
+    assert (of_ready, of_other > 0) == (0, True)
+    assert done.values == expected.values
+    for array, like in zip(done.arrays, expected.arrays, strict=True):
+        np.testing.assert_array_equal(array, like)
