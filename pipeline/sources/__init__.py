@@ -61,6 +61,8 @@ class FetchOptions:
       stream: whether token files stay where they are, to be read while training.
       network: connections, time limits and attempts.
       progress: `progress(total=..., unit=...)` is a bar for a part of the work.
+      measured: whether held-out loss is measured; otherwise the run trains on what is held out by
+        default.
     """
 
     store: Path
@@ -68,6 +70,7 @@ class FetchOptions:
     stream: bool
     network: Network
     progress: Callable[..., Progress]
+    measured: bool = True
 
 
 class SurveyedFile(NamedTuple):
@@ -133,6 +136,7 @@ def fetch_options(run: Run, paths: Paths) -> FetchOptions:
         stream=run.download.stream,
         network=run.runtime,
         progress=partial(Progress, "download"),
+        measured=run.held_out.sequences > 0,
     )
 
 

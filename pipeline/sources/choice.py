@@ -1,13 +1,14 @@
 """Which files of a listing a run reads.
 
 Files in a folder `held_out/` are the held-out split; without one, the last file is, unless the run
-measures no held-out loss. A single file is not held out. A warning says so in both cases. A limit
-is on the train split; where it cuts by tokens or steps, at most HELD_OUT_TOKENS of the held-out
-split are fetched.
+measures no held-out loss. A single file is not held out. A warning says so in both cases, to a run
+that measures one. A limit is on the train split; where it cuts by tokens or steps, at most
+HELD_OUT_TOKENS of the held-out split are fetched.
 """
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -28,12 +29,12 @@ class ChosenFile(NamedTuple):
 
 def survey(listing: Listing, options: FetchOptions) -> Survey:
     """Describe what a run would read of a listing."""
-    chosen, warnings = choose(listing, options.limit)
+    chosen, warnings = choose(listing, options)
     files = tuple(
         SurveyedFile(one.file.name, one.split, one.tokens * listing.size, one.tokens)
         for one in chosen
     )
-    whole, _ = choose(listing, None)
+    whole, _ = choose(listing, replace(options, limit=None))
     train_files = sum(one.split == TRAIN for one in whole)
     by_default = is_by_default(listing, options.limit)
     return Survey(listing.read, files, train_files, warnings, by_default)
@@ -47,7 +48,7 @@ def is_by_default(listing: Listing, limit: Limit | None) -> bool:
     return limit is None and not _says_held_out(listing)
 
 
-def choose(listing: Listing, limit: Limit | None) -> tuple[list[ChosenFile], tuple[str, ...]]:
+def choose(listing: Listing, options: FetchOptions) -> tuple[list[ChosenFile], tuple[str, ...]]:
     """Return the files of both splits that a run reads, and warnings.
 
     Raises:
@@ -55,7 +56,10 @@ def choose(listing: Listing, limit: Limit | None) -> tuple[list[ChosenFile], tup
     """
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in {', '.join(EXTENSIONS)}")
+    limit = options.limit
     train, held_out, warnings = _split(listing)
+    if not options.measured and is_by_default(listing, limit):
+        warnings = ()  # all of it is trained on
     if not train:
         raise LockstepError(f"{listing.read}: found only held-out files, expected train files too")
     whole = [

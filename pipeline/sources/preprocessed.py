@@ -185,7 +185,7 @@ def _choose(
     listing = _list(location, options)
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in .parquet")
-    train, held_out, warnings = _split(listing)
+    train, held_out, warnings = _split(listing, options)
     if not train:
         raise LockstepError(
             f"{listing.read}: found no files of the split train, expected some beside "
@@ -232,7 +232,9 @@ def _listing(read: str, files: Iterable[LocationFile], says: dict[str, str]) -> 
     )
 
 
-def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], list[str]]:
+def _split(
+    listing: Listing, options: FetchOptions
+) -> tuple[list[LocationFile], list[LocationFile], list[str]]:
     """Return the train files, the held-out files, and warnings."""
     by_split: dict[str | None, list[LocationFile]] = {}
     for file in listing.files:
@@ -244,7 +246,8 @@ def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], li
     if not held_out:
         where = f"{listing.read}: no files of {', '.join(HELD_OUT_SPLITS)}"
         train, held_out, warning = hold_out_last(train, where)
-        warnings.append(warning)
+        if options.measured or options.limit:  # otherwise all of it is trained on
+            warnings.append(warning)
     for split, files in by_split.items():
         kind = f"of split {split}" if split else "without a split in their names"
         warnings.append(f"{listing.read}: {len(files)} files {kind} are not used")

@@ -34,7 +34,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
     Raises:
       LockstepError: a file cannot be fetched, does not hold tokens, or has an invalid id.
     """
-    chosen, warnings = choose(listing, options.limit)
+    chosen, warnings = choose(listing, options)
     vocab = fetch_tokenizer(listing, folder, options)
     if options.stream:
         _check_versions(listing)

@@ -12,7 +12,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import remote, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal, Limit
-from pipeline.sources import dry_run
+from pipeline.sources import dry_run, fetch_options
 from pipeline.stage.artifacts import Paths
 from pipeline.swarm import begin
 from pipeline.tokens.shards import write_shards
@@ -130,8 +130,14 @@ def test_a_run_that_measures_nothing_trains_on_what_is_held_out_only_by_default(
     data = begin.read(run, tmp_path / "init", tmp_path / "out").data
     trained = [0, 1] if measured or named else [0, 1, 2]
     assert data.take(np.arange(len(data)))[:, 0].tolist() == trained
-    lines = list(dry_run.lines(run, Paths("download", tmp_path / "run.toml", tmp_path)))
+    paths = Paths("download", tmp_path / "run.toml", tmp_path)
+    lines = list(dry_run.lines(run, paths))
     assert f"  files      {len(trained)} to train on, {3 - len(trained)} held out" in lines
+    warnings = [line for line in lines if "warning" in line]
+    assert len(warnings) == (measured > 0 and not named)
+    (tmp_path / "again").mkdir()
+    fetched = sources.fetch(run.llm.data_location, tmp_path / "again", fetch_options(run, paths))
+    assert [f"download: warning: {warning}" for warning in fetched.warnings] == warnings
 
 
 def test_what_a_limit_leaves_is_what_a_run_trains_on(root, tmp_path):
