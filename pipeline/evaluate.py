@@ -6,8 +6,9 @@ Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 
 import json
 import math
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,9 +24,9 @@ from pipeline.programs.placement import device_groups
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT
-from pipeline.stage.progress import Progress
-from pipeline.tasks import ask_next_line, likelihood, next_line, task_file
+from pipeline.tasks import next_line, task_model
 from pipeline.tasks.result import TaskResult
+from pipeline.tasks.run_file_tasks import RunFileTasks
 from pipeline.tasks.scores import flat, one_line, report
 from pipeline.tokens.columns import counted, split
 from pipeline.weights import hf
@@ -37,36 +38,57 @@ NAMES = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", 
 NOTHING = dict.fromkeys(NAMES)
 
 
+class Findings(NamedTuple):
+    """Numbers of held-out text, results of tasks, and a text; None where there is none."""
+
+    numbers: dict[str, float | int | None] = NOTHING
+    tasks: Sequence[TaskResult] = ()
+    text: str | None = None
+
+
 def run(run: runfile.Run, paths: Paths) -> None:
     """Write evaluate.json, sample.txt and metrics/evaluate.json; what is unknown is null.
 
-    What each task asked and found is in the folder tasks.
+    What each task asked, and what the model answered, is in the folder tasks.
     """
-    shards, export = paths.need("download"), paths.need("export")
+    export = paths.need("export")
+    paths.need("download")
     devices.keep_compiled(paths.store / "compiled")
     notes: list[str] = []
     with paths.building() as folder:
         if (export / hf.REFUSED).exists():
-            numbers, text, tasks = NOTHING, None, []
+            found = Findings()
             notes.append("the export was refused, so there is nothing to measure")
         else:
-            exported = read(export, scan=run.peers.scan_layers)
-            numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
-            tasks = _score(run, exported, shards, folder / TASKS, notes)
-            text = _sample(run, exported, notes)
-        result = {"tasks": [report(task) for task in tasks], "prompt": run.evaluate.prompt}
-        result |= {"text": text, "notes": notes}
-        artifacts.write_json(folder / "evaluate.json", numbers | result)
-        artifacts.write_text(folder / "sample.txt", text or "")
-        scores = {name: None for name in run.evaluate.tasks} | {t.name: flat(t) for t in tasks}
-        artifacts.write_json(folder / METRICS / "evaluate.json", numbers | {"tasks": scores})
+            found = _evaluate(run, paths, folder, notes)
+        _write(run, found, notes, folder)
     for name in NAMES[:3]:
-        if numbers[name] is not None:
-            print(f"evaluate: {name.replace('_', ' ')} {numbers[name]:.4f}")
-    for task in tasks:
+        if found.numbers[name] is not None:
+            print(f"evaluate: {name.replace('_', ' ')} {found.numbers[name]:.4f}")
+    for task in found.tasks:
         print(f"evaluate: {one_line(task)}")
     for note in notes:
         print(f"evaluate: {note}")
+
+
+def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Findings:
+    export, shards = paths.out("export"), paths.out("download")
+    exported = read(export, scan=run.peers.scan_layers)
+    return Findings(
+        _measure(run, exported, held_out.read(run, shards), export, notes),
+        _score(run, exported, paths, folder / TASKS, notes),
+        _sample(run, exported, notes),
+    )
+
+
+def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) -> None:
+    told = {"tasks": [report(task) for task in found.tasks], "prompt": run.evaluate.prompt}
+    told |= {"text": found.text, "notes": notes}
+    artifacts.write_json(folder / "evaluate.json", found.numbers | told)
+    artifacts.write_text(folder / "sample.txt", found.text or "")
+    scores = {name: None for name in run.evaluate.tasks if name == next_line.NAME}
+    scores |= {task.name: flat(task) for task in found.tasks}
+    artifacts.write_json(folder / METRICS / "evaluate.json", found.numbers | {"tasks": scores})
 
 
 # ---- Held-out text ----
@@ -151,29 +173,18 @@ def _decoders(tokenizer: Tokenizer) -> list[str]:
 
 
 def _score(
-    run: runfile.Run, exported: Exported, shards: Path, folder: Path, notes: list[str]
+    run: runfile.Run, exported: Exported, paths: Paths, folder: Path, notes: list[str]
 ) -> list[TaskResult]:
-    """The results of `[evaluate] tasks`; what was asked and found goes to `folder`."""
-    settings = run.evaluate
-    found: list[TaskResult] = []
+    """The results of `[evaluate] tasks`; what was asked and answered goes to `folder`."""
+    settings, export = run.evaluate, paths.out("export")
+    if exported.tokenizer is None and settings.tasks == (next_line.NAME,):
+        notes.append(f"there is no tokenizer.json, so {next_line.NAME} has no questions")
+        return []
     groups = device_groups(jax.devices(), run.peers.fsdp)
     params_on = {group: group.put(exported.params) for group in groups}
-    if next_line.NAME in settings.tasks:
-        asked = ask_next_line.prepare(run, shards, exported, settings.questions, notes)
-        if asked:
-            with Progress("evaluate", total=len(asked.requests), unit="request") as bar:
-                answer = partial(
-                    likelihood.log_likelihoods,
-                    likelihood.program(exported.features, exported.head),
-                    params_on,
-                    context=exported.context,
-                    batch_size=settings.batch_size,
-                    advance=bar.advance,
-                )
-                result, scores = ask_next_line.result(asked, answer)
-            found.append(result)
-            task_file.write(folder, f"{OUT['evaluate']}/{TASKS}", asked, scores)
-    return found
+    model = task_model.of_folder(exported, export, params_on, settings.batch_size)
+    tasks = RunFileTasks(run, settings, model, paths.out("download"), paths.store, notes)
+    return tasks.score(model, folder, f"{OUT['evaluate']}/{TASKS}")
 
 
 # ---- The text sample ----

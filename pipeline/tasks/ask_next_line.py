@@ -7,16 +7,15 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.tasks import choices, held_out_texts, next_line
 from pipeline.tasks.choices import AskedQuestions, Scores
-from pipeline.tasks.likelihood import Likelihood, Request
 from pipeline.tasks.result import TaskResult
 from pipeline.tasks.task_file import to_jsonl
-from pipeline.weights.exported import Exported
+from pipeline.tasks.task_model import TaskModel
 
 FEWEST = 20  # questions; the interval of fewer says nothing
 
 
 def prepare(
-    run: runfile.Run, shards: Path, model: Exported, count: int, notes: list[str]
+    run: runfile.Run, shards: Path, model: TaskModel, count: int, notes: list[str]
 ) -> AskedQuestions | None:
     """Return the questions of a run's held-out text for a model, or None if there are too few.
 
@@ -27,10 +26,6 @@ def prepare(
       count: Number of questions, at most.
       notes: Gains the reason if there are none.
     """
-    if model.tokenizer is None or model.beginning is None:
-        what = "tokenizer.json" if model.tokenizer is None else "token that begins or ends a text"
-        notes.append(f"there is no {what}, so {next_line.NAME} has no questions")
-        return None
     texts = held_out_texts.documents(run, shards, model.tokenizer)
     found = next_line.questions(texts, count)
     asked = choices.ask(found, model.tokenizer, model.beginning, model.context)
@@ -44,10 +39,16 @@ def prepare(
 
 
 def result(
-    asked: AskedQuestions, likelihoods: Callable[[list[Request]], list[Likelihood]]
+    asked: AskedQuestions, model: TaskModel, advance: Callable[[int], None] = lambda _: None
 ) -> tuple[TaskResult, Scores]:
-    """Ask the questions, and return the result and each choice's scores."""
-    scores = choices.score(asked, likelihoods)
+    """Ask the questions, and return the result and each choice's scores.
+
+    Args:
+      asked: The questions.
+      model: Model that is asked.
+      advance: Called with the number of requests that have been scored since the last call.
+    """
+    scores = choices.scores_of(asked, model.log_likelihoods(asked.requests, advance))
     found = TaskResult(
         name=next_line.NAME,
         metrics=choices.metrics(asked.questions, scores),

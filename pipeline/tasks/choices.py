@@ -7,7 +7,7 @@ log p(choice | context) - log p(choice), so that a common one has no advantage.
 Shapes in names: N questions of C choices.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -48,28 +48,25 @@ def ask(
       beginning: The token that begins a text.
       context: Most tokens that the model takes.
     """
-    texts = [text for q in questions for text in (q.context, *(q.context + c for c in q.choices))]
-    texts += [choice for question in questions for choice in question.choices]
-    encoded = iter([e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)])
-    after: list[list[Request]] = []
-    for question in questions:
-        before = next(encoded)
-        after.append([(before, next(encoded)[len(before) :]) for _ in question.choices])
+    wholes = [text for q in questions for text in (q.context, *(q.context + c for c in q.choices))]
+    parts = [choice for question in questions for choice in question.choices]
+    whole = iter([encoding.ids for encoding in tokenizer.encode_batch(wholes)])
+    part = iter([e.ids for e in tokenizer.encode_batch(parts, add_special_tokens=False)])
     kept = AskedQuestions([], [])
-    for question, requests in zip(questions, after, strict=True):
-        alone: list[Request] = [([beginning], next(encoded)) for _ in question.choices]
+    for question in questions:
+        before = next(whole)
+        requests = [(before, next(whole)[len(before) :]) for _ in question.choices]
+        alone = [([beginning], next(part)) for _ in question.choices]
         if all(0 < len(continuation) <= context for _, continuation in (*requests, *alone)):
             kept.questions.append(question)
             kept.requests.extend((*requests, *alone))
     return kept
 
 
-def score(
-    asked: AskedQuestions, likelihoods: Callable[[list[Request]], list[Likelihood]]
-) -> Scores:
-    """Return the scores of all choices."""
-    found = [one.log_likelihood for one in likelihoods(asked.requests)]
-    both_N2C = np.reshape(found, (len(asked.questions), 2, -1))
+def scores_of(asked: AskedQuestions, found: Sequence[Likelihood]) -> Scores:
+    """Return the scores of all choices, given those of the requests."""
+    logs = [one.log_likelihood for one in found]
+    both_N2C = np.reshape(logs, (len(asked.questions), 2, -1))
     return Scores(both_N2C[:, 0], both_N2C[:, 1])
 
 

@@ -71,8 +71,8 @@ def test_bytes_are_counted_not_characters():
 
 
 def test_scores_are_of_the_choices_in_their_order():
-    asked = AskedQuestions(QUESTIONS, [([0], [n]) for n in range(16)])
-    found = choices.score(asked, lambda some: [Likelihood(-float(b[0]), False, 1) for _, b in some])
+    given = [Likelihood(-float(number), False, 1) for number in range(16)]
+    found = choices.scores_of(AskedQuestions(QUESTIONS, []), given)
     assert found.after_NC.tolist() == [[0, -1, -2, -3], [-8, -9, -10, -11]]
     assert found.alone_NC.tolist() == [[-4, -5, -6, -7], [-12, -13, -14, -15]]
 
