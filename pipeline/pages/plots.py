@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from pipeline.pages.summary import Results
+from pipeline.pages.task_scores import Score
 from pipeline.stage.progress import size
 
 SIZE, DPI = (5.6, 3.3), 160  # inches; pixels per inch
@@ -223,6 +224,40 @@ def _traffic(bars: Sequence[tuple[str, float, str]], theme: Theme) -> bytes:
         axes.grid(axis="y", visible=False)
 
     return _png(draw, (2 * SIZE[0], 0.9 + 0.42 * len(bars)), theme)
+
+
+def tasks_picture(found: Sequence[Score]) -> Picture | None:
+    """Plot shares of right answers with their intervals, beside chance; None without any."""
+    shares = [score for score in found if score.chance is not None]
+    if not shares:
+        return None
+    said = "; ".join(f"{score.task} {score.metric} {score.said}" for score in shares)
+    alt = f"Dot plot, shares of right answers with their 95 % intervals: {said}."
+    drawn = [_tasks(shares, theme) for theme in THEMES]
+    return Picture("tasks", "Shares of right answers, with 95 % intervals", alt, *drawn)
+
+
+def _tasks(shares: Sequence[Score], theme: Theme) -> bytes:
+    """A dot for each score, on the line of its interval, beside a mark at chance."""
+
+    def draw(axes: Axes) -> None:
+        score_style = {"color": theme.held_out, "lw": 2.5, "ms": 6}
+        chance_style = {"color": theme.alarm, "lw": 1.6}
+        for row, score in enumerate(shares):
+            axes.plot(score.interval or [score.value] * 2, [row, row], **score_style)
+            axes.plot(score.value, row, "o", **score_style)
+            axes.plot([score.chance] * 2, [row - 0.35, row + 0.35], **chance_style)
+        axes.plot([], [], "o-", label="score, 95 % interval", **score_style)
+        axes.plot([], [], label="chance", **chance_style)
+        axes.set_yticks(range(len(shares)), [f"{score.task}  {score.metric}" for score in shares])
+        axes.set_ylim(len(shares) - 0.5, -0.5)
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("share of right answers")
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        axes.legend(framealpha=0.9, edgecolor="none", loc="center right")
+
+    return _png(draw, (2 * SIZE[0], 0.9 + 0.42 * len(shares)), theme)
 
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.pages import summary
 from pipeline.publication.exported import accepted
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
-from pipeline.stage.artifacts import Paths
+from pipeline.stage.artifacts import Paths, verify
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import upload
 
@@ -39,7 +40,7 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
     paths = Paths("report", run, root)
     with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
-        files = accepted(paths)
+        files = _with_results(accepted(paths), paths)
         last = Transcript(paths.need("train") / "transcript").rounds[-1].round
         key = paths.keys.key("train")
         for name, checkpoint in checkpoints.items():
@@ -50,3 +51,12 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
                 f"push: {name} has step {last.step} of run {key}; in [model.LLM], "
                 f"checkpoint = {toml(loaded)}"
             )
+
+
+def _with_results(files: list[Path], paths: Paths) -> list[Path]:
+    """The files of an export, with the report's card, which has the results, if there is one."""
+    if not paths.is_made("report"):
+        return files
+    verify(paths.made("report"), [summary.CARD])
+    card = paths.out("report") / summary.CARD
+    return [card if file.name == card.name else file for file in files]

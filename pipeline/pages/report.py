@@ -12,6 +12,7 @@ from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
 from pipeline.pages.summary import Results, times
+from pipeline.pages.task_scores import scores
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES
@@ -30,6 +31,8 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         read_tsv(trained / METRICS / "held_out.tsv"),
     )
     traffic = plots.traffic_picture(results)
+    found = scores(results.evaluated["tasks"])
+    of_tasks = plots.tasks_picture(found)
     rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     verdict, count = results.verdict, run.peers.count
@@ -44,6 +47,8 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         tiles=_tiles(results, count),
         pictures=pictures,
         traffic=traffic,
+        scores=found,
+        of_tasks=of_tasks,
         peers=[_peer(peer, rounds) for peer in range(count)],
         windows=windows,
         grid=_grid(verdict, windows, count),
@@ -60,7 +65,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         files=_made(paths, "export")["files"],
         keys={stage: paths.keys.key(stage) for stage in STAGES},
     )
-    return page, [*pictures, traffic]
+    return page, [*pictures, traffic, *([of_tasks] if of_tasks else [])]
 
 
 def fill(template: str, **values: object) -> str:

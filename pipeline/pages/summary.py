@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.audit import verdict_text
+from pipeline.pages.task_scores import main_scores
 from pipeline.stage.artifacts import METRICS, Paths, read_json, verify
 from pipeline.stage.progress import size
 
-PAGE = "report.html"
+PAGE, CARD = "report.html", "README.md"
 READ = ("train", "witness", "export", "evaluate", "report")  # stages whose results are shown
 LINES_OF_TEXT = 6
 
@@ -82,13 +83,14 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     loss = "not measured, since nothing is held out"
     if before is not None and after is not None:
         loss = f"{before:.3f} -> {after:.3f} nats per token (chance: {results.chance:.3f})"
-    bits = evaluated["bits_per_byte"]
+    bits, main = evaluated["bits_per_byte"], main_scores(evaluated["tasks"])
     fetched = trained["bytes_to_verify"]
     checked = f"{size(fetched)} of state fetched per peer and round, to recompute others' steps"
     up, data_parallel = trained["bytes_up"], trained["bytes_up_of_data_parallel"]
     return [
         ("held-out loss", loss),
         ("bits per byte", "not measured" if bits is None else f"{bits:.3f}"),
+        *([("tasks", "; ".join(f"{one.task} {one.said}" for one in main))] if main else []),
         ("tokens", f"{trained['tokens']:,} in {trained['rounds']:,} rounds"),
         (
             "sent",

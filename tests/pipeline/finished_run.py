@@ -14,6 +14,8 @@ from pipeline.audit.verdict import Verdict
 from pipeline.protocol.round import Decision, Message, Round
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
+from pipeline.tasks import scores as task_scores
+from pipeline.tasks.result import Metric, TaskResult
 from pipeline.transcript import curves
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Writer
@@ -29,7 +31,17 @@ LIAR = {
     "applied": True,
     "bundle": "bundles/00011-00020-peer-02",
 }
+NEXT_LINE = TaskResult(
+    "next_line",
+    {"acc": Metric(0.31, 0.023), "acc_mutual_info": Metric(0.45, 0.025)},
+    chance=0.25,
+    documents=400,
+    few_shot=0,
+    sha256="5e" * 32,
+    source="held-out text of the run",
+)
 CAUGHT = LIAR | {"kind": "commitment", "applied": False}  # in its round, and ejected
+CARD = "---\nlibrary_name: transformers\n---\n\n# A model\n\n## Verdict\n\nAccepted.\n"
 TEXT = "def f(x):\n    return '<b>&\x1b[31m' + x\n"
 
 
@@ -74,6 +86,7 @@ def finish(
     with Paths("export", run_file, root).building() as folder:
         if accepted:
             write_text(folder / "model.safetensors", "weights")
+            write_text(folder / "README.md", CARD)
         else:
             write_json(folder / "refused.json", {"findings": list(findings)})
     text = text if accepted else None
@@ -195,6 +208,7 @@ def _evaluate(run: runfile.Run, paths: Paths, measured: bool, text: str | None) 
     values = (5.617, 275.1, 2.312, 64, 16_320, 57_200) if measured else [None] * len(names)
     result = dict(zip(names, values, strict=True))
     result |= {"prompt": run.evaluate.prompt, "text": text}
+    result["tasks"] = [task_scores.report(NEXT_LINE)] if measured and text else []
     result["notes"] = [] if measured else ["there is nothing to measure"]
     with paths.building() as folder:
         write_json(folder / "evaluate.json", result)

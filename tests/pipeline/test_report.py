@@ -9,6 +9,7 @@ from itertools import combinations
 import matplotlib
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from PIL import Image
 
 from pipeline import report, runfile
@@ -19,7 +20,8 @@ from pipeline.stage.artifacts import Paths
 from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
 
 VOID = {"meta", "img", "br"}
-PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")} | {"traffic.png"}
+PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")}
+PNGS |= {"traffic.png", "tasks.png"}
 
 
 class Page(HTMLParser):
@@ -244,3 +246,34 @@ def test_without_an_earlier_stage_the_report_names_it(tmp_path):
     (tmp_path / paths.keys.made("evaluate")).unlink()
     with pytest.raises(LockstepError, match="expected from stage evaluate"):
         report.run(runfile.load(run_file), paths)
+
+
+def test_scores_stand_beside_chance_with_their_intervals(accepted):
+    text = page_of(accepted).text
+    assert "next_line 400 0 acc 0.3100 0.267 to 0.357 0.25 above chance" in text
+    assert "next_line 400 0 acc_mutual_info 0.4500 0.402 to 0.499 0.25 above chance" in text
+    alts = [img["alt"] for img in page_of(accepted).all("img")]
+    assert any("acc 0.310 (0.267 to 0.357, chance 0.25)" in alt for alt in alts)
+
+
+def test_without_results_of_tasks_there_is_no_section_of_them(unmeasured, refused):
+    for paths in (unmeasured, refused):
+        assert "Shares of right answers" not in page_of(paths).html
+        assert "<h2>Tasks</h2>" not in page_of(paths).html
+
+
+def test_the_model_card_has_the_results_in_the_hubs_form(accepted, refused):
+    card = ModelCard.load(accepted.out("report") / "README.md")
+    assert card.data.library_name == "transformers"
+    results = {(one.dataset_type, one.metric_type): one for one in card.data.eval_results}
+    acc = results["next_line", "acc"]
+    assert (acc.metric_value, acc.dataset_args) == (0.31, {"num_few_shot": 0})
+    low, high = acc.metric_args["interval_95"]
+    assert low < 0.31 < high and acc.metric_args["chance"] == 0.25
+    assert acc.dataset_revision == "5e" * 32
+    assert results["held_out", "bits_per_byte"].metric_value == 2.312
+    own = (accepted.out("export") / "README.md").read_text().split("---\n", 2)[2]
+    before, after = own.split("## Verdict")
+    assert card.text.startswith(before) and card.text.endswith(f"## Verdict{after}")
+    assert "| next_line | 400 | 0 | acc | 0.3100 | 0.267 to 0.357 | 0.25 |" in card.text
+    assert not (refused.out("report") / "README.md").exists()

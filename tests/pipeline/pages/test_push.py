@@ -14,6 +14,7 @@ from pipeline import __main__, runfile
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
 from pipeline.pages import push
+from pipeline.publication import exported as exported_files
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
@@ -272,3 +273,18 @@ def test_the_command_says_what_a_server_refused_and_keeps_the_token(root, hub, m
     assert caught.value.code == 0
     assert hub.private
     assert TOKEN not in "".join(capfd.readouterr())
+
+
+def test_the_card_with_results_takes_the_place_of_the_exports_own(root):
+    paths = Paths("report", root / "run.toml", root)
+    own = exported_files.accepted(paths)
+    assert push._with_results(own, paths) == own
+    for stage in ("evaluate", "report"):
+        with Paths(stage, paths.run, root).building() as folder:
+            artifacts.write_text(folder / "README.md", f"the card of {stage}")
+    files = {file.name: file for file in push._with_results(own, paths)}
+    assert len(files) == len(own) and {*files.values()} - {*own} == {files["README.md"]}
+    assert files["README.md"].read_text() == "the card of report"
+    files["README.md"].write_text("another")
+    with pytest.raises(LockstepError, match=r"README\.md: found 7 bytes of sha256"):
+        push._with_results(own, paths)

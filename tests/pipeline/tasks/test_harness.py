@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.tasks import definitions, harness
+from pipeline.tasks import ask_next_line, choices, definitions, harness, next_line, task_file
 from tests.pipeline.tasks import exported
 
 LONG = "def f(x): return x\n" * 8  # more tokens than the model takes
@@ -254,3 +254,29 @@ def test_a_yaml_file_goes_by_its_tasks_name_and_has_chance_if_it_is_a_choice(
     assert choices.chance == pytest.approx(sum(1 / n for n in counts) / len(counts))
     rolling = results["rolling"]
     assert rolling.chance is None and rolling.metrics["bits_per_byte"].stderr is None
+
+
+def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers, tmp_path):
+    """Its files are a task of lm_eval, for whoever has the exported folder."""
+    from lm_eval.evaluator import evaluate
+
+    texts = ["\n".join(f"{a}{n} = return({n})" for n in range(8)) for a in "abcdef"]
+    model = exported.model(folder)
+    asked = choices.ask(
+        next_line.questions(texts, 12), model.tokenizer, model.beginning, model.context
+    )
+    result, scores = ask_next_line.result(asked, model)
+    task_file.write(tmp_path, str(tmp_path), asked, scores)
+    with definitions.data_in(tmp_path / "datasets"):
+        [loaded] = definitions.load([str(tmp_path / "next_line.yaml")], tmp_path / "datasets")
+        found = evaluate(of_transformers[0], {"tasks": loaded.tasks}, bootstrap_iters=0)
+    theirs = found["results"]["next_line"]
+    assert result.documents == len(found["samples"]["next_line"]) == 12
+    assert {name: metric.value for name, metric in result.metrics.items()} == {
+        name: pytest.approx(theirs[f"{name},none"]) for name in result.metrics
+    }
+    for sample, after, alone in zip(
+        found["samples"]["next_line"], scores.after_NC, scores.alone_NC, strict=True
+    ):
+        logs = [float(log) for ((log, _),) in sample["resps"]]
+        assert logs == pytest.approx([*after, *alone], abs=1e-3)

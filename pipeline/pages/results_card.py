@@ -1,0 +1,104 @@
+"""The model card with what stage evaluate found: the export's own card, and the results.
+
+The front matter has them in the hub's `model-index` form, from which the hub shows them beside the
+model; the text has them as a table with intervals.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pipeline.pages.task_scores import Score, scores
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+BEFORE = "## Verdict\n"  # of the export's card: where the results go
+GENERATION = "text-generation"  # the hub's name of what the model does
+HELD_OUT = {
+    "held_out_loss": "held-out loss, nats per token",
+    "perplexity": "perplexity per token",
+    "bits_per_byte": "bits per byte",
+}
+
+
+def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> str:
+    """Return a model card with results; without any, as it is.
+
+    Args:
+      card: The export's README.md.
+      evaluated: evaluate.json.
+      name: Name of the model in the front matter.
+      data: What identifies the held-out text: the key of the stage that left it.
+    """
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+
+    found = scores(evaluated["tasks"])
+    results = [*_of_held_out(evaluated, data), *map(_of_task, found)]
+    if not results:
+        return card
+    _, front, text = card.split("---\n", 2)
+    index = {"model-index": eval_results_to_model_index(name, results)}
+    whole = yaml.safe_dump(yaml.safe_load(front) | index, sort_keys=False)
+    before, heading, after = text.partition(BEFORE)
+    table = "\n".join(_table(evaluated, found))
+    return f"---\n{whole}---\n{before}{table}\n\n{heading}{after}"
+
+
+def _of_held_out(evaluated: dict[str, Any], data: str) -> Iterator["EvalResult"]:
+    from huggingface_hub import EvalResult
+
+    for metric, name in HELD_OUT.items():
+        if evaluated[metric] is not None:
+            yield EvalResult(
+                task_type=GENERATION,
+                dataset_type="held_out",
+                dataset_name="held-out split of the run's data",
+                dataset_revision=data,
+                metric_type=metric,
+                metric_name=name,
+                metric_value=round(evaluated[metric], 6),
+            )
+
+
+def _of_task(score: Score) -> "EvalResult":
+    from huggingface_hub import EvalResult
+
+    args = {"documents": score.documents, "interval_95": score.interval, "chance": score.chance}
+    return EvalResult(
+        task_type=GENERATION,
+        dataset_type=score.task,
+        dataset_name=f"{score.task}, {score.source}",
+        dataset_revision=score.sha256,
+        dataset_args={"num_few_shot": score.few_shot},
+        metric_type=score.metric,
+        metric_name=score.metric,
+        metric_value=round(score.value, 6),
+        metric_args={
+            key: [round(end, 6) for end in value] if key == "interval_95" else value
+            for key, value in args.items()
+            if value is not None
+        },
+    )
+
+
+def _table(evaluated: dict[str, Any], found: list[Score]) -> Iterator[str]:
+    yield "## Evaluation\n"
+    yield "Of the exported weights, read back from this folder. Intervals are of 95 %.\n"
+    for metric, name in HELD_OUT.items():
+        if evaluated[metric] is not None:
+            yield f"- {name}: {evaluated[metric]:.4f}"
+    if not found:
+        return
+    yield "\n| task | documents | examples | metric | score | interval | chance |"
+    yield "|---|---|---|---|---|---|---|"
+    for score in found:
+        chance = "" if score.chance is None else f"{score.chance:.3g}"
+        yield (
+            f"| {score.task} | {score.documents:,} | {score.few_shot} | {score.metric} "
+            f"| {score.value:.4f} | {score.around} | {chance} |"
+        )
+    yield "\n| task | SHA-256 of its documents | from |\n|---|---|---|"
+    for task in dict.fromkeys((score.task, score.sha256, score.source) for score in found):
+        yield f"| {task[0]} | `{task[1]}` | {task[2]} |"
