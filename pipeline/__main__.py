@@ -3,21 +3,20 @@
 Nothing heavy is imported before the command is known, so that `--help` answers at once.
 """
 
-import logging
 import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import TracebackType
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, shown
 from pipeline.publication import commands
-from pipeline.stage import signals
+from pipeline.stage import logs, signals
 from pipeline.stage.keys import RUN_FILE, STAGES
 
 app = typer.Typer(
@@ -51,29 +50,6 @@ def options(
     """Options of `lockstep` itself."""
 
 
-class _StdoutHandler(logging.StreamHandler):
-    """Writes to what `sys.stdout` is at the moment: a bar in a terminal puts lines above itself."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stdout
-
-
-def _log_to_stdout(level: str) -> None:
-    """Print what is logged, each message as one line that reveals nothing."""
-
-    def one_line(record: logging.LogRecord) -> bool:
-        record.msg, record.args = shown(record.getMessage()), ()
-        return True
-
-    handler = _StdoutHandler()
-    handler.addFilter(one_line)
-    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
-
-
 def _stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
@@ -91,11 +67,7 @@ def _stage(name: str, run: Path, root: Path) -> None:
             shutil.rmtree(paths.scratch, ignore_errors=True)  # left by a kill at the very end
             print(f"{name}: {root / paths.keys.made(name)} exists already")
             return
-        _log_to_stdout(settings.runtime.log_level.upper())
-        for library in ("jax", "matplotlib", "httpx", "httpx2", "filelock", "urllib3", "fsspec"):
-            logging.getLogger(library).setLevel(logging.WARNING)
-        for library in ("absl", "asyncio"):  # orbax warns without need, and logs what it raises
-            logging.getLogger(library).setLevel(logging.CRITICAL)
+        logs.to_stdout(settings.runtime.log_level.upper())
         devices.prepare(settings)
         import_module(f"{__package__}.{name}").run(settings, paths)
 
@@ -106,8 +78,10 @@ def _add_stage(name: str, description: str) -> None:
         _stage(name, run, root)
 
 
+WITH_OPTIONS = {"download", "report"}  # stages whose commands do more
+
 for _name, _entry in STAGES.items():
-    if _name != "download":
+    if _name not in WITH_OPTIONS:
         _add_stage(_name, f"{_entry['desc']}.")
 
 
@@ -127,9 +101,41 @@ def download(
     from pipeline.sources import dry_run as dry
     from pipeline.stage.artifacts import Paths
 
-    _log_to_stdout("WARNING")
+    logs.to_stdout("WARNING")
     for line in dry.lines(runfile.load(run), Paths("download", run, root)):
         print(shown(line))
+
+
+@app.command(help=f"{STAGES['report']['desc']}; or show trainings.")
+def report(
+    trainings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="Trainings to compare: keys, or folders."),
+    ] = None,
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Put trainings side by side on a page instead.")
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Keep a page of the training in progress instead.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two live pages.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="The page of --compare or --live.")] = None,
+) -> None:
+    """The stage, and two pages that are no stage's result."""
+    if not (trainings or compare or live):
+        _stage("report", run, root)
+        return
+    from pipeline.pages import live as live_page
+    from pipeline.pages import trainings as known
+
+    if live and not (trainings or compare):
+        live_page.watch(root, out or root / live_page.PAGE, every)
+    elif trainings and compare and not live:
+        known.compare(trainings, root, out or root / known.PAGE)
+    else:
+        raise LockstepError("report: expected nothing, --live, or --compare with keys or folders")
 
 
 @app.command()

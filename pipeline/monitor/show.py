@@ -38,11 +38,12 @@ def duration(seconds: float) -> str:
 
 def lines(training: Training) -> Iterator[str]:
     """Yield what `lockstep status` prints."""
-    for name, text in _rows(training):
+    for name, text in rows(training):
         yield f"{name:<10} {text}"
 
 
-def _rows(training: Training) -> Iterator[tuple[str, str]]:
+def rows(training: Training) -> Iterator[tuple[str, str]]:
+    """Yield what is known of a training, by name."""
     status, peers = training.status, training.status.peers
     process = f", process {training.process}" if training.process else ""
     yield "run", f"{status.run}{process}"

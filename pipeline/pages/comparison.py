@@ -14,26 +14,29 @@ LAST = 10  # the mean over a tenth of the rounds is a run's loss: one batch's is
 
 
 class ComparedRun(NamedTuple):
-    """A finished training.
+    """A training, finished or in progress.
 
     Attributes:
       name: What the page calls it.
-      run: Its run file.
+      settings: Tables of its run file.
       rows: Its loss.tsv.
-      trained: Its train.json.
+      held_out: Its held_out.tsv.
+      trained: Its train.json; of a training in progress, only rounds, tokens and bytes_up.
     """
 
     name: str
-    run: runfile.Run
+    settings: dict
     rows: list[dict[str, float]]
+    held_out: list[dict[str, float]]
     trained: dict
 
     @classmethod
     def read(cls, name: str, paths: Paths) -> "ComparedRun":
-        """Read what stage train left."""
+        """Read what stage train left, with the whole of its run file."""
         metrics = paths.out("train") / METRICS
-        rows, trained = read_tsv(metrics / "loss.tsv"), read_json(metrics / "train.json")
-        return cls(name, runfile.load(paths.run), rows, trained)
+        settings = runfile.load(paths.run).model_dump(mode="json", exclude={"runtime"})
+        rows, held_out = (read_tsv(metrics / f"{table}.tsv") for table in ("loss", "held_out"))
+        return cls(name, settings, rows, held_out, read_json(metrics / "train.json"))
 
     @property
     def loss(self) -> float:
@@ -45,15 +48,16 @@ class ComparedRun(NamedTuple):
     def numbers(self) -> dict[str, str]:
         """What the table at the top says of it."""
         trained, up = self.trained, self.trained["bytes_up"]
-        return {
-            "Loss, mean over the last tenth of the rounds": f"{self.loss:.3f}",
-            "Rounds": f"{trained['rounds']:,}",
-            "Tokens": f"{trained['tokens']:,}",
-            "Parameters": f"{trained['parameters']:,}",
-            "Sent per peer and round": size(up),
-            "Bits per parameter and round": f"{trained['bits_per_parameter_and_round']:.3g}",
-            "Sent per peer, all rounds": size(up * trained["rounds"]),
-        }
+        numbers = {"Loss, mean over the last tenth of the rounds": f"{self.loss:.3f}"}
+        if self.held_out:
+            numbers["Held-out loss, last measured"] = f"{self.held_out[-1]['held_out_loss']:.3f}"
+        numbers |= {"Rounds": f"{trained['rounds']:,}", "Tokens": f"{trained['tokens']:,}"}
+        if "parameters" in trained:
+            bits = trained["bits_per_parameter_and_round"]
+            numbers["Parameters"] = f"{trained['parameters']:,}"
+            numbers["Bits per parameter and round"] = f"{bits:.3g}"
+        sent = {"Sent per peer and round": up, "Sent per peer, all rounds": up * trained["rounds"]}
+        return numbers | {name: size(count) for name, count in sent.items()}
 
 
 def render(runs: Sequence[ComparedRun]) -> str:
@@ -63,8 +67,10 @@ def render(runs: Sequence[ComparedRun]) -> str:
         title=" against ".join(run.name for run in runs),
         names=[run.name for run in runs],
         numbers=_side_by_side([run.numbers for run in runs]),
-        pictures=plots.comparison_pictures({run.name: run.rows for run in runs}),
-        differences=_differences([run.run for run in runs]),
+        pictures=plots.comparison_pictures(
+            {run.name: run.rows for run in runs}, {run.name: run.held_out for run in runs}
+        ),
+        differences=_differences([run.settings for run in runs]),
     )
 
 
@@ -74,8 +80,7 @@ def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str
     return [(name, [column.get(name, "") for column in columns]) for name in names]
 
 
-def _differences(runs: Sequence[runfile.Run]) -> list[tuple[str, list[str]]]:
+def _differences(settings: Sequence[dict]) -> list[tuple[str, list[str]]]:
     """The values of the run files that are not the same in all; one run has all its model's."""
-    dumped = [run.model_dump(mode="json", exclude={"runtime"}) for run in runs]
-    rows = _side_by_side([dict(flat(document, "")) for document in dumped])
-    return [(name, values) for name, values in rows if len(runs) == 1 or len(set(values)) > 1]
+    rows = _side_by_side([dict(flat(document, "")) for document in settings])
+    return [(name, values) for name, values in rows if len(values) == 1 or len(set(values)) > 1]

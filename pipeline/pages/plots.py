@@ -5,7 +5,8 @@ Each plot is drawn twice, for a light page and for a dark one.
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 import matplotlib.style
@@ -19,6 +20,7 @@ from pipeline.pages.task_scores import Score
 from pipeline.stage.progress import size
 
 SIZE, DPI = (5.6, 3.3), 160  # inches; pixels per inch
+MORE_COLOURS = ("#009e73", "#cc79a7", "#e69f00", "#8b6fc0")  # for both pages
 MARKED = 60  # markers on more points than this would hide the line
 
 
@@ -125,24 +127,61 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
     return pictures
 
 
-def comparison_pictures(runs: Mapping[str, list[dict]]) -> list[Picture]:
-    """Plot the training losses of several runs, given their rows of loss.tsv, by step and bytes."""
+def comparison_pictures(
+    runs: Mapping[str, list[dict]], held_out: Mapping[str, list[dict]]
+) -> list[Picture]:
+    """Plot the losses of several runs by step and bytes, and those held out where measured.
+
+    Args:
+      runs: Rows of loss.tsv by run.
+      held_out: Rows of held_out.tsv by run.
+    """
     by_bytes = BY_BYTES._replace(label="sent by each peer (logarithmic)", logarithmic=True)
-    pictures = []
-    for name, axis in (("losses_by_step", BY_STEP), ("losses_by_bytes", by_bytes)):
-        drawn = []
-        for theme in THEMES:
-            colours = (theme.train, theme.alarm, theme.held_out)
-            lines = [
-                Curve(rows, "loss", label, {"color": colour, "lw": 1.4})
-                for (label, rows), colour in zip(runs.items(), colours, strict=False)
-            ]
-            drawn.append(_curves(lines, axis, None, theme))
-        ends = [
-            f"{label} from {rows[0]['loss']:.2f} to {rows[-1]['loss']:.2f}"
-            for label, rows in runs.items()
+    pictures = [
+        _compared("losses_by_step", BY_STEP, runs, "loss", "training loss"),
+        _compared("losses_by_bytes", by_bytes, runs, "loss", "training loss"),
+    ]
+    measured = {label: rows for label, rows in held_out.items() if len(rows) > 1}
+    if measured:
+        title = BY_STEP._replace(title="Held out, by step")
+        name, said = "held_out_by_step", "held-out loss"
+        pictures.append(_compared(name, title, measured, "held_out_loss", said))
+    return pictures
+
+
+def _compared(
+    name: str, axis: Axis, runs: Mapping[str, list[dict]], column: str, said: str
+) -> Picture:
+    """One column of all runs against an axis, each run in its colour."""
+    drawn = []
+    for theme in THEMES:
+        colours = (theme.train, theme.alarm, theme.held_out, *MORE_COLOURS)
+        styles = zip(cycle(colours), _dashes(len(colours)), strict=False)
+        lines = [
+            Curve(rows, column, label, {"color": colour, "ls": dash, "lw": 1.4})
+            for (label, rows), (colour, dash) in zip(runs.items(), styles, strict=False)
         ]
-        alt = f"Line plot, {axis.title.lower()}: training loss of {', of '.join(ends)}."
+        drawn.append(_curves(lines, axis, None, theme))
+    ends = [
+        f"{label} from {rows[0][column]:.2f} to {rows[-1][column]:.2f}"
+        for label, rows in runs.items()
+    ]
+    alt = f"Line plot, {axis.title.lower()}: {said} of {', of '.join(ends)}."
+    return Picture(name, axis.title, alt, *drawn)
+
+
+def _dashes(colours: int) -> Iterator[str]:
+    """Solid lines until the colours are used up, then others."""
+    return (dash for dash in cycle(("-", "--", ":", "-.")) for _ in range(colours))
+
+
+def curve_pictures(rows: list[dict], measured: list[dict]) -> list[Picture]:
+    """Plot the losses of one training so far, given its rows, by step and by bytes sent."""
+    pictures = []
+    for name, axis in (("loss_by_step", BY_STEP), ("loss_by_bytes", BY_BYTES)):
+        drawn = [_loss(rows, measured, axis, None, theme) for theme in THEMES]
+        first, last = rows[0]["loss"], rows[-1]["loss"]
+        alt = f"Line plot, {axis.title.lower()}: training loss goes from {first:.2f} to {last:.2f}."
         pictures.append(Picture(name, axis.title, alt, *drawn))
     return pictures
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipeline.__main__ import _StdoutHandler
+from pipeline.stage.logs import StdoutHandler
 from pipeline.stage import progress
 from pipeline.stage.progress import Progress, size
 
@@ -73,7 +73,7 @@ def test_in_a_narrow_terminal_the_bar_stays_and_the_fields_take_more_lines(monke
 
 def test_a_logged_line_is_above_the_bar(monkeypatch):
     terminal, logger = Terminal(), logging.Logger("of a stage")
-    logger.addHandler(_StdoutHandler())
+    logger.addHandler(StdoutHandler())
     monkeypatch.setattr("sys.stdout", terminal)
     with Progress("train", total=2, unit="round") as bar:
         bar.advance(loss=1.5)
