@@ -44,12 +44,12 @@ class MlflowSink:
             client.log_batch(self._id, params=params[begin : begin + MOST])
         return -1
 
-    def log(self, step: int, time: float, scalars: Scalars) -> None:
+    def log(self, step: int, at: float, scalars: Scalars) -> None:
         """Log the numbers in one request."""
         from mlflow.entities import Metric
 
-        at = round(1000 * time)
-        metrics = [Metric(name, value, at, step) for name, value in scalars.items()]
+        milliseconds = round(1000 * at)
+        metrics = [Metric(name, value, milliseconds, step) for name, value in scalars.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, *, finished: bool) -> None:

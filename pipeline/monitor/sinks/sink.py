@@ -36,8 +36,8 @@ class Sink(Protocol):
     def open(self, run: TrackedRun) -> int:
         """Begin, or go on, and return the last step that it has, -1 if it has none."""
 
-    def log(self, step: int, time: float, scalars: Scalars) -> None:
-        """Take numbers of a step; steps do not decrease. `time` is in seconds since 1970."""
+    def log(self, step: int, at: float, scalars: Scalars) -> None:
+        """Take numbers of a step; steps do not decrease. `at` is in seconds since 1970."""
 
     def close(self, *, finished: bool) -> None:
         """End: the training has taken its last round, or else was stopped and may go on."""

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,24 @@ class TensorBoardSink:
         folder = run.folder / "tensorboard" / run.key
         folder.mkdir(parents=True, exist_ok=True)
         earlier = sorted(folder.glob(FILES))
-        last = min(run.step, _last_step(earlier))
+        last, now = min(run.step, _last_step(earlier)), time.time()
         # names sort by second and suffix, and TensorBoard reads them in that order
         self._events = EventsWriter(str(folder / "events"), f".{len(earlier):06}")
-        self._write(last + 1, session_log=SessionLog(status=SessionLog.START))
+        self._write(last + 1, wall_time=now, session_log=SessionLog(status=SessionLog.START))
         if not earlier:
-            self._write(0, summary=_text("run_file", json.dumps(run.settings, indent=2)))
+            self._write(
+                0, wall_time=now, summary=_text("run_file", json.dumps(run.settings, indent=2))
+            )
         self._events.flush()
         return last
 
-    def log(self, step: int, time: float, scalars: Scalars) -> None:
+    def log(self, step: int, at: float, scalars: Scalars) -> None:
         """Write one event."""
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import scalar
 
         values = [scalar(name, value).value[0] for name, value in scalars.items()]
-        self._write(step, wall_time=time, summary=Summary(value=values))
+        self._write(step, wall_time=at, summary=Summary(value=values))
         self._events.flush()
 
     def close(self, *, finished: bool) -> None:

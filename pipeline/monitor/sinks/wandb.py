@@ -35,9 +35,9 @@ class WandbSink:
         )
         return self._run.step - 1
 
-    def log(self, step: int, time: float, scalars: Scalars) -> None:
+    def log(self, step: int, at: float, scalars: Scalars) -> None:
         """Log the numbers at their step; W&B stamps its own time."""
-        del time
+        del at
         self._run.log(dict(scalars), step=step)
 
     def close(self, *, finished: bool) -> None:

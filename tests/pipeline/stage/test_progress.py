@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from pipeline.stage.logs import StdoutHandler
 from pipeline.stage import progress
+from pipeline.stage.logs import StdoutHandler
 from pipeline.stage.progress import Progress, size
 
 
