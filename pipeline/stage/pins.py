@@ -14,6 +14,7 @@ from pipeline.stage.artifacts import Paths, read_json, verify, write_text
 
 # For each key of [pins], the stage that reads the input, and where its result records the SHA-256.
 READ = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert", "source.json")}
+TASKS = ("evaluate", "tasks/hashes.json")  # the same of a run that lm_eval gave tasks
 
 
 def check(key: str, pin: str, found: str, what: str) -> str:
@@ -35,11 +36,13 @@ def check(key: str, pin: str, found: str, what: str) -> str:
 def write(run: Path, root: Path) -> dict[str, str]:
     """Set every pin of a run file to what its stages read, and keep its comments.
 
+    Tasks are pinned once stage evaluate has run them.
+
     Raises:
       LockstepError: One of the stages has no result of the current run file, or a damaged one.
     """
     pins = {}
-    for key, (stage, file, *within) in READ.items():
+    for key, (stage, file, *within) in _read(run, root).items():
         paths = Paths(stage, run, root)
         verify(paths.made(stage), [file])
         found = read_json(paths.out(stage) / file)
@@ -51,3 +54,11 @@ def write(run: Path, root: Path) -> dict[str, str]:
         document["pins"][key] = pin
     write_text(run, tomlkit.dumps(document))
     return pins
+
+
+def _read(run: Path, root: Path) -> dict[str, tuple[str, ...]]:
+    """READ, and TASKS if there is such a result."""
+    stage, file = TASKS
+    paths = Paths(stage, run, root)
+    made = paths.is_made(stage) and (paths.out(stage) / file).exists()
+    return READ | ({"tasks": TASKS} if made else {})

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.stage import pins
-from pipeline.stage.artifacts import listing_sha256, write_text
+from pipeline.stage.artifacts import listing_sha256, write_json, write_text
 from pipeline.tasks import definitions
 from pipeline.tasks.definitions import Loaded
 from pipeline.tasks.psyche_tasks import main_first
@@ -22,6 +22,7 @@ from pipeline.tasks.task_model import TaskModel
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
+SAMPLES, HASHES = "samples.jsonl", "hashes.json"
 DATASETS = "datasets"  # folder of the store
 RESAMPLED = 1000  # draws of a standard error that has no formula
 SEED = 0  # of tasks that draw at random, as in lm_eval
@@ -34,7 +35,7 @@ def run_tasks(
     store: Path,
     *,
     pin: str = "",
-    samples: Path | None = None,
+    folder: Path | None = None,
 ) -> list[TaskResult]:
     """Run tasks of lm_eval; return a result for each name that has numbers of its own.
 
@@ -46,7 +47,8 @@ def run_tasks(
       settings: `[evaluate]`.
       store: The folder `data/store`.
       pin: `[pins] tasks`.
-      samples: Where the requests and answers of each document are written, a line of JSON each.
+      folder: Gets SAMPLES, the requests and answers of each document, a line of JSON each; and
+        HASHES, the hashes of the tasks.
 
     Raises:
       LockstepError: The extra is not installed, a task or its data are not to be had, or they are
@@ -60,7 +62,7 @@ def run_tasks(
 
         loaded = definitions.load(names, store / DATASETS)
         hashes = {one.name: definitions.sha256_of(one, settings.few_shot) for one in loaded}
-        pins.check("tasks", pin, sha256(hashes), ", ".join(names))
+        pins.check("tasks", pin, listing_sha256(hashes.items()), ", ".join(names))
         for one in loaded:
             for task in one.tasks.values():
                 _set_examples(task, settings)
@@ -79,14 +81,10 @@ def run_tasks(
             for one in loaded
             for name in _told(one, found)
         ]
-    if samples is not None:
-        write_text(samples, "".join(_lines(found["samples"])))
+    if folder is not None:
+        write_text(folder / SAMPLES, "".join(_lines(found["samples"])))
+        write_json(folder / HASHES, {"sha256": listing_sha256(hashes.items()), "tasks": hashes})
     return results
-
-
-def sha256(hashes: dict[str, str]) -> str:
-    """Return the hash of several tasks, which `[pins] tasks` pins."""
-    return listing_sha256(hashes.items())
 
 
 def _set_examples(task: "Task", settings: runfile.Evaluate) -> None:

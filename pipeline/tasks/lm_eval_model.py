@@ -4,10 +4,11 @@ Tokens, truncation and stopping are those of lm_eval's own `hf` backend on the e
 requests get the same numbers but for rounding.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval import utils
 from lm_eval.api.instance import Instance
@@ -16,7 +17,8 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.models.utils import postprocess_generated_text as cut_at_stops
 
 from pipeline.errors import LockstepError
-from pipeline.programs.generate import generate
+from pipeline.programs.draw import Sampling
+from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.stage.progress import Progress
 from pipeline.tasks.task_model import TaskModel
 
@@ -115,35 +117,70 @@ class LmEvalModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Return what the model writes after each context, up to a text that stops it."""
-        with _bar(len(requests)) as advance:
-            return [self._write(*request.args, advance) for request in requests]
+        """Return what the model writes after each context, up to a text that stops it.
 
-    def _write(self, context: str, given: dict, advance: Callable[[int], None]) -> str:
-        wanted = normalize_gen_kwargs(given, NEW_TOKENS)
-        stops = handle_stop_sequences(
-            wanted["until"], self.tok_decode([self.eot_token_id], skip_special_tokens=False)
-        )
-        room = self.max_length - wanted["max_gen_toks"]
-        if room < 1:
-            raise LockstepError(
-                f"a task asks for {wanted['max_gen_toks']} new tokens, expected fewer than "
-                f"{self.max_length}, the model's context"
+        A context is cut on the left to leave room for what is asked for. Request n is sampled with
+        the seed + n, so that a document that is asked several times gets several answers.
+        """
+        texts = [""] * len(requests)
+        writers = {group: self.model.writer(group) for group in self.model.params_on}
+        with _bar(len(requests)) as advance:
+
+            def write(lot: _Prompts, group: DeviceGroup) -> None:
+                written = writers[group].write(
+                    lot.prompts,
+                    max_new_tokens=lot.max_new_tokens,
+                    sampling=lot.sampling,
+                    seeds=[self.seed + number for number in lot.numbers],
+                    done=lambda _, tokens: any(
+                        stop in self.tok_decode(tokens) for stop in lot.stops
+                    ),
+                )
+                for number, tokens in zip(lot.numbers, written, strict=True):
+                    texts[number] = cut_at_stops(self.tok_decode(tokens), lot.stops, None)
+                advance(len(lot.numbers))
+
+            side_by_side(list(writers), self._prompts(requests), write)
+        return texts
+
+    def _prompts(self, requests: list[Instance]) -> list["_Prompts"]:
+        """The requests in lots of equal settings, the longest prompts first."""
+        alike: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
+        lots = []
+        for numbers in alike.values():
+            wanted = normalize_gen_kwargs(requests[numbers[0]].args[1], NEW_TOKENS)
+            room = self.max_length - wanted["max_gen_toks"]
+            if room < 1:
+                raise LockstepError(
+                    f"[evaluate] tasks: a task asks for {wanted['max_gen_toks']} new tokens, "
+                    f"expected fewer than {self.max_length}, the model's context"
+                )
+            end = self.tok_decode([self.eot_token_id], skip_special_tokens=False)
+            stops = [stop for stop in handle_stop_sequences(wanted["until"], end) if stop]
+            sampling = Sampling(
+                wanted["temperature"] if wanted["do_sample"] else 0.0,
+                wanted.get("top_k"),
+                wanted.get("top_p", 1.0),
             )
-        group, params = next(iter(self.model.params_on.items()))
-        del group
-        written = generate(
-            self.model.apply,
-            params,
-            self.tok_encode(context)[-room:],
-            max_new_tokens=wanted["max_gen_toks"],
-            context=self.max_length,
-            temperature=wanted["temperature"] if wanted["do_sample"] else 0.0,
-            seed=self.seed,
-            ends=self.model.ends,
-        )
-        advance(1)
-        return cut_at_stops(self.tok_decode(written), stops, None)
+            prompts = {n: self.tok_encode(requests[n].args[0])[-room:] for n in numbers}
+            ordered = sorted(numbers, key=lambda n: -len(prompts[n]))  # noqa: B023 - used at once
+            for start in range(0, len(ordered), self.model.batch_size):
+                some = ordered[start : start + self.model.batch_size]
+                given = [prompts[n] or [self.prefix_token_id] for n in some]
+                lots.append(_Prompts(some, given, stops, wanted["max_gen_toks"], sampling))
+        return lots
+
+
+class _Prompts(NamedTuple):
+    """Requests whose texts are written together: their numbers, and what they have in common."""
+
+    numbers: list[int]
+    prompts: list[list[int]]
+    stops: list[str]
+    max_new_tokens: int
+    sampling: Sampling
 
 
 @contextmanager

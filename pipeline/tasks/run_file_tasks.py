@@ -8,8 +8,6 @@ from pipeline.tasks import ask_next_line, harness, next_line, task_file
 from pipeline.tasks.result import TaskResult
 from pipeline.tasks.task_model import TaskModel
 
-SAMPLES = "samples.jsonl"  # of lm_eval's tasks
-
 
 class RunFileTasks:
     """The tasks of a run file, ready to be given to a model, once or many times.
@@ -60,8 +58,7 @@ class RunFileTasks:
             if folder:
                 task_file.write(folder, named, self.asked, scores)
         if self.others:
-            samples = folder / SAMPLES if folder else None
             results += harness.run_tasks(
-                self.others, model, self.settings, self.store, pin=self.pin, samples=samples
+                self.others, model, self.settings, self.store, pin=self.pin, folder=folder
             )
         return results

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 from tokenizers import Tokenizer
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.programs.generate import TextWriter
 from pipeline.programs.placement import DeviceGroup
 from pipeline.stage.artifacts import read_json
 from pipeline.tasks import likelihood
@@ -25,7 +25,7 @@ class TaskModel(NamedTuple):
 
     Attributes:
       score: Its program, of `likelihood.program`.
-      apply: apply(params, tokens_BT) -> logits_BTV.
+      writer: writer(group), what writes texts with it on a device group.
       params_on: A copy of the params on each device group that may help.
       tokenizer: Its tokenizer.
       context: Most tokens that it takes.
@@ -35,7 +35,7 @@ class TaskModel(NamedTuple):
     """
 
     score: likelihood.Program
-    apply: Callable[[Tree, jax.Array], jax.Array]
+    writer: Callable[[DeviceGroup], TextWriter]
     params_on: Mapping[DeviceGroup, Tree]
     tokenizer: Tokenizer
     context: int
@@ -71,6 +71,11 @@ def of_folder(
     Raises:
       LockstepError: It has no tokenizer, or no token that may begin a text.
     """
+
+    def writer(group: DeviceGroup) -> TextWriter:
+        params = group.put(exported.params_to_write)
+        return TextWriter(exported, params, context=exported.context, ends=exported.ends)
+
     if exported.tokenizer is None:
         raise LockstepError(f"{folder}: no tokenizer.json, expected one: tasks are texts")
     named = _named(folder / SETTINGS, exported.tokenizer)
@@ -81,7 +86,7 @@ def of_folder(
         )
     return TaskModel(
         likelihood.program(exported.features, exported.head),
-        exported.apply,
+        writer,
         params_on,
         exported.tokenizer,
         exported.context,

@@ -8,11 +8,15 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+import jax
 import pytest
 
-from pipeline import runfile
+from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
+from pipeline.stage import pins
+from pipeline.stage.artifacts import Paths, read_json
 from pipeline.tasks import ask_next_line, choices, definitions, harness, next_line, task_file
+from tests.pipeline import trained_run
 from tests.pipeline.tasks import exported
 
 LONG = "def f(x): return x\n" * 8  # more tokens than the model takes
@@ -78,11 +82,10 @@ def tasks(tmp_path_factory):
 
 def run(folder, names, tmp_path, batch_size=4, pin="", **settings):
     model = exported.model(folder, batch_size=batch_size)
-    samples = tmp_path / "samples.jsonl"
     results = harness.run_tasks(
-        names, model, runfile.Evaluate(**settings), tmp_path / "store", pin=pin, samples=samples
+        names, model, runfile.Evaluate(**settings), tmp_path / "store", pin=pin, folder=tmp_path
     )
-    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     return {result.name: result for result in results}, lines
 
 
@@ -187,7 +190,9 @@ def test_a_task_of_lm_eval_runs_on_what_the_store_holds_and_no_other(folder, tmp
     # of a mean of three zeros and ones
     assert result.metrics["acc"].stderr == pytest.approx((share * (1 - share) / 2) ** 0.5)
 
-    pin = harness.sha256({"arc_easy": result.sha256})
+    hashes = json.loads((tmp_path / "hashes.json").read_text())
+    assert hashes["tasks"] == {"arc_easy": result.sha256}
+    pin = hashes["sha256"]
     settings = {"few_shot": 2, "limit": 2}
     shown, samples = run(folder, ["arc_easy"], tmp_path, **settings)
     assert (shown["arc_easy"].documents, shown["arc_easy"].few_shot) == (2, 2)
@@ -280,3 +285,44 @@ def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers
     ):
         logs = [float(log) for ((log, _),) in sample["resps"]]
         assert logs == pytest.approx([*after, *alone], abs=1e-3)
+
+
+def test_stage_evaluate_runs_the_tasks_and_they_can_be_pinned(tasks, tmp_path, monkeypatch):
+    made = trained_run.make(
+        tmp_path,
+        model={"max_position_embeddings": exported.CONTEXT},
+        tokenizer={"bos_token": "<|endoftext|>"},
+        held_out=False,
+        evaluate__tasks=[tasks["choices"]],
+        evaluate__max_new_tokens=1,
+    )
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
+
+    def stage():
+        paths = Paths("evaluate", made.run, tmp_path)
+        evaluate.run(runfile.load(made.run), paths)
+        return paths.out("evaluate")
+
+    out = stage()
+    [result] = read_json(out / "evaluate.json")["tasks"]
+    assert (result["name"], result["documents"]) == ("choices", len(QUESTIONS))
+    scores = read_json(tmp_path / "metrics" / "evaluate.json")["tasks"]
+    assert scores["choices"]["acc"] == result["metrics"]["acc"]["value"]
+    assert list(scores) == ["choices"]
+    assert len((out / "tasks" / "samples.jsonl").read_text().splitlines()) == len(QUESTIONS)
+
+    hashes = read_json(out / "tasks" / "hashes.json")
+    assert hashes["tasks"] == {tasks["choices"]: result["sha256"]}
+    before_pins = made.run.read_text()
+    assert pins.write(made.run, tmp_path)["tasks"] == hashes["sha256"]
+    # this pin alone: the folders of the other stages were made by hand
+    made.run.write_text(before_pins.replace('tasks = ""', f'tasks = "{hashes["sha256"]}"'))
+    questions = Path(tasks["choices"]).with_suffix(".jsonl")
+    before = questions.read_text()
+    questions.write_text(before.replace("Which", "What"))
+    try:
+        with pytest.raises(LockstepError, match=r"^\[pins\] tasks = "):
+            stage()
+    finally:
+        questions.write_text(before)
