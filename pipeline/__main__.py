@@ -15,6 +15,7 @@ import typer
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, shown
+from pipeline.generate import generate
 from pipeline.publication import commands
 from pipeline.stage import logs, signals
 from pipeline.stage.keys import RUN_FILE, STAGES
@@ -221,6 +222,7 @@ def push(
 
 app.command()(commands.publish)
 app.command()(commands.verify)
+app.command()(generate)
 
 
 @app.command(

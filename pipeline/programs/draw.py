@@ -69,12 +69,12 @@ class Draws:
             return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
         logits_BV = logits_BV / self.temperature
         if self.of_few:
-            logits_BV = _keep_likeliest(logits_BV, self.top_k, self.top_p)
+            logits_BV = keep_likeliest(logits_BV, self.top_k, self.top_p)
         keys_B = jax.vmap(jax.random.fold_in)(self.keys_B, position_B)
         return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
 
 
-def _keep_likeliest(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+def keep_likeliest(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
     """Put all but the likeliest top_k tokens, and of these all beyond top_p, at minus infinity.
 
     Tokens as likely as the last one that stays do stay.

@@ -56,6 +56,11 @@ def prepare(run: Run) -> None:
             f"JAX_NUM_CPU_DEVICES: {count}, expected at most {most}, half of [peers] threads, with "
             "fsdp: a device holds a thread while it waits for the others"
         )
+    prepare_alone()
+
+
+def prepare_alone() -> None:
+    """Have JAX round as the programs of a run do, where no run file says on how many threads."""
     flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
     if not flags.startswith(ours):  # a process of a peer inherits them from the trainer

@@ -1,0 +1,223 @@
+"""`lockstep generate`: an exported model continues prompts, or each line that it is given.
+
+Nothing heavy is imported before the command runs.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from pipeline.errors import LockstepError, shown
+
+EXPORT = Path("data/export")
+COMPILED = Path("data/store/compiled")  # where the stages of this folder keep programs, if any ran
+FROM_STDIN = "-"
+AT_ONCE = 8  # tokens between two looks at a text that streams
+CUT = "\ufffd"  # what stands for bytes that are no character, such as the first of several
+
+
+class Wish(NamedTuple):
+    """What is asked of the model, as the options of the command say."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    seed: int
+
+
+class Continuations:
+    """The model of an exported folder, continuing texts.
+
+    Args:
+      folder: The exported folder.
+      wish: How texts are continued.
+
+    Raises:
+      LockstepError: The folder is no export, it was refused, or it has no tokenizer.
+    """
+
+    def __init__(self, folder: Path, wish: Wish):
+        from pipeline.audit.verdict_text import blame
+        from pipeline.programs.draw import Sampling
+        from pipeline.programs.generate import TextWriter
+        from pipeline.programs.placement import DeviceGroup
+        from pipeline.stage.artifacts import read_json
+        from pipeline.weights import exported, hf
+
+        refused = folder / hf.REFUSED
+        if refused.is_file():
+            findings = blame(read_json(refused)["findings"])
+            raise LockstepError(f"{refused}: {findings}; expected an export that was accepted")
+        model = exported.read(folder)
+        if model.tokenizer is None:
+            raise LockstepError(
+                f"{folder}: found no tokenizer.json, expected one to read and write text with"
+            )
+        import jax
+
+        params = DeviceGroup((jax.devices()[0],)).put(model.params_to_write)
+        self._folder, self._wish, self._model = folder, wish, model
+        self._writer = TextWriter(model, params, context=model.context, ends=model.ends)
+        self._sampling = Sampling(wish.temperature, wish.top_k, wish.top_p)
+
+    def whole(self, prompts: Sequence[str]) -> list[dict]:
+        """Return what continues each prompt, all of them as one batch, as `--json` prints it."""
+        ids = [self._ids(prompt) for prompt in prompts]
+        written = self._writer.write(
+            ids,
+            max_new_tokens=self._wish.max_new_tokens,
+            sampling=self._sampling,
+            seeds=[self._wish.seed] * len(ids),
+        )
+        return [
+            {
+                "prompt": prompt,
+                "text": self._text(before, new),
+                "tokens": new,
+                "ended": bool(new) and new[-1] in self._model.ends,
+            }
+            for prompt, before, new in zip(prompts, ids, written, strict=True)
+        ]
+
+    def stream(self, prompt: str) -> Iterator[str]:
+        """Yield what continues a prompt as it is written; a character only once it is whole."""
+        before, new, said = self._ids(prompt), [], ""
+        for [piece] in self._writer.pieces(
+            [before],
+            max_new_tokens=self._wish.max_new_tokens,
+            size=AT_ONCE,
+            sampling=self._sampling,
+            seeds=[self._wish.seed],
+        ):
+            new += piece
+            text = self._text(before, new).rstrip(CUT)
+            yield text[len(said) :]
+            said = text
+        yield self._text(before, new)[len(said) :]
+
+    def _ids(self, prompt: str) -> list[int]:
+        """The tokens of a prompt; those of an empty one are what begins a text."""
+        ids = self._model.tokenizer.encode(prompt).ids
+        if not ids and self._model.beginning is None:
+            raise LockstepError(
+                f"the prompt is empty, expected text: {self._folder}/config.json has no "
+                "bos_token_id to begin with"
+            )
+        known = self._model.config.vocab_size
+        if ids and max(ids) >= known:
+            raise LockstepError(
+                f"{self._folder}/tokenizer.json has token {max(ids)} in the prompt, expected ids "
+                f"below the model's vocab_size ({known})"
+            )
+        return ids or [self._model.beginning]
+
+    def _text(self, before: list[int], new: list[int]) -> str:
+        """The text of the new tokens; decoded with those before, since some join words."""
+        decode = self._model.tokenizer.decode
+        start, whole = decode(before), decode(before + new)
+        return whole[len(start) :] if whole.startswith(start) else decode(new)
+
+
+def generate(
+    folder: Annotated[Path, typer.Argument(help="An exported folder.")] = EXPORT,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to continue; -: standard input. None: each line that is typed."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Divides the logits; 0: the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=2**31 - 1, help="Draw from so many likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likeliest tokens of this probability together.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the draws.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+) -> None:
+    """Continue texts with an exported model; without PROMPTS, each line that it is given."""
+    if not 0 < top_p <= 1:
+        raise LockstepError(f"--top-p is {top_p}, expected a number above 0 and up to 1")
+    from pipeline.stage import allocator, devices
+
+    allocator.tune()
+    devices.prepare_alone()
+    if COMPILED.is_dir():
+        devices.keep_compiled(COMPILED)
+    wish = Wish(max_new_tokens, temperature, top_k, top_p, seed)
+    model = Continuations(folder, wish)
+    if not prompts:
+        _converse(model, as_json)
+        return
+    prompts = [sys.stdin.read() if prompt == FROM_STDIN else prompt for prompt in prompts]
+    if len(prompts) == 1 and not as_json:
+        _say(prompts[0])
+        _stream(model, prompts[0])
+        return
+    for number, result in enumerate(model.whole(prompts)):
+        if as_json:
+            print(json.dumps(result))
+        else:
+            _say("\n" * (number > 0) + result["prompt"] + result["text"] + "\n")
+
+
+def _converse(model: Continuations, as_json: bool) -> None:
+    """Continue each line of standard input, until it ends; Ctrl-C stops the text only."""
+    marker = ""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - lines can be edited, and called back
+
+        marker = "> "
+    while (line := _read(marker)) is not None:
+        try:
+            if as_json:
+                print(json.dumps(*model.whole([line])), flush=True)
+            else:
+                _say(line)
+                _stream(model, line)
+        except LockstepError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def _read(marker: str) -> str | None:
+    """The next line, or None after the last; Ctrl-C begins it again."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        while True:
+            try:
+                return input(marker)
+            except KeyboardInterrupt:
+                print()
+            except EOFError:
+                print(end="\n" if marker else "")
+                return None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stream(model: Continuations, prompt: str) -> None:
+    from pipeline.stage import signals
+
+    with signals.stopping() as asked:
+        for text in model.stream(prompt):
+            if asked():
+                break
+            _say(text)
+    _say("\n")
+    if asked() not in (0, 128 + signal.SIGINT):
+        sys.exit(asked())
+
+
+def _say(text: str) -> None:
+    """Print a text that a model wrote; nothing in it steers the terminal."""
+    if sys.stdout.isatty():
+        text = "".join(c if c in "\n\t" else shown(c) for c in text)
+    print(text, end="", flush=True)

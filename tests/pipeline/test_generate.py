@@ -1,0 +1,119 @@
+"""`lockstep generate` on a tiny exported folder: prompts, lines, and one line for a mistake."""
+
+import io
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from pipeline import generate
+from pipeline.__main__ import app
+from pipeline.errors import LockstepError
+from pipeline.stage.artifacts import read_json, write_json
+from pipeline.weights import hf
+from tests import tiny
+from tests.pipeline.test_evaluate import END, HF_CONFIG, make_params, make_tokenizer
+
+PROMPTS = ["def f(x", "re", "é"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An export whose tokens include all bytes, so that its texts have parts of characters."""
+    folder = tmp_path_factory.mktemp("export")
+    hf.write_folder(folder, HF_CONFIG, make_params(), "float32")
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def lockstep(capsys):
+    """Run the command in this process; its output."""
+
+    def run(*arguments):
+        with tiny.like_a_process():
+            app(["generate", *map(str, arguments)], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_text_is_the_same_alone_in_a_batch_and_by_lines(folder, lockstep, monkeypatch):
+    options = ["--max-new-tokens", 20, "--temperature", 0.7, "--top-k", 40, "--seed", 3]
+    found = [
+        json.loads(line) for line in lockstep(folder, *PROMPTS, "--json", *options).split("\n")[:-1]
+    ]
+    assert [each["prompt"] for each in found] == PROMPTS
+    for each in found:
+        assert each["ended"] == (each["tokens"][-1] == END)
+        assert each["text"] == make_tokenizer().decode(each["tokens"]) != ""
+        assert each["ended"] or len(each["tokens"]) == 20
+    plain = lockstep(folder, *PROMPTS, *options)
+    assert plain == "\n".join(each["prompt"] + each["text"] + "\n" for each in found)
+
+    lines = "".join(f"{prompt}\n" for prompt in PROMPTS)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    said = "".join(each["prompt"] + each["text"] + "\n" for each in found)
+    assert lockstep(folder, *options) == said
+    monkeypatch.setattr(sys, "stdin", io.StringIO("re"))
+    assert lockstep(folder, "-", *options) == found[1]["prompt"] + found[1]["text"] + "\n"
+
+
+def test_ctrl_c_stops_the_text_and_not_the_program(capsys):
+    class Endless:
+        def stream(self, prompt):
+            yield f"{prompt} and"
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                yield " on"
+
+    generate._stream(Endless(), "on")
+    assert capsys.readouterr().out == "on and\n"
+
+
+def refused(folder):
+    write_json(folder / "refused.json", {"findings": [{"peer": 2, "kind": "replay", "round": 7}]})
+
+
+def without_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+def without_beginning(folder):
+    config = read_json(folder / "config.json") | {"bos_token_id": None, "eos_token_id": None}
+    write_json(folder / "config.json", config)
+
+
+def with_another_token(folder):
+    tokenizer = make_tokenizer()
+    fillers = HF_CONFIG["vocab_size"] - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([*(f"filler{n}" for n in range(fillers)), "zebra"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "prompt", "said"),
+    [
+        (
+            refused,
+            "def",
+            r"refused.json: peer 2 in round 7 \(replay\); expected an export that was",
+        ),
+        (without_tokenizer, "def", "found no tokenizer.json, expected one to read"),
+        (without_beginning, "", "the prompt is empty, expected text: .* has no bos_token_id"),
+        (with_another_token, "def zebra", r"has token 272 in the prompt, expected .* \(272\)"),
+    ],
+)
+def test_a_mistake_is_one_line(damage, prompt, said, lockstep, tmp_path):
+    hf.write_folder(tmp_path, HF_CONFIG, make_params(), "float32")
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    damage(tmp_path)
+    with pytest.raises(LockstepError, match=said):
+        lockstep(tmp_path, prompt)
+
+
+def test_a_share_that_is_none_is_refused(lockstep, folder):
+    with pytest.raises(LockstepError, match="--top-p is 0.0, expected a number above 0"):
+        lockstep(folder, "def", "--top-p", 0)
