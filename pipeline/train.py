@@ -35,6 +35,7 @@ from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import RunningPeers
 from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
+from pipeline.tasks import while_training
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
@@ -78,6 +79,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)
         shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
         curves.write(rows, folder / METRICS)
+        shutil.copy(training.scores.path, folder / METRICS / while_training.FILE)
         artifacts.write_json(folder / METRICS / "train.json", metrics)
         artifacts.write_json(folder / "final.json", curves.final(transcript))
     shutil.rmtree(paths.scratch)
@@ -107,10 +109,13 @@ class _Training:
         self.progress = follow(start.progress(run), entries, run, self.writer.rounds)
         self.peers = self._make_peers(state, saved.rest["absent"] if saved else ())
         self.stack.callback(self.peers.close)
+        self.scores = while_training.of_run(run, setup.hf_config, self.paths)
+        self.stack.callback(self.scores.close)
         if saved:
             self._check_environment()
             log.info(f"train: resumes after round {self.step}")
             self.faults.restore(saved.rest["faults"])
+            self.scores.resume(self.step)
         else:
             held_out_loss = self._measure()
             self._check_start(start.state, held_out_loss)
@@ -125,6 +130,8 @@ class _Training:
                 )
             )
             self.writer.snapshot(self.step, start.state)
+            self.scores.begin()
+            self.scores.take(self.step, self.peers.params)
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
         form = setup.programs.form
@@ -159,6 +166,7 @@ class _Training:
                 taken = taken._replace(
                     entry=taken.entry.model_copy(update={"held_out_loss": measured})
                 )
+                self.scores.take(self.step, self.peers.params, last=last)
                 status = 0 if last else asked_to_stop()
                 stored = bool(taken.entry.checkpointed)
                 pausing = self.progress.pausing
@@ -235,6 +243,7 @@ class _Training:
         if snapshot:
             self.writer.snapshot(self.step, state)
         if checkpoint:
+            self.scores.wait()
             self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
             # the transcript has the coordinator's state; these are facts about the peers
             rest = {"faults": self.faults.to_json(), "absent": sorted(self.peers.absent)}

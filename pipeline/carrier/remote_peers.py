@@ -281,6 +281,10 @@ class RemotePeers:
             for answer in self._ask(asked).values():
                 return str(answer.header.values.get("hash"))
 
+    def params(self) -> Tree:
+        """Return a copy of the params that all agree on."""
+        return self._tree("params")
+
     def state(self) -> State:
         """Return a copy of the whole state."""
         params, shared = self._tree("params"), self._tree("shared")

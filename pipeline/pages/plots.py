@@ -299,6 +299,38 @@ def _tasks(shares: Sequence[Score], theme: Theme) -> bytes:
     return _png(draw, (2 * SIZE[0], 0.9 + 0.42 * len(shares)), theme)
 
 
+def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
+    """Plot the shares of right answers in rows of tasks.tsv by step; None without any."""
+    curves: dict[str, list[tuple[float, ...]]] = {}
+    for row in rows:
+        if row["metric"].startswith("acc"):
+            point = tuple(float(row[name]) for name in ("step", "value", "low", "high"))
+            curves.setdefault(f"{row['task']}  {row['metric']}", []).append(point)
+    if not curves:
+        return None
+    ends = [f"{name} from {c[0][1]:.2f} to {c[-1][1]:.2f}" for name, c in curves.items()]
+    alt = f"Line plot, shares of right answers by step: {'; '.join(ends)}."
+    drawn = [_training_scores(curves, theme) for theme in THEMES]
+    return Picture("tasks_by_step", "Shares of right answers while training", alt, *drawn)
+
+
+def _training_scores(curves: Mapping[str, list[tuple[float, ...]]], theme: Theme) -> bytes:
+    """A line for each metric of each task, in the band of its intervals."""
+
+    def draw(axes: Axes) -> None:
+        colours = cycle((theme.held_out, theme.alarm, theme.train, theme.ink))
+        for (name, points), colour in zip(curves.items(), colours, strict=False):
+            steps, values, lows, highs = zip(*points, strict=True)
+            axes.plot(steps, values, "o-", color=colour, lw=1.6, ms=3.5, label=name)
+            axes.fill_between(steps, lows, highs, color=colour, alpha=0.14, lw=0)
+        axes.set_xlabel("step")
+        axes.set_ylabel("share of right answers")
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.legend(framealpha=0.9, edgecolor="none", loc="upper left")
+
+    return _png(draw, (2 * SIZE[0], SIZE[1]), theme)
+
+
 def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:
     """One pair of axes as PNG, independent of matplotlibrc, time and versions."""
     settings = {

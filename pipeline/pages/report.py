@@ -33,6 +33,8 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
     traffic = plots.traffic_picture(results)
     found = scores(results.evaluated["tasks"])
     of_tasks = plots.tasks_picture(found)
+    in_training = plots.training_scores_picture(_read_text_tsv(trained / METRICS / "tasks.tsv"))
+    drawn = [one for one in (*pictures, traffic, of_tasks, in_training) if one]
     rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     verdict, count = results.verdict, run.peers.count
@@ -49,6 +51,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         traffic=traffic,
         scores=found,
         of_tasks=of_tasks,
+        in_training=in_training,
         peers=[_peer(peer, rounds) for peer in range(count)],
         windows=windows,
         grid=_grid(verdict, windows, count),
@@ -65,7 +68,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         files=_made(paths, "export")["files"],
         keys={stage: paths.keys.key(stage) for stage in STAGES},
     )
-    return page, [*pictures, traffic, *([of_tasks] if of_tasks else [])]
+    return page, drawn
 
 
 def fill(template: str, **values: object) -> str:
@@ -221,8 +224,11 @@ def _made(paths: Paths, stage: str) -> dict:
 
 def read_tsv(path: Path) -> list[dict[str, float]]:
     """Return the rows of a table of numbers, each by column name."""
-    lines = csv.DictReader(_lines(path), delimiter="\t")
-    return [{name: float(value) for name, value in line.items()} for line in lines]
+    return [{name: float(value) for name, value in line.items()} for line in _read_text_tsv(path)]
+
+
+def _read_text_tsv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(_lines(path), delimiter="\t"))
 
 
 def _lines(path: Path) -> list[str]:

@@ -13,12 +13,15 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+TaskNames = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(_distinct), AsTuple
+]
+
+
 class Evaluate(Table):
     """The tasks that the exported model is given, and its text sample."""
 
-    tasks: Annotated[
-        tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(_distinct), AsTuple
-    ] = ("next_line",)
+    tasks: TaskNames = ("next_line",)
     """Tasks to score the model on. next_line asks which of four lines follows some lines of the
     held-out text. The others need `pip install -c constraints.txt -e '.[eval]'`: tasks and groups
     of lm_eval by their names, Psyche's ten by Psyche's names, and YAML files of tasks in lm_eval's
@@ -34,6 +37,12 @@ class Evaluate(Table):
     """Documents of each task, the first ones; absent: all."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Requests that are computed at once; changes the last bits of scores."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Rounds between scores while training, which are written to metrics/tasks.tsv; 0: none."""
+    sample_tasks: TaskNames = ("next_line",)
+    """Tasks that are scored while training, as in `tasks`; each as it is defined."""
+    sample: Annotated[int, Field(ge=1)] = 100
+    """Questions or documents of each task that are asked while training, the first ones."""
     prompt: str = "def "
     """Text that the model continues."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 64

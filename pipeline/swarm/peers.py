@@ -115,6 +115,9 @@ class RunningPeers(Protocol):
     def params_hash(self) -> str:
         """Return the hash of the params that all agree on."""
 
+    def params(self) -> Tree:
+        """Return a copy on the host of the params that all agree on."""
+
     def state(self) -> State:
         """Return a copy of the whole state on the host."""
 
@@ -232,6 +235,10 @@ class SimulatedPeers:
     def params_hash(self) -> str:
         """Return the hash of the params that all agree on."""
         return tree_hash(jax.device_get(self._first.params))
+
+    def params(self) -> Tree:
+        """Return a copy on the host of the params that all agree on."""
+        return jax.tree.map(np.array, self._first.params)
 
     @property
     def params_on(self) -> dict[DeviceGroup, Tree]:

@@ -27,8 +27,8 @@ def prepare(
       notes: Gains the reason if there are none.
     """
     texts = held_out_texts.documents(run, shards, model.tokenizer)
-    found = next_line.questions(texts, count)
-    asked = choices.ask(found, model.tokenizer, model.beginning, model.context)
+    found = next_line.questions(texts)
+    asked = choices.ask(found, model.tokenizer, model.beginning, model.context, count)
     if len(asked.questions) < FEWEST:
         notes.append(
             f"the held-out text gives {len(asked.questions)} questions for {next_line.NAME}, "
@@ -39,7 +39,7 @@ def prepare(
 
 
 def result(
-    asked: AskedQuestions, model: TaskModel, advance: Callable[[int], None] = lambda _: None
+    asked: AskedQuestions, model: TaskModel, advance: Callable[[int], None] | None = None
 ) -> tuple[TaskResult, Scores]:
     """Ask the questions, and return the result and each choice's scores.
 
@@ -48,7 +48,9 @@ def result(
       model: Model that is asked.
       advance: Called with the number of requests that have been scored since the last call.
     """
-    scores = choices.scores_of(asked, model.log_likelihoods(asked.requests, advance))
+    scores = choices.scores_of(
+        asked, model.log_likelihoods(asked.requests, advance or (lambda _: None))
+    )
     found = TaskResult(
         name=next_line.NAME,
         metrics=choices.metrics(asked.questions, scores),

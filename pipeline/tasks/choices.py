@@ -7,7 +7,8 @@ log p(choice | context) - log p(choice), so that a common one has no advantage.
 Shapes in names: N questions of C choices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from pipeline.tasks.result import Metric
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+TRIED = 8  # questions that are looked at for each that is asked
 
 
 class Scores(NamedTuple):
@@ -35,32 +38,33 @@ class AskedQuestions(NamedTuple):
 
 
 def ask(
-    questions: Sequence[Question], tokenizer: "Tokenizer", beginning: int, context: int
+    questions: Iterable[Question], tokenizer: "Tokenizer", beginning: int, context: int, count: int
 ) -> AskedQuestions:
-    """Return the requests of the questions whose choices fit into a model.
+    """Return the requests of the first `count` questions whose choices fit into a model.
 
     Context and choice are encoded together, so a choice's tokens are those of the whole text. A
     choice alone follows the token that begins a text.
 
     Args:
-      questions: Questions.
+      questions: Questions; at most `TRIED` times as many are looked at.
       tokenizer: Tokenizer of the model.
       beginning: The token that begins a text.
       context: Most tokens that the model takes.
+      count: Number of questions, at most.
     """
-    wholes = [text for q in questions for text in (q.context, *(q.context + c for c in q.choices))]
-    parts = [choice for question in questions for choice in question.choices]
-    whole = iter([encoding.ids for encoding in tokenizer.encode_batch(wholes)])
-    part = iter([e.ids for e in tokenizer.encode_batch(parts, add_special_tokens=False)])
-    kept = AskedQuestions([], [])
-    for question in questions:
-        before = next(whole)
-        requests = [(before, next(whole)[len(before) :]) for _ in question.choices]
-        alone = [([beginning], next(part)) for _ in question.choices]
-        if all(0 < len(continuation) <= context for _, continuation in (*requests, *alone)):
-            kept.questions.append(question)
-            kept.requests.extend((*requests, *alone))
-    return kept
+    asked = AskedQuestions([], [])
+    for question in islice(questions, TRIED * count):
+        wholes = [question.context, *(question.context + choice for choice in question.choices)]
+        before, *whole = (encoding.ids for encoding in tokenizer.encode_batch(wholes))
+        parts = tokenizer.encode_batch(list(question.choices), add_special_tokens=False)
+        requests = [(before, ids[len(before) :]) for ids in whole]
+        requests += [([beginning], part.ids) for part in parts]
+        if all(0 < len(continuation) <= context for _, continuation in requests):
+            asked.questions.append(question)
+            asked.requests.extend(requests)
+        if len(asked.questions) == count:
+            break
+    return asked
 
 
 def scores_of(asked: AskedQuestions, found: Sequence[Likelihood]) -> Scores:

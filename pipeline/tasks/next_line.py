@@ -46,8 +46,8 @@ class _Line(NamedTuple):
         return len(self.text.encode())
 
 
-def questions(texts: Iterable[str], count: int, seed: int = 0) -> list[Question]:
-    """Return `count` questions, or as many as there are.
+def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
+    """Yield the questions that there are, in an order that is drawn.
 
     A line can be asked for if it is neither very short nor very long, and the line before it is not
     blank. The other choices are such lines of other documents, distinct from it, from each other
@@ -55,17 +55,14 @@ def questions(texts: Iterable[str], count: int, seed: int = 0) -> list[Question]
 
     Args:
       texts: Documents.
-      count: Number of questions, at most.
       seed: Of all draws.
     """
     found = (line for number, text in enumerate(texts) for line in _lines(number, text))
     lines = {_draw(seed, line.context, line.indentation, line.text): line for line in found}
     pool = sorted(lines.values(), key=lambda line: (line.size, line.text, line.document))
-    made: list[Question] = []
     for _, line in sorted(lines.items()):
-        if len(made) < count and (question := _question(line, pool, seed)):
-            made.append(question)
-    return made
+        if question := _question(line, pool, seed):
+            yield question
 
 
 def _lines(document: int, text: str) -> Iterator[_Line]:

@@ -1,5 +1,6 @@
 """The tasks that a run file names, of this room and of lm_eval."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from pipeline import runfile
@@ -30,7 +31,9 @@ class RunFileTasks:
         store: Path,
         notes: list[str],
     ):
-        self.settings, self.store, self.pin = settings, store, run.pins.tasks
+        self.settings, self.store = settings, store
+        # the pin is of the tasks of `[evaluate] tasks`, all of them
+        self.pin = run.pins.tasks if settings == run.evaluate else ""
         self.others = [name for name in settings.tasks if name != next_line.NAME]
         self.asked = None
         if next_line.NAME in settings.tasks:
@@ -38,7 +41,12 @@ class RunFileTasks:
             self.asked = ask_next_line.prepare(run, shards, model, count, notes)
 
     def score(
-        self, model: TaskModel, folder: Path | None = None, named: str = ""
+        self,
+        model: TaskModel,
+        folder: Path | None = None,
+        named: str = "",
+        *,
+        quiet: bool = False,
     ) -> list[TaskResult]:
         """Return the results of all tasks.
 
@@ -46,14 +54,19 @@ class RunFileTasks:
           model: The model, with the params that are scored.
           folder: Where questions and answers are written, if anywhere.
           named: Path of that folder, as its files name it.
+          quiet: Whether next_line shows no progress.
 
         Raises:
           LockstepError: A task of lm_eval cannot be run.
         """
         results = []
         if self.asked:
-            with Progress("next_line", total=len(self.asked.requests), unit="request") as bar:
-                result, scores = ask_next_line.result(self.asked, model, bar.advance)
+            with ExitStack() as stack:
+                advance = None
+                if not quiet:
+                    bar = Progress("next_line", total=len(self.asked.requests), unit="request")
+                    advance = stack.enter_context(bar).advance
+                result, scores = ask_next_line.result(self.asked, model, advance)
             results.append(result)
             if folder:
                 task_file.write(folder, named, self.asked, scores)

@@ -88,9 +88,33 @@ def read(folder: Path, *, scan: bool = False) -> Exported:
       LockstepError: A file of it is missing or damaged.
     """
     hf_config, params = hf.read_folder(folder)
-    architecture, config = hf.model_of(hf_config, folder / hf.CONFIG)
-    settings = {"scan": scan, "dtype": jnp.dtype("float32")}
     path = folder / "tokenizer.json"
+    tokenizer = load_tokenizer(path) if path.exists() else None
+    return computing(hf_config, params, tokenizer, folder / hf.CONFIG, scan=scan)
+
+
+def computing(
+    hf_config: dict[str, Any],
+    params: Params,
+    tokenizer: Tokenizer | None,
+    where: object,
+    *,
+    scan: bool = False,
+) -> Exported:
+    """Return a model that computes as its export will, while it may still be in training.
+
+    Args:
+      hf_config: Content of its config.json.
+      params: Its params.
+      tokenizer: Its tokenizer, if it has one.
+      where: What errors call its config.json.
+      scan: Whether layers run as a loop, as `[peers] scan_layers`.
+
+    Raises:
+      LockstepError: The model is unknown, or its config asks for what is not supported.
+    """
+    architecture, config = hf.model_of(hf_config, where)
+    settings = {"scan": scan, "dtype": jnp.dtype("float32")}
     return Exported(
         hf_config,
         architecture,
@@ -102,5 +126,5 @@ def read(folder: Path, *, scan: bool = False) -> Exported:
         cache=partial(architecture.cache, config, dtype=settings["dtype"]),
         next_logits=partial(architecture.next_logits, config),
         scan=scan,
-        tokenizer=load_tokenizer(path) if path.exists() else None,
+        tokenizer=tokenizer,
     )

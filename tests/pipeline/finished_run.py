@@ -41,6 +41,8 @@ NEXT_LINE = TaskResult(
     source="held-out text of the run",
 )
 CAUGHT = LIAR | {"kind": "commitment", "applied": False}  # in its round, and ejected
+SCORED = "step\ttask\tmetric\tvalue\tlow\thigh\n"
+SCORED += "0\tnext_line\tacc\t0.24\t0.2\t0.28\n40\tnext_line\tacc\t0.31\t0.27\t0.35\n"
 CARD = "---\nlibrary_name: transformers\n---\n\n# A model\n\n## Verdict\n\nAccepted.\n"
 TEXT = "def f(x):\n    return '<b>&\x1b[31m' + x\n"
 
@@ -128,6 +130,7 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
         for step in run.snapshots().steps:
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
         curves.write(rows, folder / METRICS)
+        write_text(folder / METRICS / "tasks.tsv", SCORED if held_out else SCORED.split("\n")[0])
         write_metrics(
             folder,
             rounds=ROUNDS,

@@ -21,7 +21,7 @@ from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
 
 VOID = {"meta", "img", "br"}
 PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")}
-PNGS |= {"traffic.png", "tasks.png"}
+PNGS |= {"traffic.png", "tasks.png", "tasks_by_step.png"}
 
 
 class Page(HTMLParser):
@@ -254,12 +254,13 @@ def test_scores_stand_beside_chance_with_their_intervals(accepted):
     assert "next_line 400 0 acc_mutual_info 0.4500 0.402 to 0.499 0.25 above chance" in text
     alts = [img["alt"] for img in page_of(accepted).all("img")]
     assert any("acc 0.310 (0.267 to 0.357, chance 0.25)" in alt for alt in alts)
+    assert any("acc from 0.24 to 0.31" in alt for alt in alts)
 
 
 def test_without_results_of_tasks_there_is_no_section_of_them(unmeasured, refused):
-    for paths in (unmeasured, refused):
-        assert "Shares of right answers" not in page_of(paths).html
-        assert "<h2>Tasks</h2>" not in page_of(paths).html
+    assert "<h2>Tasks</h2>" not in page_of(unmeasured).html
+    assert "Shares of right answers" not in page_of(unmeasured).html
+    assert "Shares of right answers, with" not in page_of(refused).html
 
 
 def test_the_model_card_has_the_results_in_the_hubs_form(accepted, refused):

@@ -27,7 +27,7 @@ def make_tokenizer():
 
 def test_a_choice_after_its_context_has_the_tokens_of_the_whole_text():
     tokenizer = make_tokenizer()
-    asked = choices.ask(QUESTIONS, tokenizer, BEGINNING, 64)
+    asked = choices.ask(QUESTIONS, tokenizer, BEGINNING, 64, 9)
     assert asked.questions == QUESTIONS
     requests = iter(asked.requests)
     for question in QUESTIONS:
@@ -38,6 +38,7 @@ def test_a_choice_after_its_context_has_the_tokens_of_the_whole_text():
         for choice in question.choices:
             assert next(requests) == ([BEGINNING], tokenizer.encode(choice).ids)
     assert not [*requests]
+    assert choices.ask(QUESTIONS, tokenizer, BEGINNING, 64, 1).questions == QUESTIONS[:1]
 
 
 def test_a_question_is_left_out_if_a_choice_of_it_does_not_fit_into_the_model():
@@ -46,9 +47,9 @@ def test_a_question_is_left_out_if_a_choice_of_it_does_not_fit_into_the_model():
         for question in QUESTIONS
     ]
     assert longest[0] > longest[1]
-    asked = choices.ask(QUESTIONS, make_tokenizer(), BEGINNING, longest[1])
+    asked = choices.ask(QUESTIONS, make_tokenizer(), BEGINNING, longest[1], 9)
     assert (asked.questions, len(asked.requests)) == (QUESTIONS[1:], 8)
-    assert choices.ask(QUESTIONS, make_tokenizer(), BEGINNING, longest[1] - 1).questions == []
+    assert choices.ask(QUESTIONS, make_tokenizer(), BEGINNING, longest[1] - 1, 9).questions == []
 
 
 def test_each_metric_chooses_by_its_own_rule():

@@ -268,7 +268,7 @@ def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers
     texts = ["\n".join(f"{a}{n} = return({n})" for n in range(8)) for a in "abcdef"]
     model = exported.model(folder)
     asked = choices.ask(
-        next_line.questions(texts, 12), model.tokenizer, model.beginning, model.context
+        next_line.questions(texts), model.tokenizer, model.beginning, model.context, 12
     )
     result, scores = ask_next_line.result(asked, model)
     task_file.write(tmp_path, str(tmp_path), asked, scores)

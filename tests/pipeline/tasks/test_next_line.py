@@ -1,10 +1,12 @@
 """Questions of next_line: the same from the same text, and answered only by what the text says."""
 
 import hashlib
+from itertools import islice
 
 import pytest
 
-from pipeline.tasks.next_line import CHOICES, CONTEXT_BYTES, LONGEST, SHORTEST, questions
+from pipeline.tasks import next_line
+from pipeline.tasks.next_line import CHOICES, CONTEXT_BYTES, LONGEST, SHORTEST, Question
 from pipeline.tasks.task_file import to_jsonl
 
 
@@ -15,6 +17,10 @@ def document(name: str, lines: int = 30) -> str:
         found.append("    " * (n % 3) + f"{name}_{n:02} = call({'x' * (n % 7)}, {n * n})")
         found += {5: [""], 11: ["pass"], 17: [f"{name} = {'y' * LONGEST}"]}.get(n, [])
     return "\n".join([*found, "# the end"])
+
+
+def questions(texts: list[str], count: int, seed: int = 0) -> list[Question]:
+    return list(islice(next_line.questions(texts, seed), count))
 
 
 TEXTS = [document(name) for name in ("alpha", "betas", "gamma", "delta")]
