@@ -93,7 +93,7 @@ def test_dvc_leaves_what_snakemake_made_unless_it_was_read_outside(stage):
 
 @each_stage
 def test_tracked_tables_are_in_every_ready_run(stage):
-    for run in sorted((PROJECT / "params").glob("*.toml")):
+    for run in sorted((PROJECT / "params").rglob("*.toml")):
         keys = Keys(run)
         for table in tracked(stage):
             keys.table(table)
