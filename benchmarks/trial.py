@@ -9,7 +9,7 @@ from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import micro_batches
 from pipeline.swarm.begin import make_peers
-from pipeline.swarm.peers import capacity
+from pipeline.swarm.peers import RoundSteps, capacity
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
 
@@ -64,7 +64,7 @@ class Trial:
     def step(self) -> None:
         """All peers' gradients and messages."""
         self.rounds += 1
-        self.done = self.peers.step(self.work, self.rounds)
+        self.done = self.peers.step(RoundSteps(self.work, self.rounds))
 
     def exchange(self) -> None:
         """All messages to bytes and back."""

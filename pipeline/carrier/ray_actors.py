@@ -195,7 +195,7 @@ def start(
       backend: "cpu" or "cuda".
 
     Raises:
-      LockstepError: Ray would let anybody in, or there is no such cluster.
+      LockstepError: Ray asks nobody for a token, or there is no such cluster.
     """
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise LockstepError(

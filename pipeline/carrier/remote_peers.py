@@ -17,10 +17,9 @@ from pipeline.carrier.operations import leaves, tree_of
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
-from pipeline.swarm.peers import Done
+from pipeline.swarm.peers import Done, RoundSteps
 from pipeline.transcript.state import State
 
 log = logging.getLogger(__name__)
@@ -90,12 +89,12 @@ class RemotePeers:
         return "no process yet" if peer in self.absent else "a process of its own"
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers whose processes are there again, to ask for them."""
+        """Return the absent peers whose processes are there again and can join."""
         self._take_losses()
         return tuple(sorted(self.absent & self.carrier.arrived()))
 
     def await_return(self) -> tuple[int, ...]:
-        """Return them as soon as there is one; none if there is none within `Patience.start`."""
+        """Wait until an absent peer's process is there again, at most `Patience.start`."""
         until = time.monotonic() + self.patience.start
         while not (back := self.returned()) and time.monotonic() < until:
             self.carrier.wait(self.absent, 0.2)
@@ -115,35 +114,28 @@ class RemotePeers:
 
     # ---- A round ----
 
-    def step(
-        self,
-        work: Mapping[int, Work],
-        step: int,
-        programs: Mapping[int, Programs] | None = None,
-        *,
-        hashed: bool = False,
-    ) -> dict[int, Done]:
+    def step(self, asked: RoundSteps) -> dict[int, Done]:
         """Take the step of every peer that has work; who is lost meanwhile is absent."""
         if self.setup.run.links.clock == "wall":
-            self._compile(work, programs or {})
-        keep = self.keeps(step)
-        asked = {
+            self._compile(asked)
+        keep = self.keeps(asked.number)
+        requests = {
             peer: Asked(
                 "train",
                 {
-                    "step": step,
+                    "step": asked.number,
                     "count": given.count,
-                    "imprecise": peer in (programs or {}),
+                    "imprecise": peer in asked.programs,
                     "keep": keep,
-                    "hash": hashed,
+                    "hash": asked.hashed,
                 },
                 leaves(given.rows_MB),
             )
-            for peer, given in work.items()
+            for peer, given in asked.work.items()
         }
         like, own = self.programs.form.like, self._like.own[0]
         size, done = len(jax.tree.leaves(like)), {}
-        for peer, answer in self._ask(asked, self.patience.step).items():
+        for peer, answer in self._ask(requests, self.patience.step).items():
             with self._losing(peer):
                 message = tree_of(answer.arrays[:size], like, "message")
                 loss = float(answer.header.values["loss"])
@@ -152,23 +144,23 @@ class RemotePeers:
                 state = answer.header.values["hash"]
                 done[peer] = Done(message, loss, state, answer.seconds)
         if keep:  # also of who has no work, while it is there
-            self._own |= {peer: self.own(peer) for peer in self._here.difference(work)}
+            self._own |= {peer: self.own(peer) for peer in self._here.difference(asked.work)}
         return {peer: done[peer] for peer in sorted(done) if peer in self._here}
 
-    def _compile(self, work: Mapping[int, Work], programs: Mapping[int, Programs]) -> None:
+    def _compile(self, asked: RoundSteps) -> None:
         """Have peers compile what a round's clock must not wait for: steps of a new shape.
 
         That is a run's first one, and one in which another number of peers train. Verifiers too.
         """
-        arrays, asked = leaves(next(iter(work.values())).rows_MB), {}
+        arrays, requests = leaves(next(iter(asked.work.values())).rows_MB), {}
         for peer in sorted(self._here):
-            imprecise = peer in programs
+            imprecise = peer in asked.programs
             step = (imprecise, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
                 self._compiled[peer].add(step)
-                asked[peer] = Asked("compile", {"imprecise": imprecise}, arrays)
-        if asked:
-            self._ask(asked)
+                requests[peer] = Asked("compile", {"imprecise": imprecise}, arrays)
+        if requests:
+            self._ask(requests)
 
     def receive(
         self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int

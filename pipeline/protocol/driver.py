@@ -135,10 +135,14 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     return replace(progress, state=state, fresh=tuple(dict.fromkeys(fresh)), left=left)
 
 
-def may_ask(progress: RunProgress, peer: int) -> bool:
-    """Return whether a peer is not in the epoch, has not asked yet and has not been ejected."""
+def may_ask(progress: RunProgress, peers: Iterable[int]) -> tuple[int, ...]:
+    """Return those of `peers`, each once, that may ask to take part.
+
+    They are not in the epoch, have not asked yet, and were not ejected.
+    """
     state = progress.state
-    return not (peer in state.healthy_members or peer in state.pending or peer in state.ejected)
+    may_not = state.healthy_members.union(state.pending, state.ejected)
+    return tuple(peer for peer in dict.fromkeys(peers) if peer not in may_not)
 
 
 def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:

@@ -317,8 +317,8 @@ class Runtime(Network):
     """Seconds after which a peer's process that has not started, or not answered, is lost. The
     first step takes long, since it compiles."""
     metrics_port: U16 = 0
-    """Port of this machine on which a training serves its numbers to Prometheus, at /metrics; 0 is
-    none."""
+    """Port on 127.0.0.1 at which a training serves its numbers to Prometheus, under /metrics; 0
+    serves no metrics."""
     sinks: Annotated[tuple[SinkName, ...], AfterValidator(_distinct), AsTuple] = ()
     """Trackers of runs that a training tells its curves: TensorBoard, Weights & Biases, MLflow.
     They need the extra sinks."""

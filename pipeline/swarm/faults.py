@@ -73,13 +73,13 @@ class FaultSchedule:
 
     def silence(self, round_: Round) -> tuple[int, ...]:
         """Return the members of a round that are away."""
-        silent = tuple(peer for peer in round_.peers if peer in self.away(round_.step))
+        silent = self.away(round_.step).intersection(round_.peers)
         for _, fault, peer in self._now(round_.step, "crash"):
             self.fired[fault.kind] += peer in silent
         for fault in self.schedule:
             if fault.kind == "join":  # it fires when the peer takes part
                 self.fired[fault.kind] += len(set(fault.peers) & set(round_.joined))
-        return silent
+        return tuple(peer for peer in round_.peers if peer in silent)
 
     def delay(self, arrivals: Mapping[int, float], step: int) -> dict[int, float]:
         """Return when messages arrive, in seconds; lost messages are absent."""

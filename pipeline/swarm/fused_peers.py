@@ -3,7 +3,7 @@
 Fast on many devices; its bits differ from those of `peer_step`, so an audit compares distances.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -16,7 +16,7 @@ from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import AXIS, DeviceGroup, cut, cut_rows
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import PeerResult, Programs
-from pipeline.swarm.peers import Done, SimulatedPeers
+from pipeline.swarm.peers import Done, RoundSteps, SimulatedPeers
 from pipeline.transcript.state import State
 
 
@@ -34,27 +34,23 @@ class FusedPeers(SimulatedPeers):
         """Return where a peer runs: neighbours share a group."""
         return self.groups[peer // self._turns]
 
-    def step(
-        self,
-        work: Mapping[int, Work],
-        step: int,
-        programs: Mapping[int, Programs] | None = None,
-        *,
-        hashed: bool = False,
-    ) -> dict[int, Done]:
+    def step(self, asked: RoundSteps) -> dict[int, Done]:
         """Take the step of every peer that has work, as `SimulatedPeers.step`.
 
         Raises:
           ValueError: A peer is to compute with other programs than the run's, or to commit to its
             state, which no other peer could recompute.
         """
-        if hashed:
+        if asked.hashed:
             raise ValueError("peers of one program are hashed, expected none that verify")
-        if programs:
-            raise ValueError(f"peers {sorted(programs)} have programs of their own, expected one")
+        if asked.programs:
+            raise ValueError(
+                f"peers {sorted(asked.programs)} have programs of their own, expected one"
+            )
+        work = asked.work
         idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]
-        agreed = (self._first.params, self._first.shared, jnp.int32(step))
+        agreed = (self._first.params, self._first.shared, jnp.int32(asked.number))
         params, shared, step = self._put(agreed, lambda x: cut(x.shape, self.parts))
         rows = jax.tree.map(lambda *peers: np.stack(peers), *(w.rows_MB for w in filled))
         rows = self._put(rows, lambda _: Spec("peer", *cut_rows(1)))

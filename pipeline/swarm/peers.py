@@ -24,6 +24,22 @@ class Rows(Protocol):
         """Return the rows at these indices of the run's order: arrays [N, ...]."""
 
 
+class RoundSteps(NamedTuple):
+    """The steps that a round asks for.
+
+    Attributes:
+      work: Work by peer; the others take no step.
+      number: The round, from 1.
+      programs: Programs of peers that compute with others than the run's.
+      hashed: Whether peers commit to what they own after the step.
+    """
+
+    work: Mapping[int, Work]
+    number: int
+    programs: Mapping[int, Programs] = {}
+    hashed: bool = False
+
+
 class Done(NamedTuple):
     """What a peer did.
 
@@ -55,30 +71,19 @@ class RunningPeers(Protocol):
         """Return where a peer runs, for the log."""
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers whose processes are there again, to ask for them."""
+        """Return the absent peers whose processes are there again and can join."""
 
     def await_return(self) -> tuple[int, ...]:
-        """Return them as soon as there is one, or none if none is to be expected."""
+        """Wait until an absent peer's process is there again, and return what `returned` does.
+
+        It returns no peer where none can be expected to return.
+        """
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
         """Let go of the members that asked to leave, and return them."""
 
-    def step(
-        self,
-        work: Mapping[int, Work],
-        step: int,
-        programs: Mapping[int, Programs] | None = None,
-        *,
-        hashed: bool = False,
-    ) -> dict[int, Done]:
-        """Take the step of every peer that has work; who is lost meanwhile is absent from then on.
-
-        Args:
-          work: Work by peer.
-          step: The round, from 1.
-          programs: Programs of peers that compute with others than the run's.
-          hashed: Whether peers commit to what they own after the step.
-        """
+    def step(self, asked: RoundSteps) -> dict[int, Done]:
+        """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
 
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
@@ -159,7 +164,7 @@ class SimulatedPeers:
         return ()
 
     def await_return(self) -> tuple[int, ...]:
-        """Return no peer: none is to be expected."""
+        """Return no peer: none can return, since none was ever gone."""
         return ()
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
@@ -167,30 +172,24 @@ class SimulatedPeers:
         del members
         return ()
 
-    def step(
-        self,
-        work: Mapping[int, Work],
-        step: int,
-        programs: Mapping[int, Programs] | None = None,
-        *,
-        hashed: bool = False,
-    ) -> dict[int, Done]:
+    def step(self, asked: RoundSteps) -> dict[int, Done]:
         """Take the step of every peer that has work; the others' state stays as it is."""
         results: dict[int, PeerResult] = {}
         latest: dict[DeviceGroup, PeerResult] = {}
-        for peer, given in work.items():
+        for peer, given in asked.work.items():
             replica = self._replica_of(peer)
             if replica.group in latest and jax.default_backend() == "cpu":
                 # a step that waits for its turn on a CPU holds its memory already
                 latest[replica.group].loss.block_until_ready()
-            if programs and peer in programs:
-                replica = replace(replica, programs=programs[peer])
-            results[peer] = latest[replica.group] = replica.step(self._own[peer], given, step)
+            if peer in asked.programs:
+                replica = replace(replica, programs=asked.programs[peer])
+            result = replica.step(self._own[peer], given, asked.number)
+            results[peer] = latest[replica.group] = result
             self._own[peer] = results[peer].own
         # only now wait: until here, the groups worked side by side
         done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
         return {
-            peer: Done(message, float(loss), tree_hash(self.own(peer)) if hashed else None)
+            peer: Done(message, float(loss), tree_hash(self.own(peer)) if asked.hashed else None)
             for peer, (message, loss) in done.items()
         }
 

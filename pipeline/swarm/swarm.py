@@ -19,7 +19,7 @@ from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.peers import Done, Rows, RunningPeers, assigned
+from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers, assigned
 from pipeline.transcript.entry import Entry
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
@@ -151,7 +151,7 @@ class Swarm:
         step = progress.state.step
         if progress.begun:
             back = (*self.faults.asks(step), *self._sent_off(progress), *self.peers.returned())
-            asked = self._allowed(progress, back)
+            asked = driver.may_ask(progress, back)
         else:
             away = self.faults.away(step) | self.peers.absent
             asked = tuple(peer for peer in range(self.run.peers.count) if peer not in away)
@@ -160,7 +160,7 @@ class Swarm:
             progress, round_ = driver.next_round(progress)
         except CoordinatorError:  # it waits: members that are away hear of it
             early = self.faults.return_early(step) or self.peers.await_return()
-            back = self._allowed(progress, early)
+            back = driver.may_ask(progress, early)
             asked = (*asked, *back)
             try:
                 progress, round_ = driver.next_round(driver.ask(progress, back))
@@ -170,9 +170,6 @@ class Swarm:
                     f"are left at round {step}, and the run cannot go on: {error}"
                 ) from error
         return progress, asked, round_
-
-    def _allowed(self, progress: RunProgress, peers: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(p for p in dict.fromkeys(peers) if driver.may_ask(progress, p))
 
     def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
         """Present peers that left the epoch because no witness spoke; they ask again."""
@@ -204,7 +201,7 @@ class Swarm:
         imprecise = self.faults.imprecise(given, round_.step)
         programs = {peer: self.imprecise() for peer in imprecise}
         hashed = bool(round_.verifiers)
-        done = self.peers.step(work, round_.step, programs, hashed=hashed)
+        done = self.peers.step(RoundSteps(work, round_.step, programs, hashed))
         if not done:
             return {}, None
         loss = float(np.mean([d.loss for d in done.values()]))

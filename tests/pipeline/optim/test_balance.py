@@ -14,7 +14,7 @@ from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import micro_batches
-from pipeline.swarm.peers import SimulatedPeers
+from pipeline.swarm.peers import RoundSteps, SimulatedPeers
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
 from tests import tiny
@@ -165,7 +165,7 @@ def loads(speed: float, steps: int = 16) -> np.ndarray:
     for step in range(1, steps + 1):
         tokens = rng.integers(tiny.VOCABULARY, size=(2, 4, 16), dtype=np.int32)
         work = {peer: Work(micro_batches(tokens[peer], 4, 2), 4) for peer in range(2)}
-        done = peers.step(work, step)
+        done = peers.step(RoundSteps(work, step))
         load = done[0].message.load["layers"]["mlp"]["router"]["correction"][0]
         found.append(load.max() / load.sum())
         sent = {p: wire.encode(d.message, form) for p, d in done.items()}

@@ -12,7 +12,7 @@ from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.runfile import Run
 from pipeline.swarm.begin import make_peers
-from pipeline.swarm.peers import SimulatedPeers
+from pipeline.swarm.peers import RoundSteps, SimulatedPeers
 from pipeline.tokens.shards import PLAIN
 from pipeline.transcript.state import State
 from tests import tiny
@@ -53,7 +53,7 @@ def train(
             rows = batch(peer, step)
             size, lots = run.peers.micro_batch, run.llm.inner_steps
             work[peer] = Work(micro_batches(rows, len(rows), size, lots), len(rows))
-        done = peers.step(work, step)
+        done = peers.step(RoundSteps(work, step))
         found.append(float(np.mean([d.loss for d in done.values()])))
         messages = {p: d.message for p, d in done.items()}
         assigned = {p: w.count for p, w in work.items()}

@@ -11,6 +11,7 @@ from pipeline.optim.optimizer import alone, as_transform
 from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import micro_batches
 from pipeline.swarm.begin import make_peers
+from pipeline.swarm.peers import RoundSteps
 from tests import tiny
 from tests.pipeline.programs.rounds import begin, train
 
@@ -87,7 +88,7 @@ def exchanged() -> tuple[Replica, dict]:
     programs, state = begin(run)
     peers = make_peers(programs, "each", state, jax.devices()[:1])
     rows_MBW = micro_batches(batch(0, 1), 4, 2, 2)
-    done = peers.step({peer: Work(rows_MBW, 4 - peer) for peer in range(2)}, 1)
+    done = peers.step(RoundSteps({peer: Work(rows_MBW, 4 - peer) for peer in range(2)}, 1))
     replica = Replica.put(programs, peers.groups[0], state.params, state.shared)
     return replica, {peer: each.message for peer, each in done.items()}
 

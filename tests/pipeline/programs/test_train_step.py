@@ -10,6 +10,7 @@ from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work
 from pipeline.programs.train_step import Programs, micro_batches
 from pipeline.swarm.begin import make_peers
+from pipeline.swarm.peers import RoundSteps
 from pipeline.tokens.columns import UNCOUNTED, split
 from pipeline.transcript.state import State
 from tests import tiny
@@ -259,7 +260,7 @@ def test_fused_layouts_train_alike_on_labels():
         programs, state = begin(a_run(), columns=ALL)
         peers = make_peers(programs, name, state, jax.devices()[:2])
         work = {peer: Work(micro_batches(packed(4)[peer:], 4, 2), 4 - peer) for peer in range(2)}
-        found[name] = [peers.step(work, 1)[peer].loss for peer in range(2)]
+        found[name] = [peers.step(RoundSteps(work, 1))[peer].loss for peer in range(2)]
     assert found["shard_map"] == pytest.approx(found["each"], abs=1e-5)
 
 

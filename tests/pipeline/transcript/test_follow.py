@@ -67,7 +67,7 @@ def led(seed: int) -> Led:
         try:
             progress, round_ = driver.next_round(progress)
         except CoordinatorError:  # it waits: all that may come do
-            more = tuple(peer for peer in range(PEERS) if driver.may_ask(progress, peer))
+            more = driver.may_ask(progress, range(PEERS))
             if not more:
                 return Led(entries, after, seen)
             asked += more
@@ -88,11 +88,8 @@ def led(seed: int) -> Led:
         more = {"asked": asked, "left": left, "paused": paused, "joined_params": joined}
         entries.append(records.entry(round_, said, decision, checkpointed=stored, **more))
         after.append(progress)
-        asked = tuple(
-            peer
-            for peer in range(PEERS)
-            if driver.may_ask(progress, peer) and chance.random() < 0.5
-        )
+        able = driver.may_ask(progress, range(PEERS))
+        asked = tuple(peer for peer in able if chance.random() < 0.5)
         happened = {
             "joined": round_.joined, "left": left, "paused": paused, "stored": stored,
             "dropped": decision.dropped, "ejected": decision.ejected, "late": decision.late,
