@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lm_eval.api.group import Group
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
+    from lm_eval.tasks.manager import TaskDict
 
 INSTALL = "pip install -c constraints.txt -e '.[eval]'"
 YAML = (".yaml", ".yml")
@@ -76,7 +77,7 @@ def data_in(folder: Path) -> Iterator[None]:
         for (module, name), place in places.items():
             before.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, place)
-        for library in ("lm_eval", "datasets"):  # which warn of what is no concern of the user's
+        for library in ("lm_eval", "datasets", "huggingface_hub"):  # an error says it in one line
             logger = logging.getLogger(library)
             before.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
@@ -84,7 +85,7 @@ def data_in(folder: Path) -> Iterator[None]:
 
 
 def load(names: Sequence[str], folder: Path) -> list[Loaded]:
-    """Load tasks and their data, which `data_in(folder)` keeps.
+    """Load tasks and their data, which `data_in(folder)` keeps; what is there is not asked for.
 
     Raises:
       LockstepError: A name is no task's, its data cannot be had, or a task comes twice.
@@ -95,7 +96,7 @@ def load(names: Sequence[str], folder: Path) -> list[Loaded]:
         of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
         manager, spec = finder.find(name, of_lm_eval)
         try:
-            found = manager.load(spec)
+            found = _load(manager, spec)
         except Exception as error:  # of lm_eval, of datasets or of a task's own code
             offline = "" if name.endswith(YAML) else f" in {folder}, or the hub's"
             raise LockstepError(
@@ -124,6 +125,26 @@ def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
     return found[0][1] if len(found) == 1 else listing_sha256(found)
 
 
+def _load(manager: "TaskManager", spec: str) -> "TaskDict":
+    """Load what is stored, and only what is not from the network: it takes long to find none."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    modules = constants, datasets.config
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+        return manager.load(spec)
+    except Exception:
+        if any(before):
+            raise
+    finally:
+        for module, offline in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = offline
+    return manager.load(spec)
+
+
 class _Finder:
     """Finds a task's definition: lm_eval has 14,000 files of them, which take seconds to index."""
 
@@ -147,7 +168,7 @@ class _Finder:
 
             self._whole = TaskManager()
         if of_lm_eval not in self._whole.all_tasks:
-            close = get_close_matches(name, [*PSYCHE_TASKS, *self._whole.all_tasks], 3)
+            close = get_close_matches(name, {*PSYCHE_TASKS, *self._whole.all_tasks}, 3)
             like = f", such as {', '.join(close)}" if close else ""
             raise LockstepError(
                 f"[evaluate] tasks: found {name}, expected a task of lm_eval {version()}{like}"

@@ -5,11 +5,14 @@ One file, so that one process imports lm_eval and torch.
 
 import json
 import re
+import socket
 from importlib import metadata
 from pathlib import Path
 
+import datasets.config
 import jax
 import pytest
+from huggingface_hub import constants
 
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
@@ -59,9 +62,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     """Nothing may ask the network: the libraries read these at their import."""
-    import datasets.config
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
@@ -151,8 +151,6 @@ def test_every_request_scores_as_with_transformers(
 
 def place(store, rows):
     """Leave ARC-Easy in the store as `datasets` keeps what it has downloaded."""
-    import datasets
-
     made = store.parent / "made"
     made.mkdir()
     (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -176,9 +174,15 @@ def arc(number, answer="B", choices=4):
     }
 
 
-def test_a_task_of_lm_eval_runs_on_what_the_store_holds_and_no_other(folder, tmp_path):
+def test_a_task_of_lm_eval_runs_on_what_the_store_holds_and_no_other(folder, tmp_path, monkeypatch):
     place(tmp_path / "store", [arc(0), arc(1, "A", choices=5), arc(2, choices=5)])
-    results, samples = run(folder, ["arc_easy"], tmp_path)
+    with monkeypatch.context() as online:  # which is not made use of
+        asked = []
+        online.setattr(socket, "getaddrinfo", lambda *where, **_: asked.append(where))
+        online.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        online.setattr(constants, "HF_HUB_OFFLINE", False)
+        results, samples = run(folder, ["arc_easy"], tmp_path)
+    assert not asked
     result = results["arc_easy"]
     assert list(result.metrics) == ["acc_norm", "acc"]  # Psyche's first
     assert (result.documents, result.few_shot) == (3, 0)
