@@ -213,11 +213,14 @@ def push(
     private: Annotated[
         bool, typer.Option("--private", help="Create new repositories as private.")
     ] = False,
+    with_proof: Annotated[
+        bool, typer.Option("--with-proof", help="With what `lockstep verify` checks; on the hub.")
+    ] = False,
 ) -> None:
     """Upload the accepted export to DEST and to the checkpointers of the run file."""
     from pipeline.pages import push as push_
 
-    push_.push(run, root, destinations or (), private=private)
+    push_.push(run, root, destinations or (), private=private, with_proof=with_proof)
 
 
 app.command()(commands.publish)

@@ -2,20 +2,28 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.pages import summary
-from pipeline.publication.exported import accepted
+from pipeline.publication import publish
+from pipeline.publication.exported import accepted, with_results
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
-from pipeline.stage.artifacts import Paths, verify
+from pipeline.stage.artifacts import Paths
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import upload
 
 
-def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -> None:
+def push(
+    run: Path,
+    root: Path,
+    destinations: Iterable[str],
+    *,
+    private: bool,
+    with_proof: bool = False,
+) -> None:
     """Push a run's export, and print how to load it from each destination.
 
     Args:
@@ -23,6 +31,8 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
       root: Folder that holds `data/`.
       destinations: Destinations: owner/name on the hub, or gs://bucket/prefix.
       private: Whether a repository that is created on the hub is private.
+      with_proof: Whether a repository gets what others need to check it, as `lockstep publish`
+        writes it.
 
     Raises:
       LockstepError: A destination is invalid or missing, the run has no current export, the audit
@@ -39,24 +49,33 @@ def push(run: Path, root: Path, destinations: Iterable[str], *, private: bool) -
         if checkpoint is None:
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
     paths = Paths("report", run, root)
-    with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
-        files = _with_results(accepted(paths), paths)
-        last = Transcript(paths.need("train") / "transcript").rounds[-1].round
-        key = paths.keys.key("train")
-        for name, checkpoint in checkpoints.items():
-            loaded = upload.push(
-                checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
-            )
-            print(
-                f"push: {name} has step {last.step} of run {key}; in [model.LLM], "
-                f"checkpoint = {toml(loaded)}"
-            )
+    with TemporaryDirectory(prefix=".push-", dir=root / "data") as aside:
+        published = Path(aside) / "publication"
+        if with_proof:
+            publish.write(published, run, root, 1, None)
+        with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
+            files = {file.name: file for file in with_results(accepted(paths), paths)}
+            if with_proof:
+                proof = sorted(path for path in published.rglob("*") if path.is_file())
+                files = {path.relative_to(published).as_posix(): path for path in proof}
+            _upload(paths, checkpoints, files, private=private)
 
 
-def _with_results(files: list[Path], paths: Paths) -> list[Path]:
-    """The files of an export, with the report's card, which has the results, if there is one."""
-    if not paths.is_made("report"):
-        return files
-    verify(paths.made("report"), [summary.CARD])
-    card = paths.out("report") / summary.CARD
-    return [card if file.name == card.name else file for file in files]
+def _upload(
+    paths: Paths,
+    checkpoints: dict[str, runfile.CheckpointHub | runfile.CheckpointGcs],
+    files: dict[str, Path],
+    *,
+    private: bool,
+) -> None:
+    """Upload the files to each destination, and print how to load them from there."""
+    last = Transcript(paths.need("train") / "transcript").rounds[-1].round
+    key = paths.keys.key("train")
+    for name, checkpoint in checkpoints.items():
+        loaded = upload.push(
+            checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
+        )
+        print(
+            f"push: {name} has step {last.step} of run {key}; in [model.LLM], "
+            f"checkpoint = {toml(loaded)}"
+        )

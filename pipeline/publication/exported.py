@@ -4,8 +4,10 @@ from pathlib import Path
 
 from pipeline.audit.verdict_text import blame
 from pipeline.errors import LockstepError
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import Paths, read_json, verify
 from pipeline.weights import hf
+
+CARD = "README.md"
 
 
 def accepted(paths: Paths) -> list[Path]:
@@ -23,3 +25,12 @@ def accepted(paths: Paths) -> list[Path]:
         )
     made = paths.root / paths.keys.made("export")
     return sorted(file for file in folder.iterdir() if file.is_file() and file.name != made.name)
+
+
+def with_results(files: list[Path], paths: Paths) -> list[Path]:
+    """Return the files of an export, with the report's card, which has results, if there is one."""
+    if not paths.is_made("report"):
+        return files
+    verify(paths.made("report"), [CARD])
+    card = paths.out("report") / CARD
+    return [card if file.name == card.name else file for file in files]

@@ -64,7 +64,7 @@ def push(
     about = {"step": last.step, "epoch": last.epoch}
     card = CARD.format(unaudited=upload.UNAUDITED, key=key, **about)
     write_text(aside / "README.md", card)
-    files = sorted(aside.iterdir())
+    files = {file.name: file for file in sorted(aside.iterdir())}
     for name in run.config.checkpointers:
         checkpoint = destination(name)
         try:

@@ -4,7 +4,7 @@ $HF_ENDPOINT is the hub's address; the token is $HF_TOKEN, or from a login of th
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from pipeline.weights import hf
 log = logging.getLogger(__name__)
 
 # The files of a model; no other files of a repository are fetched, or removed by a push.
+PROOF = "proof/"  # a publication's folder, beside its model
 MODEL = (hf.CONFIG, hf.INDEX, "model*.safetensors", *hf.COMPANIONS)
 
 
@@ -39,14 +40,15 @@ def download(repo_id: str, revision: str | None, store: Path, network: Network) 
 
 
 def push(
-    files: Sequence[Path], repo_id: str, message: str, *, private: bool, branch: str = "main"
+    files: Mapping[str, Path], repo_id: str, message: str, *, private: bool, branch: str = "main"
 ) -> str:
-    """Upload files as one commit on a branch, and return the commit's hash.
+    """Upload files, by their names, as one commit on a branch, and return the commit's hash.
 
     The repository and the branch are created if needed.
 
-    The same commit deletes model files of an earlier push that this one does not have: weights in
-    other shards would be read in place of these. `private` concerns a new repository only.
+    The same commit deletes files of an earlier push that this one does not have: weights in other
+    shards would be read in place of these, and a proof would be of other weights. `private`
+    concerns a new repository only.
 
     Raises:
       LockstepError: The hub refused or cannot be reached, or somebody else pushed meanwhile.
@@ -56,15 +58,17 @@ def push(
     hub_files.quiet()
     keep_secret(get_token())
     api = HfApi()
-    names = {file.name for file in files}
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if branch != "main":
             api.create_branch(repo_id, branch=branch, exist_ok=True)
         before = api.model_info(repo_id, revision=branch)
         old = [sibling.rfilename for sibling in before.siblings or ()]
-        deleted = [name for name in old if name not in names and _is_model_file(name)]
-        adds = [CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file) for file in files]
+        deleted = [name for name in old if name not in files and _is_pushed(name)]
+        adds = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+            for name, path in files.items()
+        ]
         deletes = [CommitOperationDelete(path_in_repo=name) for name in deleted]
         commit = api.create_commit(
             repo_id,
@@ -81,5 +85,8 @@ def push(
     return commit.oid
 
 
-def _is_model_file(name: str) -> bool:
-    return "/" not in name and any(fnmatch(name, pattern) for pattern in MODEL)
+def _is_pushed(name: str) -> bool:
+    """Whether a file of a repository is one of a model, or of a proof beside it."""
+    if "/" in name:
+        return name.startswith(PROOF)
+    return any(fnmatch(name, pattern) for pattern in MODEL)

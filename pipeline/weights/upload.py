@@ -3,7 +3,7 @@
 What no audit has accepted goes beside what one has: to the branch, or the folder, `unaudited`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline import runfile
@@ -14,7 +14,7 @@ UNAUDITED = "unaudited"
 
 def push(
     checkpoint: runfile.CheckpointHub | runfile.CheckpointGcs,
-    files: Sequence[Path],
+    files: Mapping[str, Path],
     *,
     step: int,
     epoch: int,
@@ -26,7 +26,7 @@ def push(
 
     Args:
       checkpoint: Where to.
-      files: Its files.
+      files: Its files, by their names; a bucket takes those of the model, without folders.
       step: The last trained round.
       epoch: The epoch of that round.
       run: Key of the run's stage train.
@@ -46,5 +46,6 @@ def push(
     prefix = checkpoint.prefix or ""
     if not audited:
         prefix = f"{prefix.rstrip('/')}/{UNAUDITED}".lstrip("/")
-    generation = bucket.push(files, checkpoint.bucket, prefix, step=step, epoch=epoch, run=run)
+    model = [path for name, path in files.items() if "/" not in name]
+    generation = bucket.push(model, checkpoint.bucket, prefix, step=step, epoch=epoch, run=run)
     return checkpoint.model_copy(update={"prefix": prefix or None, "generation": generation})

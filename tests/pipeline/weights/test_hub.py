@@ -43,8 +43,8 @@ def by_hand(folder: Path, repo: dict) -> tuple[int, str]:
     return process.returncode, said
 
 
-def files_in(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
+def files_in(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in sorted(folder.iterdir())}
 
 
 # ---- Reading ----
