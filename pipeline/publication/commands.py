@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from pipeline.errors import LockstepError, shown
+from pipeline.errors import LockstepError, brief, shown
 from pipeline.stage.keys import RUN_FILE
 
+LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
 Seed = Annotated[
@@ -85,5 +86,5 @@ def _verify(source: str, cache: Path, seed: str | None, max_gb: int):
             from pipeline.publication import verify as verifying
 
             return verifying.verify(folder, publication, run, seed)
-        except LockstepError as error:  # names files as the publication does
-            raise LockstepError(str(error).replace(f"{folder}/", "")) from error
+        except (LockstepError, OSError) as error:  # names files as the publication does
+            raise LockstepError(brief(str(error).replace(f"{folder}/", ""), LONGEST)) from error

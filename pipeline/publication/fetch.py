@@ -49,10 +49,12 @@ def fetch(source: str, target: Path, cache: Path, max_gb: int) -> Publication:
         raise LockstepError(f"{source}: no such folder, expected {FORM}")
     for name, file in publication.files.items():
         path = target / name
-        found = f"{path.stat().st_size} bytes of sha256 {sha256_file(path)}"
-        expected = f"{file.bytes} bytes of sha256 {file.sha256}"
+        found, expected = (path.stat().st_size, sha256_file(path)), (file.bytes, file.sha256)
         if found != expected:
-            raise LockstepError(f"{name}: found {found}, expected {expected} as {MANIFEST} says")
+            raise LockstepError(
+                f"{name}: found {found[0]} bytes of sha256 {found[1][:12]}, expected "
+                f"{expected[0]} of {expected[1][:12]} as {MANIFEST} says"
+            )
     return publication
 
 

@@ -30,6 +30,7 @@ MANIFEST = f"{PROOF}/publication.json"
 RUN, VERDICT, EVALUATED = (f"{PROOF}/{name}.json" for name in ("run", "verdict", "evaluate"))
 TOKENS, HELD_OUT = (f"{PROOF}/{name}.safetensors" for name in ("tokens", "held_out"))
 TRANSCRIPT = f"{PROOF}/transcript"
+REQUIRED = ("README.md", "config.json", f"{TRANSCRIPT}/header.json", f"{TRANSCRIPT}/rounds.jsonl")
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
 MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known of it
 # What a publication may hold: no code, no pickle.
@@ -78,11 +79,11 @@ def made(stage: str) -> str:
     return f"{PROOF}/made/{stage}.json"
 
 
-def check(publication: Publication, where: str) -> Publication:
-    """Return a publication whose files may be fetched.
+def check(publication: Publication, where: str) -> None:
+    """Check that a publication's files may be fetched, and that none is missing.
 
     Raises:
-      LockstepError: A file has a name that no publication has.
+      LockstepError: A file has a name that no publication has, or one that each has is not listed.
     """
     for name in publication.files:
         check_name(name, where)
@@ -91,4 +92,6 @@ def check(publication: Publication, where: str) -> Publication:
             raise LockstepError(
                 f"{where}: lists {name!r}, expected files of an export and of {PROOF}/ alone"
             )
-    return publication
+    for name in (RUN, VERDICT, EVALUATED, TOKENS, *REQUIRED, *map(made, STAGES)):
+        if name not in publication.files:
+            raise LockstepError(f"{where}: does not list {name}, expected it in a publication")

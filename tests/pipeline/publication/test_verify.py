@@ -1,8 +1,10 @@
 """A published run verifies from anywhere; a bad one does not, however its hashes are updated."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -10,6 +12,7 @@ import pytest
 
 from pipeline.__main__ import app
 from pipeline.errors import LockstepError
+from pipeline.pages import push
 from pipeline.publication import commands, layout, publish
 from pipeline.stage.artifacts import _digest, read_json, sha256_file, write_json
 from pipeline.stage.keys import needs
@@ -18,7 +21,9 @@ from pipeline.weights import hf
 from pipeline.weights.trees import load_arrays, save_tree
 from pipeline.wire.commitment import tree_hash
 from tests import tiny
+from tests.pipeline.audit.test_strange_bundles import put
 from tests.servers.files import Files
+from tests.servers.hub import REPO, running_hub
 
 STAGES = layout.STAGES
 TRANSCRIPT = layout.TRANSCRIPT
@@ -87,6 +92,27 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
         "from\n",
     )
     assert not list((tmp_path / "data/store").glob("verify-*"))
+
+
+def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "hf_sentinel")
+    with running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.commit({"proof/old.json": b"{}", "NOTES.txt": b"mine"})
+        push.push(published.run_file, published.root, [REPO], private=False, with_proof=True)
+        pushed = dict(hub.files)
+        assert pushed.pop("NOTES.txt") == b"mine"  # and nothing is left of an older proof
+        assert pushed == tiny.contents(published.folder)
+        arguments = ["verify", REPO, "--root", str(tmp_path)]
+        _, said = print_of(capsys, *arguments)
+        assert said.endswith(
+            "NOTES.txt: a file that proof/publication.json does not list, expected none\n"
+        )
+        hub.commit(pushed)
+        code, said = print_of(capsys, *arguments)
+        assert (code, said[:10]) == (0, "verified: ")
+        hub.damaged = "README.md"
+        code, said = print_of(capsys, "verify", REPO, "--root", str(tmp_path / "elsewhere"))
+        assert code == 1 and "not verified: README.md: received git-sha1:" in said
 
 
 def last_peer(folder: Path) -> int:
@@ -326,6 +352,10 @@ CHANGED = {
         ),
         "lists 'x.py', expected files of an export and of proof/ alone",
     ),
+    "no rounds": (
+        change_json(layout.MANIFEST, lambda m: m["files"].pop(f"{TRANSCRIPT}/rounds.jsonl")),
+        "does not list proof/transcript/rounds.jsonl, expected it in a publication",
+    ),
     "100 GB": (
         change_json(layout.MANIFEST, lambda m: m["files"]["README.md"].update(bytes=10**11)),
         "100.0 GB, expected at most 1 GB; where a publication may be that large",
@@ -350,9 +380,6 @@ def test_the_command_says_why_and_exits_with_one(folder, capsys):
     assert (code, json.loads(said)["proven"]) == (1, False)
 
 
-# ---- What is not published ----
-
-
 def test_a_card_of_other_weights_is_not_verified(folder):
     text = (folder / "README.md").read_text()
     forge(folder)
@@ -360,3 +387,37 @@ def test_a_card_of_other_weights_is_not_verified(folder):
     (folder / "README.md").write_text(text.replace(weights, "0" * 64))
     forge(folder)
     assert refusal(folder).startswith("README.md: another SHA-256 of model.safetensors, expected")
+
+
+# ---- Other runs, and anything at all ----
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("optimizer", [tiny.ADAMW, tiny.DILOCO], ids=["AdamW", "DiLoCo"])
+def test_a_run_whose_messages_are_not_kept_is_verified_for_all_its_peers(optimizer, tmp_path):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    data = tiny.write_data(tmp_path / "tokens")
+    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=optimizer))
+    tiny.make(run_file, root, *STAGES)
+    publish.write(tmp_path / "published", run_file, root, 1, None)
+    assert verify(tmp_path / "published").repeated == [(4, 6, 0), (4, 6, 1)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(200))
+def test_a_mutated_publication_is_verified_or_refused_in_one_short_line(seed, folder):
+    rng = random.Random(seed)
+    for _ in range(rng.randint(1, 2)):
+        path = folder / rng.choice(
+            [n for n in tiny.contents(folder) if n.endswith(("json", "jsonl"))]
+        )
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        at = rng.randrange(len(lines))
+        lines[at] = json.dumps(put(rng, json.loads(lines[at])))
+        path.write_text("\n".join(lines))
+    with suppress(Exception):  # the lists themselves are no lists any more
+        forge(folder)
+    try:
+        verify(folder)
+    except LockstepError as error:
+        assert str(error).isprintable() and len(str(error)) < 3000
