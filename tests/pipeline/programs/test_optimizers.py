@@ -24,7 +24,7 @@ def test_every_optimizer_but_dummy_can_be_built():
     assert built == set(variants_of(OptimizerVariant)) - {runfile.OptimizerDummy}
 
 
-@pytest.mark.parametrize("file", sorted((PROJECT / "params").glob("*.toml")), ids=lambda f: f.name)
+@pytest.mark.parametrize("file", sorted((PROJECT / "params").rglob("*.toml")), ids=lambda f: f.name)
 def test_the_optimizer_of_every_ready_run_can_be_built(file):
     groups = ("embed", "layers", "norm", "lm_head")
     build(runfile.load(file).llm.optimizer, Setting(lambda step: 0.1, 0, ("layers",)), groups)
