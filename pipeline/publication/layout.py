@@ -1,6 +1,6 @@
 """The layout of a publication, and its list of files; imports no JAX.
 
-    README.md, config.json, ...    the export, as stage export left it
+    README.md, config.json, ...    the export, with the report's card if there is one
     proof/publication.json         this list: size and SHA-256 of every other file
     proof/run.json                 the run file
     proof/verdict.json             the verdict of stage witness
@@ -31,6 +31,7 @@ RUN, VERDICT, EVALUATED = (f"{PROOF}/{name}.json" for name in ("run", "verdict",
 TOKENS, HELD_OUT = (f"{PROOF}/{name}.safetensors" for name in ("tokens", "held_out"))
 TRANSCRIPT = f"{PROOF}/transcript"
 REQUIRED = ("README.md", "config.json", f"{TRANSCRIPT}/header.json", f"{TRANSCRIPT}/rounds.jsonl")
+REPORT = "report"  # whose card has results; a run need not have one
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
 MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known of it
 # What a publication may hold: no code, no pickle.

@@ -14,7 +14,7 @@ from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
 from pipeline.publication import layout
 from pipeline.publication.drawn import Drawn, draw
-from pipeline.publication.exported import accepted
+from pipeline.publication.exported import accepted, with_results
 from pipeline.publication.layout import Publication
 from pipeline.stage import lock
 from pipeline.stage.artifacts import METRICS, Paths, sha256_file, write_json, write_text
@@ -55,7 +55,7 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
     paths, settings = Paths("report", run, root), runfile.load(run)
     _check_public(settings, run)
     with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
-        exported = accepted(paths)
+        exported = with_results(accepted(paths), paths)
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
@@ -116,7 +116,8 @@ def _write_proof(
     public = run.model_copy(update={"runtime": runfile.Runtime()})
     write_json(folder / layout.RUN, public.model_dump(mode="json"))
     _copy([(verdict, folder / layout.VERDICT), (evaluated, folder / layout.EVALUATED)])
-    _copy((paths.root / paths.keys.made(s), folder / layout.made(s)) for s in layout.STAGES)
+    stages = [*layout.STAGES, *([layout.REPORT] if paths.is_made(layout.REPORT) else [])]
+    _copy((paths.root / paths.keys.made(s), folder / layout.made(s)) for s in stages)
 
     transcript = Transcript(trained / "transcript")
     start = transcript.rounds[0].round.step - 1

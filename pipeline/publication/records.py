@@ -1,14 +1,16 @@
 """Whether the records of a publication agree: made files, card and verdict, with all the rest."""
 
+import re
 from pathlib import Path
 
 from pipeline import runfile
 from pipeline.audit import sample
 from pipeline.audit.judge import judge
 from pipeline.audit.verdict import Verdict
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
 from pipeline.publication import layout
+from pipeline.publication.exported import CARD
 from pipeline.publication.layout import Publication, PublishedFile
 from pipeline.runfile.explain import validate, validate_json
 from pipeline.runfile.table import Table
@@ -16,7 +18,8 @@ from pipeline.stage.artifacts import METRICS, read_made, sha256_file
 from pipeline.stage.keys import needs
 from pipeline.transcript.transcript import Transcript
 
-CARD = "README.md"
+# As the front matter of a card with results has it.
+HELD_OUT_LOSS = re.compile(r"type: held_out_loss\n +value: (\S+)\n")
 
 
 class Made(Table, extra="ignore"):
@@ -36,7 +39,8 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
     Raises:
       LockstepError: A made file is missing or damaged, or says something else.
     """
-    paths = {stage: folder / layout.made(stage) for stage in layout.STAGES}
+    stages = [*layout.STAGES, *([layout.REPORT] if _reported(publication) else [])]
+    paths = {stage: folder / layout.made(stage) for stage in stages}
     made = {stage: validate(Made, read_made(path), path.name) for stage, path in paths.items()}
     for stage, file in made.items():
         for need in needs(stage):
@@ -59,9 +63,15 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
             if name.startswith(place):
                 _check_left(name, file, made[stage], original + name.removeprefix(place), stage)
     for name, file in publication.exported.items():
-        _check_left(name, file, made["export"], name, "export")
+        stage = layout.REPORT if name == CARD and _reported(publication) else "export"
+        _check_left(name, file, made[stage], name, stage)
     for name in made["export"].files.keys() - publication.exported.keys():
         raise LockstepError(f"{name}: not published, expected it as {layout.made('export')} says")
+
+
+def _reported(publication: Publication) -> bool:
+    """Whether the card is that of stage report, with results."""
+    return layout.made(layout.REPORT) in publication.files
 
 
 def _check_left(name: str, file: PublishedFile, made: Made, original: str, stage: str) -> None:
@@ -71,8 +81,16 @@ def _check_left(name: str, file: PublishedFile, made: Made, original: str, stage
         )
 
 
-def check_card(folder: Path, publication: Publication, transcript: Transcript) -> None:
+def check_card(
+    folder: Path, publication: Publication, transcript: Transcript, loss: float | None
+) -> None:
     """Check that the model card names the weights and the transcript by their SHA-256.
+
+    Args:
+      folder: The publication.
+      publication: Its list of files.
+      transcript: Its transcript.
+      loss: The held-out loss of evaluate.json, which a card with results has.
 
     Raises:
       LockstepError: It names others.
@@ -90,6 +108,13 @@ def check_card(folder: Path, publication: Publication, transcript: Transcript) -
         if sha256 not in text:
             raise LockstepError(
                 f"{CARD}: another SHA-256 of {name}, expected {sha256[:12]} as it is here"
+            )
+    if _reported(publication) and loss is not None:
+        found = HELD_OUT_LOSS.findall(text)
+        if found != [str(round(loss, 6))]:
+            raise LockstepError(
+                f"{CARD}: held-out loss {brief(str(found))} in its model-index, expected "
+                f"{loss:.6f} as in {layout.EVALUATED}"
             )
 
 
@@ -132,11 +157,6 @@ def check_verdict(
         found, due = getattr(verdict, name), getattr(expected, name)
         if found != due:
             raise LockstepError(
-                f"{layout.VERDICT}: {name} is {_brief(found)}, expected {_brief(due)}, which "
-                "follows from its findings, the run file and the transcript"
+                f"{layout.VERDICT}: {name} is {brief(str(found))}, expected {brief(str(due))}, "
+                "which follows from its findings, the run file and the transcript"
             )
-
-
-def _brief(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

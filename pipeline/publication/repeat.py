@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline import runfile
 from pipeline.audit import given_rows
@@ -25,11 +25,13 @@ from pipeline.weights import exported, hf
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 
 
-class Held(Table, extra="ignore"):
-    """evaluate.json, as far as it is compared."""
+class Evaluated(Table, extra="ignore"):
+    """evaluate.json, as far as it is read."""
 
     held_out_loss: float | None
     """Nats per token."""
+    tasks: dict[str, Any] = {}
+    """Scores of tasks by their names."""
 
 
 class Audited(NamedTuple):
@@ -101,14 +103,29 @@ def replay(audited: Audited, verdict: Verdict) -> str | None:
     return why
 
 
-def held_out_loss(folder: Path, publication: Publication, run: runfile.Run) -> float | None:
-    """Measure the held-out loss again, nats per token; None where nothing was held out.
+def read_evaluated(folder: Path) -> Evaluated:
+    """Read evaluate.json of a publication.
 
     Raises:
-      LockstepError: It is not what evaluate.json says.
+      LockstepError: It is not as stage evaluate writes it.
     """
-    content = (folder / layout.EVALUATED).read_bytes()
-    said = validate_json(Held, content, layout.EVALUATED).held_out_loss
+    return validate_json(Evaluated, (folder / layout.EVALUATED).read_bytes(), layout.EVALUATED)
+
+
+def held_out_loss(
+    folder: Path, publication: Publication, run: runfile.Run, said: float | None
+) -> float | None:
+    """Measure the held-out loss again, nats per token; None where nothing was held out.
+
+    Args:
+      folder: The publication.
+      publication: Its list of files.
+      run: Its run.
+      said: What evaluate.json says.
+
+    Raises:
+      LockstepError: It is another.
+    """
     if said is None:
         return None
     model = exported.read(folder, scan=run.peers.scan_layers)

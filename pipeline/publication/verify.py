@@ -23,6 +23,7 @@ class Proven(NamedTuple):
       why_not_bitwise: Why bits could not be compared here, or None.
       tolerance: Largest distance of a message from its replay, where bits were not compared.
       held_out_loss: Measured again, nats per token; None where nothing was held out.
+      tasks: Names of the tasks whose scores were not repeated.
     """
 
     files: int
@@ -33,6 +34,7 @@ class Proven(NamedTuple):
     why_not_bitwise: str | None
     tolerance: float | None
     held_out_loss: float | None
+    tasks: list[str]
 
     def line(self) -> str:
         """Return what was proven and what was not, in one line."""
@@ -43,14 +45,15 @@ class Proven(NamedTuple):
         loss = []
         if self.held_out_loss is not None:
             loss = [f"held-out loss {self.held_out_loss:.4f} measured again"]
-        left = self.windows - len(self.repeated)
+        left = f"{self.windows - len(self.repeated)} of {self.windows} windows"
+        scores = f", the scores of {' and '.join(self.tasks)}" if self.tasks else ""
         parts = [
             f"verified: {self.files} files as published",
             f"the weights are the params after round {self.last}",
             f"window{'s' if several else ''} {named}, drawn {drawn}, "
             f"repeat{'' if several else 's'} {how}",
             *loss,
-            f"not repeated: {left} of {self.windows} windows, and where the sequences come from",
+            f"not repeated: {left}{scores}, and where the sequences come from",
         ]
         return "; ".join(parts)
 
@@ -88,10 +91,11 @@ def _verify(folder: Path, publication: Publication, run: runfile.Run) -> Proven:
     verdict = records.read_verdict(folder)
     records.check_verdict(verdict, run, transcript, audited.windows, kept)
     records.check_made(folder, publication, transcript)
-    records.check_card(folder, publication, transcript)
+    evaluated = repeat.read_evaluated(folder)
+    records.check_card(folder, publication, transcript, evaluated.held_out_loss)
     weights.check(folder, run, transcript)
     why = repeat.replay(audited, verdict)
-    loss = repeat.held_out_loss(folder, publication, run)
+    loss = repeat.held_out_loss(folder, publication, run, evaluated.held_out_loss)
     return Proven(
         files=len(publication.files),
         last=transcript.snapshots[-1],
@@ -101,4 +105,5 @@ def _verify(folder: Path, publication: Publication, run: runfile.Run) -> Proven:
         why_not_bitwise=why,
         tolerance=TOLERANCE[run.peers.precision] if why else None,
         held_out_loss=loss,
+        tasks=[name for name, scores in evaluated.tasks.items() if scores is not None],
     )

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,7 +42,7 @@ class Published:
 
     def make(self, **changes: object) -> None:
         tiny.write_run(self.run_file, tiny.run_document(self.data, **changes))
-        tiny.make(self.run_file, self.root, *STAGES)
+        tiny.make(self.run_file, self.root, *STAGES, layout.REPORT)
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +173,13 @@ def forge(folder: Path) -> None:
         "train": (f"{TRANSCRIPT}/", "transcript/"),
         "witness": ("proof/", ""),
         "export": ("", ""),
+        "report": ("", ""),
         "evaluate": ("proof/", "metrics/"),
     }
-    for stage in STAGES:
+    for stage in (*STAGES, layout.REPORT):
         path = folder / layout.made(stage)
+        if not path.is_file():
+            continue
         made = read_json(path)
         del made["sha256"]
         made["needs"] = {n: sha256_file(folder / layout.made(n)) for n in needs(stage)}
@@ -266,6 +270,18 @@ def change_commitment(folder: Path) -> None:
     new_transcript_hash(folder)
 
 
+def change_card(folder: Path, pattern: str, said: str) -> None:
+    path = folder / "README.md"
+    text, count = re.subn(pattern, said, path.read_text(), count=1)
+    assert count
+    path.write_text(text)
+
+
+def better_loss(folder: Path) -> None:
+    change_json(layout.EVALUATED, lambda e: e.update(held_out_loss=1.0))(folder)
+    change_card(folder, "(held_out_loss\n +value:) [0-9.]+", r"\1 1.0")
+
+
 def lose(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -310,8 +326,12 @@ FORGED = {
         change_json(layout.RUN, other_rate),
         "round 0, header: its run differs from the auditor's own",
     ),
-    "a better loss": (
-        change_json(layout.EVALUATED, lambda e: e.update(held_out_loss=1.0)),
+    "a better loss on the card": (
+        lambda folder: change_card(folder, "(held_out_loss\n +value:) [0-9.]+", r"\1 1.0"),
+        "README.md: held-out loss ['1.0'] in its model-index, expected ",
+    ),
+    "a better loss, on the card too": (
+        better_loss,
         "proof/evaluate.json: held_out_loss is 1.0000, expected ",
     ),
 }
