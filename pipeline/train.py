@@ -154,6 +154,7 @@ class _Training:
         run = self.run
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
         with signals.stopping() as asked_to_stop, self.checkpoints, bar, self.monitor:
+            self._tell_scores()
             self._wait_if_paused(asked_to_stop)
             while taken := self._take_round():
                 taken = self._record_epoch(taken)
@@ -174,6 +175,7 @@ class _Training:
                 if stored and run.export.every_epoch:
                     self._push(taken.entry.round)
                 self.monitor.took(self.progress, taken.entry)
+                self._tell_scores()
                 if status:
                     self._stop(status)
                 self._say_who(taken.entry)
@@ -181,6 +183,11 @@ class _Training:
                 self._wait_if_paused(asked_to_stop)
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
             log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
+
+    def _tell_scores(self) -> None:
+        """Tell the run's sinks what the tasks scored after this round, if they did."""
+        if self.run.runtime.sinks and (scores := self.scores.of(self.step)):
+            self.monitor.tracker.tell(self.step, {f"tasks/{k}": v for k, v in scores.items()})
 
     def _record_epoch(self, taken: Taken) -> Taken:
         """Record the params that end an epoch, where the run has checkpointers."""

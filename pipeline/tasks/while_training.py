@@ -61,7 +61,8 @@ class TrainingScores:
         """Read the scores up to a round that the training goes on after."""
         with open(self.path, encoding="utf-8", newline="") as file:
             _, *lines = csv.reader(file, delimiter="\t")
-        self._keep([(int(line[0]), *line[1:]) for line in lines if int(line[0]) <= step])
+        rows = [(int(line[0]), line[1], line[2], float(line[3]), *line[4:]) for line in lines]
+        self._keep([row for row in rows if row[0] <= step])
 
     def take(self, step: int, params: Callable[[], Tree], *, last: bool = False) -> None:
         """Score the params after a round, if it is one of those; on a thread, return at once.
@@ -84,6 +85,13 @@ class TrainingScores:
         if self._pending:
             self._pending.result()
         self._pending = None
+
+    def of(self, step: int) -> dict[str, float]:
+        """Return the scores after a round, once they are written: value by task/metric."""
+        self.wait()
+        return {
+            f"{task}/{metric}": value for at, task, metric, value, *_ in self.rows if at == step
+        }
 
     def close(self) -> None:
         """End the thread."""

@@ -105,6 +105,7 @@ def trainings(tmp_path_factory):
             model__LLM__data_location={"Corpus": location | {"shuffle": "DontShuffle"}},
             evaluate__every=every,
             evaluate__sample=20,
+            runtime__sinks=["tensorboard"] if every else [],
         )
         tiny.write_run(root / "run.toml", document)
         tiny.make(root / "run.toml", root, "download", "convert")
@@ -139,3 +140,15 @@ def test_a_training_that_was_killed_has_a_score_for_each_of_its_rounds(trainings
     metrics = len(found["scored"].splitlines()[1:]) // 4
     assert steps(found["scored"]) == [step for step in (0, 2, 4, 6) for _ in range(metrics)]
     assert metrics == 3 and "next_line\tacc\t" in found["scored"]
+
+
+def test_the_sinks_of_a_run_are_told_its_scores(trainings):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    root = trainings["scored"]
+    (folder,) = (root / "data" / "tracked" / "tensorboard").iterdir()
+    told = EventAccumulator(str(folder)).Reload().Scalars("tasks/next_line/acc")
+    lines = [line.split("\t") for line in (root / "metrics" / "tasks.tsv").read_text().splitlines()]
+    expected = {int(line[0]): float(line[3]) for line in lines if line[2] == "acc"}
+    assert len(told) == len(expected) == 4
+    assert {event.step: event.value for event in told} == pytest.approx(expected)
