@@ -21,6 +21,7 @@ from pipeline import runfile
 from pipeline.carrier.begin import remote_peers
 from pipeline.errors import LockstepError
 from pipeline.monitor.monitor import Monitor
+from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.language_model import programs_of
@@ -136,8 +137,14 @@ class _Training:
         imprecise = functools.cache(self._imprecise)
         form = setup.programs.form
         self.monitor = Monitor(
-            run, self.paths.run, self.paths.scratch, self.step, self.header.held_out_loss
+            run,
+            self.paths.run,
+            self.paths.scratch,
+            self.step,
+            self.header.held_out_loss,
+            lambda: self.scores.rows,
         )
+        self.profile = self.stack.enter_context(Profile(run, self.paths.scratch))
         self.swarm = Swarm(
             run,
             self.peers,
@@ -146,6 +153,7 @@ class _Training:
             self.faults,
             imprecise,
             must_pause=self.monitor.must_pause,
+            timed=self.profile.timed,
         )
         self._say_where()
 
@@ -154,7 +162,6 @@ class _Training:
         run = self.run
         bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
         with signals.stopping() as asked_to_stop, self.checkpoints, bar, self.monitor:
-            self._tell_scores()
             self._wait_if_paused(asked_to_stop)
             while taken := self._take_round():
                 taken = self._record_epoch(taken)
@@ -162,20 +169,23 @@ class _Training:
                 last = self.step == run.config.total_steps
                 measured = None
                 if last or self.step % run.held_out.every == 0:
-                    measured = self._measure()
+                    with self.profile.timed("held out"):
+                        measured = self._measure()
                     self._check_divergence(measured)
                 taken = taken._replace(
                     entry=taken.entry.model_copy(update={"held_out_loss": measured})
                 )
-                self.scores.take(self.step, self.peers.params, last=last)
+                with self.profile.timed("score"):
+                    self.scores.take(self.step, self.peers.params, last=last)
                 status = 0 if last else asked_to_stop()
                 stored = bool(taken.entry.checkpointed)
                 pausing = self.progress.pausing
                 self._keep(taken, save=last or pausing or stored or bool(status))
                 if stored and run.export.every_epoch:
                     self._push(taken.entry.round)
-                self.monitor.took(self.progress, taken.entry)
-                self._tell_scores()
+                with self.profile.timed("tell"):
+                    self.monitor.took(self.progress, taken.entry)
+                self.profile.end(self.step)
                 if status:
                     self._stop(status)
                 self._say_who(taken.entry)
@@ -183,11 +193,6 @@ class _Training:
                 self._wait_if_paused(asked_to_stop)
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
             log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
-
-    def _tell_scores(self) -> None:
-        """Tell the run's sinks what the tasks scored after this round, if they did."""
-        if self.run.runtime.sinks and (scores := self.scores.of(self.step)):
-            self.monitor.tracker.tell(self.step, {f"tasks/{k}": v for k, v in scores.items()})
 
     def _record_epoch(self, taken: Taken) -> Taken:
         """Record the params that end an epoch, where the run has checkpointers."""
@@ -230,6 +235,7 @@ class _Training:
         sys.exit(status)
 
     def _take_round(self) -> Taken | None:
+        self.profile.begin(self.step + 1)
         try:
             self.progress, taken = self.swarm.take_round(self.progress)
         except NotFiniteError as error:
@@ -239,22 +245,26 @@ class _Training:
     def _keep(self, taken: Taken, *, save: bool) -> None:
         """Append the round to the transcript, and take the snapshot and checkpoint that are due."""
         run = self.run
-        self.writer.round(taken.entry, taken.payloads, taken.others)
+        with self.profile.timed("transcript"):
+            self.writer.round(taken.entry, taken.payloads, taken.others)
         snapshot = self.writer.snapshots.takes(self.step)
         checkpoint = save or self.step % run.runtime.checkpoint_every == 0
         if not (save or self._state_is_due(self.step)):
             return
-        state = self.peers.state()
+        with self.profile.timed("fetch state"):
+            state = self.peers.state()
         if bad := state.not_finite():  # a loss shows neither a momentum's NaN nor the last round's
             raise self._stopped(f"{bad[0]} is not finite after round {self.step}")
         if snapshot:
-            self.writer.snapshot(self.step, state)
+            with self.profile.timed("snapshot"):
+                self.writer.snapshot(self.step, state)
         if checkpoint:
-            self.scores.wait()
-            self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
-            # the transcript has the coordinator's state; these are facts about the peers
-            rest = {"faults": self.faults.to_json(), "absent": sorted(self.peers.absent)}
-            self.checkpoints.save(self.step, state, rest)
+            with self.profile.timed("checkpoint"):
+                self.scores.wait()
+                self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
+                # the transcript has the coordinator's state; these are facts about the peers
+                rest = {"faults": self.faults.to_json(), "absent": sorted(self.peers.absent)}
+                self.checkpoints.save(self.step, state, rest)
 
     def _make_peers(self, state: State, absent: Sequence[int]) -> RunningPeers:
         run, programs = self.run, self.setup.programs

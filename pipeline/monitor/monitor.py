@@ -2,9 +2,11 @@
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,7 @@ class Monitor:
       folder: The training's work in progress.
       step: Rounds that are behind it.
       held_out_loss: Held-out loss before the first round.
+      scores: Returns the scores of tasks so far.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Monitor:
         folder: Path,
         step: int,
         held_out_loss: float | None = None,
+        scores: Callable[[], Sequence[tuple[Any, ...]]] = list,
     ):
         self.run, self.folder = run, folder
         self.status = Status(
@@ -49,7 +53,7 @@ class Monitor:
             updated=time.time(),
         )
         self._written = 0.0
-        self.tracker = Tracker(run, folder, step)
+        self.tracker = Tracker(run, folder, step, scores)
         self._stack = ExitStack()
         self.go_on()
 

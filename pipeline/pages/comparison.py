@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline import runfile
+from pipeline.monitor.profile import RoundTimes
 from pipeline.pages import plots
 from pipeline.pages.report import fill, flat, read_tsv
 from pipeline.stage.artifacts import METRICS, Paths, read_json
@@ -22,6 +23,7 @@ class ComparedRun(NamedTuple):
       rows: Its loss.tsv.
       held_out: Its held_out.tsv.
       trained: Its train.json; of a training in progress, only rounds, tokens and bytes_up.
+      times: Where the time of its rounds went, if it was profiled.
     """
 
     name: str
@@ -29,6 +31,7 @@ class ComparedRun(NamedTuple):
     rows: list[dict[str, float]]
     held_out: list[dict[str, float]]
     trained: dict
+    times: RoundTimes | None = None
 
     @classmethod
     def read(cls, name: str, paths: Paths) -> "ComparedRun":
@@ -70,8 +73,16 @@ def render(runs: Sequence[ComparedRun]) -> str:
         pictures=plots.comparison_pictures(
             {run.name: run.rows for run in runs}, {run.name: run.held_out for run in runs}
         ),
+        times=_side_by_side([_times(run) for run in runs]),
         differences=_differences([run.settings for run in runs]),
     )
+
+
+def _times(run: ComparedRun) -> dict[str, str]:
+    """What was done in a round that was profiled, and how long it took."""
+    if run.times is None:
+        return {}
+    return {name: f"{ms:,.1f} ms, {share:.1%}" for name, ms, share in run.times.rows()}
 
 
 def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:

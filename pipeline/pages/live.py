@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.monitor import show, training
+from pipeline.monitor.profile import times_of
 from pipeline.monitor.training import Training
 from pipeline.pages import plots
 from pipeline.pages.report import fill
@@ -108,6 +109,7 @@ def render(seen: Training, rows: list[dict], every: float | None) -> str:
         tiles=[(name, said.pop(name)) for name in TILES if name in said],
         rest=list(said.items()),
         pictures=plots.curve_pictures(losses, held_out) if losses else [],
+        times=times_of(seen.folder.parent, seen.folder.name),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.errors import LockstepError
+from pipeline.monitor.profile import times_of
 from pipeline.pages import comparison
 from pipeline.pages.comparison import ComparedRun
 from pipeline.pages.report import read_tsv
@@ -45,21 +46,21 @@ def find(what: str, root: Path) -> ComparedRun:
     Raises:
       LockstepError: There is no such training, or it has taken no round yet.
     """
+    runs = Paths("train", Path(RUN_FILE), root).runs
     for folder in (Path(what), Path(what) / OUT["train"]):
         if (folder / HEADER).is_file():
-            return _read(what, _files(folder))
-    known = _known(root)
+            return _read(what, _files(folder), runs)
+    known = _known(root, runs)
     if what not in known:
         raise LockstepError(
             f"{what}: no such training, expected a folder, or one of the keys in {root / 'data'} "
             f"and DVC's cache: {', '.join(sorted(known)) or 'there is none'}"
         )
-    return _read(what, known[what])
+    return _read(what, known[what], runs)
 
 
-def _known(root: Path) -> dict[str, Mapping[str, Path]]:
+def _known(root: Path, runs: Path) -> dict[str, Mapping[str, Path]]:
     """The files of every training, by key; one that is in several places is the same in each."""
-    runs = Paths("train", Path(RUN_FILE), root).runs
     places = [folder for folder in runs.glob("*") if folder.is_dir()]
     found = [*dvc_cache.folders(runs.parent.parent, LOSS), *map(_files, places)]
     found.append(_files(root / OUT["train"]))
@@ -74,15 +75,17 @@ def _key(header: Path) -> str:
     return str(read_json(header).get("key"))
 
 
-def _read(name: str, files: Mapping[str, Path]) -> ComparedRun:
+def _read(name: str, files: Mapping[str, Path], runs: Path) -> ComparedRun:
+    times = times_of(runs, _key(files[HEADER]))
     if not files.keys() >= FINISHED:
-        return _in_progress(name, files[HEADER].parent)
+        return _in_progress(name, files[HEADER].parent)._replace(times=times)
     return ComparedRun(
         name,
         read_json(files[HEADER])["run"],
         read_tsv(files[LOSS]),
         read_tsv(files[HELD_OUT]),
         read_json(files[TRAINED]),
+        times,
     )
 
 

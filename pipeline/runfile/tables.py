@@ -1,5 +1,6 @@
 """Lockstep's own tables of a run file: peers, links, faults, the audit and the rest."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -326,8 +327,24 @@ class Runtime(Network):
     """Folder for the files of sinks; empty is data/tracked."""
     sink_project: Annotated[str, Field(min_length=1)] = "lockstep"
     """Name of the project in W&B, and of the experiment in MLflow."""
+    profile: str = ""
+    """First and last round to profile, as in "3:6": an XLA trace, and where a round's time goes, in
+    data/profiles. Empty profiles none."""
     ray: RayCluster = RayCluster()
     """The Ray cluster, for carrier = "ray"."""
     memory_gb: Positive | None = None
     """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
     default that of the machine or its container. With swap it may be more."""
+
+    @property
+    def profiled(self) -> tuple[int, int] | None:
+        """The first and the last round of `profile`."""
+        first, _, last = self.profile.partition(":")
+        return (int(first), int(last)) if last else None
+
+    @model_validator(mode="after")
+    def _profile_is_a_range(self) -> "Runtime":
+        known = not self.profile or re.fullmatch(r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}", self.profile)
+        if not known or (self.profiled and self.profiled[0] > self.profiled[1]):
+            raise wrong("profile", "first:last, two rounds with first <= last")
+        return self

@@ -1,6 +1,7 @@
 """One round of all peers, from their batches to the params they agree on next."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -53,6 +54,7 @@ class Swarm:
       faults: The run's schedule of faults.
       imprecise: Returns the run's programs in another precision, for a peer with that fault.
       must_pause: Returns whether the run's owner asks for a pause.
+      timed: Returns a block whose time counts for a phase of the round.
     """
 
     run: runfile.Run
@@ -62,6 +64,7 @@ class Swarm:
     faults: FaultSchedule
     imprecise: Callable[[], Programs]
     must_pause: Callable[[], bool] = bool
+    timed: Callable[[str], AbstractContextManager[None]] = nullcontext
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
         """Take the next round, or return None where the run has finished.
@@ -72,20 +75,24 @@ class Swarm:
           NotFiniteError: The loss is not finite.
           LockstepError: Too few peers are left.
         """
-        progress, asked, round_ = self._begin(progress)
-        if round_ is None:
-            return progress, None
-        joined_params = self._join(round_)
-        self.peers.take_back(set(round_.peers).difference(round_.joined))
+        with self.timed("assign"):
+            progress, asked, round_ = self._begin(progress)
+            if round_ is None:
+                return progress, None
+            joined_params = self._join(round_)
+            self.peers.take_back(set(round_.peers).difference(round_.joined))
         silent = {*self.faults.silence(round_), *progress.unready}
         silent |= self.peers.absent.intersection(round_.peers)
 
         # Work: what was assigned, and what is really done
         spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
-        given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
+        with self.timed("read"):
+            given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
         checked = {v: p for v, p in round_.verifiers.items() if v not in silent and p in given}
-        before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
-        done, loss = self._step(given, round_)
+        with self.timed("verify"):
+            before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
+        with self.timed("train"):
+            done, loss = self._step(given, round_)
         true = {peer: one.message for peer, one in done.items()}
 
         # Who was lost meanwhile did not take part, as far as the others can tell
@@ -97,10 +104,12 @@ class Swarm:
             self.peers.restart(peer)
 
         # Exchange: bytes, when they arrive, and what they decode to
-        messages = self.faults.messages(true, round_.step)
-        sent = {p: exchange.send(m, p, round_, self.form) for p, m in messages.items()}
-        sent, others, to = self.faults.tamper(sent, messages, round_)
-        received = self._received(sent, round_)
+        with self.timed("encode"):
+            messages = self.faults.messages(true, round_.step)
+            sent = {p: exchange.send(m, p, round_, self.form) for p, m in messages.items()}
+            sent, others, to = self.faults.tamper(sent, messages, round_)
+        with self.timed("decode"):
+            received = self._received(sent, round_)
         evidence = Evidence(
             messages={p: replace(_message(s), state=done[p].state) for p, s in sent.items()},
             others={p: replace(_message(s), to=to[p]) for p, s in others.items()},
@@ -114,20 +123,24 @@ class Swarm:
         )
 
         # What witnesses, verifiers and tie-breakers make of it
-        honest = consensus.witnessed(round_, evidence, self.run.config.max_round_train_time)
-        evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
+        with self.timed("witness"):
+            honest = consensus.witnessed(round_, evidence, self.run.config.max_round_train_time)
+            evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
         if checked:
-            evidence = _Verification(self, round_, before, given).verify(evidence, checked)
+            with self.timed("verify"):
+                evidence = _Verification(self, round_, before, given).verify(evidence, checked)
         left = self.peers.part(set(round_.peers).difference(silent))
         progress = driver.leave(progress, left)
         paused = round_.step < self.run.config.total_steps and self.must_pause()
         if paused:
             progress = driver.pause(progress)
-        progress, decision = driver.finish_round(progress, round_, evidence)
+        with self.timed("decide"):
+            progress, decision = driver.finish_round(progress, round_, evidence)
 
         # the sender too applies what decoding the bytes gives, nothing better
         applied = {peer: received[peer] for peer in decision.applied}
-        self.peers.receive(applied, round_.sequences, self.form.like, round_.step)
+        with self.timed("apply"):
+            self.peers.receive(applied, round_.sequences, self.form.like, round_.step)
         entry = Entry(
             asked=asked,
             left=left,

@@ -86,13 +86,6 @@ class TrainingScores:
             self._pending.result()
         self._pending = None
 
-    def of(self, step: int) -> dict[str, float]:
-        """Return the scores after a round, once they are written: value by task/metric."""
-        self.wait()
-        return {
-            f"{task}/{metric}": value for at, task, metric, value, *_ in self.rows if at == step
-        }
-
     def close(self) -> None:
         """End the thread."""
         if self._thread:

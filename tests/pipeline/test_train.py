@@ -1,5 +1,7 @@
 """A training that is paused, stopped and resumed, and pushes its epochs: one for all tests."""
 
+import gzip
+import json
 import os
 import signal
 import socket
@@ -12,10 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from jax.profiler import ProfileData
 
 from pipeline import __main__ as command_line
 from pipeline.errors import LockstepError
 from pipeline.monitor import training
+from pipeline.monitor.profile import times_of
 from pipeline.monitor.status import Status
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT
@@ -84,6 +88,7 @@ def trained(tmp_path_factory) -> Trained:
         runtime__checkpoint_every=1000,
         runtime__metrics_port=port,
         runtime__sinks=["tensorboard"],
+        runtime__profile="14:15",
         witness__snapshot_every=8,
     )
     tiny.write_run(run_file := root / "run.toml", document)
@@ -137,6 +142,22 @@ def test_sinks_have_each_round_of_a_stopped_and_resumed_training_once(trained):
     assert losses == pytest.approx({entry.round.step: entry.loss for entry in entries})
     measured = [entry.round.step for entry in entries if entry.held_out_loss is not None]
     assert [event.step for event in told.Scalars("loss/held_out")] == [0, *measured]
+
+
+def test_a_profile_has_the_trace_of_its_rounds_and_where_their_time_went(trained):
+    (folder,) = (trained.root / "data" / "profiles").iterdir()
+    assert f"profile of rounds 14 to 15: {folder}" in trained.said
+    times = times_of(trained.root / "data" / "runs", folder.name)
+    assert (times.first, times.last) == (14, 15)
+    assert {"read", "train", "encode", "apply", "transcript", "held out"} <= {*times.phases}
+    assert sum(times.phases.values()) == pytest.approx(times.seconds)
+    assert times.phases["train"] > times.phases["witness"] > 0
+    (perfetto,) = folder.rglob("perfetto_trace.json.gz")
+    events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
+    assert sum(event.get("name") == "train" for event in events) == 2
+    (xplane,) = folder.rglob("*.xplane.pb")
+    lines = [line for plane in ProfileData.from_file(str(xplane)).planes for line in plane.lines]
+    assert {"train", "apply"} <= {event.name for line in lines for event in line.events}
 
 
 def test_epochs_end_with_params_that_are_recorded_and_pushed_beside_what_is_audited(trained):

@@ -37,7 +37,10 @@ class Sink(Protocol):
         """Begin, or go on, and return the last step that it has, -1 if it has none."""
 
     def log(self, step: int, at: float, scalars: Scalars) -> None:
-        """Take numbers of a step; steps do not decrease. `at` is in seconds since 1970."""
+        """Take numbers of a step, `at` a time in seconds since 1970.
+
+        A step may come twice, or late: the scores of a task are computed while training goes on.
+        """
 
     def close(self, *, finished: bool) -> None:
         """End: the training has taken its last round, or else was stopped and may go on."""

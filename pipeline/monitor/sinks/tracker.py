@@ -2,14 +2,16 @@
 
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline import runfile
 from pipeline.errors import LockstepError, brief
@@ -67,11 +69,19 @@ class Tracker:
       run: The whole run.
       folder: The training's work in progress, `data/runs/<key>`, with its transcript.
       step: Rounds that are behind it.
+      scores: Returns the scores of tasks so far: step, task, metric, value, and more.
     """
 
-    def __init__(self, run: runfile.Run, folder: Path, step: int):
-        self.run, self.folder, self.step = run, folder, step
+    def __init__(
+        self,
+        run: runfile.Run,
+        folder: Path,
+        step: int,
+        scores: Callable[[], Sequence[tuple[Any, ...]]] = list,
+    ):
+        self.run, self.folder, self.step, self.scores = run, folder, step, scores
         self._feeds: list[_Feed] = []
+        self._scored = 0  # rows of scores that were told
 
     def __enter__(self) -> "Tracker":
         if self.run.runtime.sinks:
@@ -96,12 +106,22 @@ class Tracker:
                 "speed/tokens_per_second": tokens_per_second,
                 "speed/rounds_per_second": rounds_per_second,
             }
-            self.tell(entry.round.step, self._scalars(entry) | _known(speeds))
+            self._tell(entry.round.step, self._scalars(entry) | _known(speeds))
+            for step, scalars in self._new_scores():
+                self._tell(step, scalars)
 
-    def tell(self, step: int, scalars: Scalars) -> None:
-        """Tell any numbers of a step, such as the scores of tasks; steps do not decrease."""
+    def _tell(self, step: int, scalars: Scalars) -> None:
         for feed in self._feeds:
             feed.put(step, scalars)
+
+    def _new_scores(self) -> list[tuple[int, dict[str, float]]]:
+        rows = self.scores()[self._scored :]
+        self._scored += len(rows)
+        told = []
+        for step, task, metric, value, *_ in rows:
+            name = re.sub(r"[^\w./ -]", "_", f"tasks/{task}/{metric}")  # what MLflow takes
+            told.append((step, {name: float(value)}))
+        return told
 
     def _begin(self, transcript: Transcript) -> None:
         header, entries, runtime = transcript.header, transcript.rounds, self.run.runtime
@@ -110,6 +130,7 @@ class Tracker:
         self._learning_rate = learning_rate_of_run(self.run, first)
         behind = [(first, _measured(header.held_out_loss))]
         behind += [(entry.round.step, self._scalars(entry)) for entry in entries]
+        behind = sorted(behind + self._new_scores(), key=itemgetter(0))
         tracked = TrackedRun(
             key=header.key,
             project=runtime.sink_project,

@@ -36,9 +36,9 @@ class WandbSink:
         return self._run.step - 1
 
     def log(self, step: int, at: float, scalars: Scalars) -> None:
-        """Log the numbers at their step; W&B stamps its own time."""
+        """Log the numbers at their step, or the newest if that is past; W&B has its own clock."""
         del at
-        self._run.log(dict(scalars), step=step)
+        self._run.log(dict(scalars), step=max(step, self._run.step))
 
     def close(self, *, finished: bool) -> None:
         """Write what is left; W&B calls a stopped run failed until it is resumed."""

@@ -33,8 +33,12 @@ from pipeline.monitor.sinks.tracker import Tracker
 from pipeline.transcript.transcript import Transcript
 
 run, folder, trained, rounds = sys.argv[1:]
-with Tracker(runfile.load(Path(run)), Path(folder), 0) as tracker:
+scores = []
+with Tracker(runfile.load(Path(run)), Path(folder), 0, lambda: scores) as tracker:
     for entry in Transcript(Path(trained) / "transcript").rounds[:int(rounds)]:
+        step = entry.round.step
+        if step % 10 == 0:
+            scores.append((step, "next_line", "acc", step / 100, 0.0, 1.0))
         tracker.took(entry, 1.0, 1.0)
     while not all(feed._queue.empty() for feed in tracker._feeds):
         time.sleep(0.01)
@@ -78,6 +82,11 @@ def cut(trained: Path, folder: Path, step: int) -> None:
     (folder / "transcript" / "rounds.jsonl").write_text("".join(lines[:step]))
 
 
+def scored(step: int) -> tuple:
+    """A line of metrics/tasks.tsv."""
+    return step, "next_line", "acc", step / 100, 0.0, 1.0
+
+
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory) -> Tracked:
     root = tmp_path_factory.mktemp("tracked")
@@ -97,8 +106,12 @@ def tracked(tmp_path_factory) -> Tracked:
         )
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
         cut(found.trained, paths.scratch, SAVED)
-        with Tracker(runfile.load(run_file), paths.scratch, SAVED) as tracker:
+        scores = [scored(10)]
+        run = runfile.load(run_file)
+        with Tracker(run, paths.scratch, SAVED, lambda: scores) as tracker:
             for entry in found.transcript.rounds[SAVED:]:
+                if entry.round.step % 10 == 0:
+                    scores.append(scored(entry.round.step))
                 tracker.took(entry, 2.0, 2.0)
     return found
 
@@ -168,6 +181,8 @@ def test_a_killed_and_resumed_run_is_one_run_with_each_round_once(
     assert perplexities == pytest.approx([math.exp(loss) for loss in losses])
     assert [step for step, late in curves["peers/late"] if late] == [5]
     assert curves["optimizer/learning_rate"][0][1] > 0
+    told = {10: 0.1, 20: 0.2, 30: 0.3, 40: 0.4}
+    assert curves["tasks/next_line/acc"] == [*map(pytest.approx, told.items())]
     # no transcript has speeds: W&B's new folder is without those of the first start
     first = SAVED + 1 if read is of_wandb else 1
     assert [step for step, _ in curves["speed/rounds_per_second"]] == [*range(first, ROUNDS + 1)]
