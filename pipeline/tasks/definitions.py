@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,7 +91,7 @@ def load(names: Sequence[str], folder: Path) -> list[Loaded]:
     Raises:
       LockstepError: A name is no task's, its data cannot be had, or a task comes twice.
     """
-    finder = _Finder()
+    finder = _finder()
     loaded, owner = [], {}
     for name in names:
         of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
@@ -145,6 +146,12 @@ def _load(manager: "TaskManager", spec: str) -> "TaskDict":
     return manager.load(spec)
 
 
+@cache
+def _finder() -> "_Finder":
+    """One for all: a training may ask several times."""
+    return _Finder()
+
+
 class _Finder:
     """Finds a task's definition: lm_eval has 14,000 files of them, which take seconds to index."""
 
@@ -158,9 +165,7 @@ class _Finder:
     def find(self, name: str, of_lm_eval: str) -> tuple["TaskManager", str]:
         """Return a manager that loads a task, and what it knows the task by."""
         if name.endswith(YAML):
-            if not Path(name).is_file():
-                raise LockstepError(f"[evaluate] tasks: {name}: no such file, expected a task")
-            return self._quick, name
+            return self._own(Path(name))
         if path := self._file(of_lm_eval):
             return self._quick, str(path)
         if self._whole is None:
@@ -175,15 +180,43 @@ class _Finder:
             )
         return self._whole, of_lm_eval
 
+    def _own(self, path: Path) -> tuple["TaskManager", str]:
+        """A file of the user's; the members of a group stand in it, or in its folder."""
+        if not path.is_file():
+            raise LockstepError(f"[evaluate] tasks: {path}: no such file, expected a task")
+        defined = _plain(path)
+        if not isinstance(defined, dict) or not {"task", "group"} & defined.keys():
+            raise LockstepError(f"[evaluate] tasks: {path}: expected a key task or group")
+        if "group" not in defined:
+            return self._quick, str(path)
+        from lm_eval.tasks import TaskManager
+
+        manager = TaskManager(include_defaults=False, include_path=path.parent)
+        return manager, defined["group"]
+
     def _file(self, name: str) -> Path | None:
         """The only file that is named for a task and defines it, as most are."""
-        import yaml
-
         paths = list(self._folder.glob(f"**/{name}.yaml")) if name.isidentifier() else []
         if len(paths) != 1:
             return None
-        defined = yaml.load(paths[0].read_text(encoding="utf-8"), yaml.BaseLoader)
+        defined = _plain(paths[0])
         return paths[0] if defined.get("task") == name and "group" not in defined else None
+
+
+def _plain(path: Path) -> Any:
+    """What a YAML file says, its functions as their names.
+
+    Raises:
+      LockstepError: It is not YAML.
+    """
+    import yaml
+
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise LockstepError(
+            f"[evaluate] tasks: {path}: {brief(str(error), 200)}, expected YAML"
+        ) from error
 
 
 def _task_sha256(task: "Task", few_shot: int | None) -> str:

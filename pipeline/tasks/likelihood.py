@@ -24,6 +24,8 @@ from pipeline.programs.placement import DeviceGroup, side_by_side
 
 TOGETHER = 128  # predictions whose logits are computed at a time: a few MB, and large enough
 SHORTEST = 16  # tokens of a padded row, at least
+FINER = 64  # tokens, from which on more lengths are worth the time to compile for them
+FEWEST = 8  # rows of a lot, which has no more than it needs where one lot takes all
 
 Request = tuple[Sequence[int], Sequence[int]]  # context, continuation
 
@@ -123,13 +125,15 @@ def log_likelihoods(
     """
     groups = list(params_on)
     parts = len(groups[0].devices)
-    size = -(-batch_size // parts) * parts
+    rows = _rows(requests, context)
+    size = min(batch_size, -(-len(rows) // FEWEST) * FEWEST)
+    size = -(-size // parts) * parts
     found: list[Likelihood | None] = [None] * len(requests)
 
     def work(lot: _Lot, group: DeviceGroup) -> None:
         places = group.put_whole((lot.places_N, lot.labels_N, np.int32(lot.count)))
-        rows = group.put_rows(lot.tokens_BT, axis=0)
-        logs_N, likeliest_N = group.fetch(score(params_on[group], rows, *places))
+        tokens_BT = group.put_rows(lot.tokens_BT, axis=0)
+        logs_N, likeliest_N = group.fetch(score(params_on[group], tokens_BT, *places))
         first = 0
         for request, tokens in lot.owners:
             own = slice(first, first + tokens)
@@ -138,7 +142,7 @@ def log_likelihoods(
             first += tokens
         advance(len(lot.owners))
 
-    side_by_side(groups, list(_lots(_rows(requests, context), size, context)), work)
+    side_by_side(groups, list(_lots(rows, size, context)), work)
     return [score for score in found if score is not None]
 
 
@@ -186,10 +190,12 @@ def _lots(rows: Sequence[_Row], size: int, context: int) -> Iterator[_Lot]:
 
 
 def padded_length(length: int, most: int) -> int:
-    """Return the length that a row is padded to: 16, 24, 32, 48, 64, 96 and so on, or `most`."""
+    """Return the length that a row is padded to: `most` at most.
+
+    16, 24, 32, 48, and from 64 on four lengths up to the next power of two: 64, 80, 96, 112.
+    """
     power = SHORTEST
-    while power < length:
-        if length <= power * 3 // 2:
-            return min(power * 3 // 2, most)
+    while 2 * power < length:
         power *= 2
-    return min(power, most)
+    step = power // (4 if power >= FINER else 2)
+    return min(max(power, -(-length // step) * step), most)

@@ -12,6 +12,7 @@ from pathlib import Path
 import datasets.config
 import jax
 import pytest
+import yaml
 from huggingface_hub import constants
 
 from pipeline import evaluate, runfile
@@ -221,6 +222,10 @@ def test_a_task_that_cannot_be_is_one_line(folder, tasks, tmp_path, monkeypatch)
     for names, said in given:
         with pytest.raises(LockstepError, match=rf"^\[evaluate\] tasks: .*{said}"):
             run(folder, names, tmp_path)
+    for text, said in (("a: [", "expected YAML"), ("a: b", "expected a key task or group")):
+        (tmp_path / "not.yaml").write_text(text)
+        with pytest.raises(LockstepError, match=rf"^\[evaluate\] tasks: .*not.yaml: .*{said}"):
+            run(folder, [str(tmp_path / "not.yaml")], tmp_path)
     broken = tmp_path / "broken.yaml"
     broken.write_text("task: broken\ndataset_path: json\noutput_type: guessing\n")
     with pytest.raises(LockstepError, match=r"broken.yaml: ValueError: .*guessing.*; expected"):
@@ -257,12 +262,23 @@ def test_the_hash_is_of_documents_and_definition_and_not_of_their_places(tasks, 
 def test_a_yaml_file_goes_by_its_tasks_name_and_has_chance_if_it_is_a_choice(
     folder, tasks, tmp_path
 ):
-    results, _ = run(folder, [tasks["choices"], tasks["rolling"]], tmp_path)
+    alone = Path(tasks["choices"]).read_text()
+    both = [alone.replace("task: choices", f"task: {name}") for name in ("one", "other")]
+    parts = [f"  - {json.dumps(yaml.safe_load(text))}" for text in both]
+    means = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
+    group = tmp_path / "group.yaml"
+    group.write_text("\n".join(["group: pair", means, "task:", *parts]))
+    results, _ = run(folder, [tasks["choices"], str(group), tasks["rolling"]], tmp_path)
     choices = results["choices"]
     counts = [len(question["c"]) for question in QUESTIONS]
     assert choices.chance == pytest.approx(sum(1 / n for n in counts) / len(counts))
     rolling = results["rolling"]
     assert rolling.chance is None and rolling.metrics["bits_per_byte"].stderr is None
+    assert set(results) == {"choices", "pair", "rolling"}
+    assert list(results["pair"].metrics) == ["acc"]
+    assert results["pair"].metrics["acc"].value == choices.metrics["acc"].value
+    assert results["pair"].documents == 2 * choices.documents
+    assert results["pair"].chance == pytest.approx(choices.chance)
 
 
 def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers, tmp_path):

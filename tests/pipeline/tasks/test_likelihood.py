@@ -106,6 +106,6 @@ def test_what_cannot_be_scored_is_refused(request_):
 
 def test_rows_are_padded_to_few_lengths_and_never_beyond_the_context():
     lengths = {padded_length(n, 300) for n in range(1, 301)}
-    assert sorted(lengths) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 300]
+    assert sorted(lengths) == [16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 300]
     assert all(n <= padded_length(n, 300) for n in range(1, 301))
     assert padded_length(3, 5) == 5
