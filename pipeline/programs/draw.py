@@ -20,7 +20,7 @@ class Sampling(NamedTuple):
     temperature: float = 0.0
     """Divides the logits; 0 takes the likeliest token each time."""
     top_k: int | None = None
-    """Only the likeliest `top_k` tokens are drawn; None: all."""
+    """Only the likeliest `top_k` tokens are drawn; None or 0: all."""
     top_p: float = 1.0
     """Only the likeliest tokens are drawn that together have this probability, at least one."""
 
@@ -45,7 +45,7 @@ class Draws:
     @classmethod
     def of(cls, sampling: Sampling, seeds: Sequence[int]) -> Self:
         """Return the draws of rows with these seeds, each from 0 to 2^32 - 1."""
-        top_k = EVERY if sampling.top_k is None else sampling.top_k
+        top_k = sampling.top_k or EVERY
         return cls(
             jax.vmap(jax.random.key)(np.array(seeds, np.uint32)),
             np.float32(sampling.temperature),
