@@ -13,7 +13,9 @@ import torch
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
+from pipeline.programs.draw import EVERY, keep_likeliest
 from pipeline.programs.generate import TextWriter
 from pipeline.programs.loss import cross_entropy
 from pipeline.weights import exported, hf
@@ -204,6 +206,16 @@ def test_32_greedy_tokens_of_each_prompt_are_the_same(pair, tmp_path):
     writer = TextWriter(ours, ours.params_to_write, context=ours.context, ends=ours.ends)
     found = writer.write([PROMPT, SHORT], max_new_tokens=32)
     assert found == answer[:, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.7), (9, 1.0), (20, 0.5), (1, 1e-9)])
+def test_the_tokens_that_stay_are_those_of_transformers(top_k, top_p):
+    logits_BV = np.random.default_rng(0).normal(0, 3, (32, 50)).astype(np.float32)
+    expected = torch.from_numpy(logits_BV)
+    for warper in (TopKLogitsWarper(top_k or 50), TopPLogitsWarper(top_p)):
+        expected = warper(None, expected)
+    found = keep_likeliest(logits_BV, EVERY if top_k is None else top_k, top_p)
+    np.testing.assert_array_equal(found, expected.numpy())
 
 
 def test_what_we_write_we_read_as_the_same_model(pair):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.programs.draw import EVERY, Draws, Sampling, keep_likeliest
+from pipeline.programs.draw import Draws, Sampling
 from pipeline.programs.generate import TextWriter
 
 VOCAB = 7
@@ -149,16 +149,3 @@ def test_draws_follow_the_softmax_of_the_tokens_that_stay(sampling, stays):
     expected_V[stays] = jax.nn.softmax(LOGITS_V[stays] / sampling.temperature)
     np.testing.assert_allclose(found_V, expected_V, atol=0.04)
     assert set(np.flatnonzero(found_V)) <= set(stays)
-
-
-@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.7), (9, 1.0), (20, 0.5), (1, 1e-9)])
-def test_the_tokens_that_stay_are_those_of_transformers(top_k, top_p):
-    torch = pytest.importorskip("torch")
-    from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
-
-    logits_BV = np.random.default_rng(0).normal(0, 3, (32, 50)).astype(np.float32)
-    expected = torch.from_numpy(logits_BV)
-    for warper in (TopKLogitsWarper(top_k or 50), TopPLogitsWarper(top_p)):
-        expected = warper(None, expected)
-    found = keep_likeliest(logits_BV, EVERY if top_k is None else top_k, top_p)
-    np.testing.assert_array_equal(found, expected.numpy())
