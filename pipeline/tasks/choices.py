@@ -1,8 +1,9 @@
 """Questions with several choices, scored as lm-evaluation-harness does: the likeliest one counts.
 
-acc: the choice of the highest log-likelihood after the context. acc_bytes: of the highest per byte
-of the choice, so that a long one has a chance. acc_mutual_info: of the highest gain by the context,
-log p(choice | context) - log p(choice), so that a common one has no advantage.
+acc_mutual_info: the choice of the highest gain by the context, log p(choice | context) -
+log p(choice), so that a common one has no advantage. acc: of the highest log-likelihood after the
+context. acc_bytes: of the highest per byte of the choice, so that a long one has a chance. The first
+is the main one: by the others, a small model chooses what is common, whatever the context.
 
 Shapes in names: N questions of C choices.
 """
@@ -79,9 +80,9 @@ def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
     bytes_NC = np.array([[len(c.encode()) for c in q.choices] for q in questions])
     answers_N = np.array([question.answer for question in questions])
     chosen = {
+        "acc_mutual_info": scores.after_NC - scores.alone_NC,
         "acc": scores.after_NC,
         "acc_bytes": scores.after_NC / bytes_NC,
-        "acc_mutual_info": scores.after_NC - scores.alone_NC,
     }
     return {name: _share(x_NC.argmax(axis=1) == answers_N) for name, x_NC in chosen.items()}
 

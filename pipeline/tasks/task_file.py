@@ -41,7 +41,7 @@ def write(folder: Path, named: str, asked: AskedQuestions, scores: Scores) -> No
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
         "target_delimiter": "",  # a choice begins with its line break
-        "metric_list": [{"metric": name} for name in ("acc", "acc_bytes", "acc_mutual_info")],
+        "metric_list": [{"metric": name} for name in ("acc_mutual_info", "acc", "acc_bytes")],
         "metadata": {"version": 1},
     }
     write_text(folder / QUESTIONS, to_jsonl(asked.questions))
