@@ -1,0 +1,77 @@
+"""What `dvc plots show` and editors draw: every curve with a title, and units at its axes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from pipeline.stage.keys import PROJECT
+from pipeline.tasks import while_training
+from pipeline.transcript.curves import COLUMNS
+
+DOCUMENT = yaml.safe_load((PROJECT / "dvc.yaml").read_text())
+FILES = {f"metrics/{name}.tsv": columns for name, columns in COLUMNS.items()}
+FILES |= {f"metrics/{while_training.FILE}": while_training.COLUMNS}
+
+
+def plots() -> Iterator[tuple[str, str, dict]]:
+    """Each plot of dvc.yaml: its name, its file, and what it says of itself."""
+    for stage in DOCUMENT["stages"].values():
+        for entry in stage.get("plots", []):
+            for file, said in entry.items():
+                yield file, file, said
+    for entry in DOCUMENT["plots"]:
+        for name, said in entry.items():
+            ((file, column),) = said["y"].items()
+            yield name, file, said | {"y": column}
+
+
+PLOTS = {name: (file, said) for name, file, said in plots()}
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_each_plot_has_a_title_labels_and_columns_that_its_file_has(name):
+    file, said = PLOTS[name]
+    assert said["title"] and said["x_label"] and said["y_label"]
+    assert {said["x"], said["y"]} <= {*FILES[file]}
+
+
+def test_every_table_of_curves_has_a_plot():
+    assert {file for file, _ in PLOTS.values()} == {*FILES}
+
+
+def drawn(content: dict) -> Iterator[tuple[str, str]]:
+    """The field and the title of every axis in a Vega document."""
+    encoding = content.get("encoding", {})
+    for axis in ("x", "y"):
+        if "title" in encoding.get(axis, {}):
+            yield encoding[axis]["field"], encoding[axis]["title"]
+    for parts in ("layer", "hconcat", "vconcat"):
+        for part in content.get(parts, []):
+            yield from drawn(part)
+
+
+def test_dvc_draws_each_of_them_as_editors_read_it(tmp_path):
+    for name in ("dvc.yaml", ".dvc/config", ".dvc/plots"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        copy = shutil.copytree if (PROJECT / name).is_dir() else shutil.copy
+        copy(PROJECT / name, tmp_path / name)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "metrics").mkdir()
+    for file, columns in FILES.items():
+        rows = (columns, *([str(n)] * len(columns) for n in (1, 2)))
+        (tmp_path / file).write_text("".join("\t".join(row) + "\n" for row in rows))
+    command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    shown = json.loads(done.stdout)
+    assert "errors" not in shown and shown["data"].keys() == PLOTS.keys()
+    for name, ((picture,), (_, said)) in {n: (shown["data"][n], PLOTS[n]) for n in PLOTS}.items():
+        content = picture["content"]
+        title = content["title"] if isinstance(content["title"], str) else content["title"]["text"]
+        assert title == said["title"]
+        axes = {(said["x"], said["x_label"]), (said["y"], said["y_label"])}
+        assert axes <= {*drawn(content)}, name
