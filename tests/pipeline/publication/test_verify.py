@@ -22,6 +22,7 @@ from pipeline.weights import hf
 from pipeline.weights.trees import load_arrays, save_tree
 from pipeline.wire.commitment import tree_hash
 from tests import tiny
+from tests.pipeline import trained_run
 from tests.pipeline.audit.test_strange_bundles import put
 from tests.servers.files import Files
 from tests.servers.hub import REPO, running_hub
@@ -37,12 +38,9 @@ class Published:
         self.run_file, self.root = folder / "run.toml", folder / "root"
         self.data = tiny.write_data(folder / "tokens")
         self.folder = folder / "published"
-        self.make()
-        publish.write(self.folder, self.run_file, self.root, 1, None)
-
-    def make(self, **changes: object) -> None:
-        tiny.write_run(self.run_file, tiny.run_document(self.data, **changes))
+        tiny.write_run(self.run_file, tiny.run_document(self.data))
         tiny.make(self.run_file, self.root, *STAGES, layout.REPORT)
+        publish.write(self.folder, self.run_file, self.root, 1, None)
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +147,11 @@ def test_a_reader_may_ask_for_windows_that_nobody_could_foresee(published, tmp_p
         verify(folder, "another")
 
 
-def test_rounded_weights_verify_too(published, tmp_path):
-    published.make(export__dtype="bfloat16")
-    try:
-        publish.write(tmp_path / "rounded", published.run_file, published.root, 1, None)
-    finally:
-        published.make()
+def test_rounded_weights_verify_too_and_without_a_report(published, tmp_path):
+    root, run_file = shutil.copytree(published.root, tmp_path / "root"), tmp_path / "run.toml"
+    tiny.write_run(run_file, tiny.run_document(published.data, export__dtype="bfloat16"))
+    tiny.make(run_file, root, "export", "evaluate")
+    publish.write(tmp_path / "rounded", run_file, root, 1, None)
     assert verify(tmp_path / "rounded").last == 6
 
 
@@ -409,7 +406,39 @@ def test_a_card_of_other_weights_is_not_verified(folder):
     assert refusal(folder).startswith("README.md: another SHA-256 of model.safetensors, expected")
 
 
-# ---- Other runs, and anything at all ----
+# ---- What is not published ----
+
+
+def test_a_refused_export_is_not_published(tmp_path):
+    finding = {"round": 2, "peer": 1, "kind": "message", "detail": "d"}
+    trained_run.make(tmp_path / "run", verdict={"accepted": False, "findings": [finding]})
+    with pytest.raises(
+        LockstepError, match=r"refused.json: peer 1 in round 2 \(message\); expected"
+    ):
+        publish.write(tmp_path / "new", tmp_path / "run/run.toml", tmp_path / "run", 1, None)
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_of_others_are_not_replaced_and_no_secret_is_published(published, tmp_path):
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(LockstepError, match="has files, expected a new or an empty folder"):
+        publish.write(tmp_path, published.run_file, published.root, 1, None)
+    signed = {"Url": {"url": "https://example.org/a.ds?signature=secret"}}
+    run_file = tmp_path / "signed.toml"
+    tiny.write_run(run_file, tiny.run_document(Path(), model__LLM__data_location=signed))
+    with pytest.raises(LockstepError, match="has a user, a password or a query") as caught:
+        publish.write(tmp_path / "new", run_file, published.root, 1, None)
+    assert "secret" not in str(caught.value)
+
+
+# ---- Other machines, other runs, and anything at all ----
+
+
+@pytest.mark.soak
+def test_on_another_machine_it_verifies_within_a_tolerance_and_says_why(published, monkeypatch):
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "float32")  # the same bits on a CPU
+    line = verify(published.folder).line()
+    assert "repeats within a tolerance of 0.05, because matmul_precision is 'float32' here" in line
 
 
 @pytest.mark.soak
