@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +84,12 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
     return publication
 
 
+def public(run: runfile.Run) -> dict[str, Any]:
+    """Return a run file for others: of `[runtime]` only the carrier, which `[links]` depends on."""
+    runtime = runfile.Runtime(carrier=run.runtime.carrier)
+    return run.model_copy(update={"runtime": runtime}).model_dump(mode="json")
+
+
 def _check_public(run: runfile.Run, path: Path) -> None:
     """Refuse a run whose transcript shows a secret: its header holds the tables as they are."""
     for text in _strings(run.model_dump(mode="json", exclude={"runtime"})):
@@ -113,8 +120,7 @@ def _write_proof(
     trained, verdict = paths.need("train"), paths.need("witness") / "verdict.json"
     evaluated = paths.need("evaluate") / METRICS / "evaluate.json"
     shards = Paths("witness", paths.run, paths.root).need("download")
-    public = run.model_copy(update={"runtime": runfile.Runtime()})
-    write_json(folder / layout.RUN, public.model_dump(mode="json"))
+    write_json(folder / layout.RUN, public(run))
     _copy([(verdict, folder / layout.VERDICT), (evaluated, folder / layout.EVALUATED)])
     stages = [*layout.STAGES, *([layout.REPORT] if paths.is_made(layout.REPORT) else [])]
     _copy((paths.root / paths.keys.made(s), folder / layout.made(s)) for s in stages)

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.pages import push
@@ -429,6 +430,19 @@ def test_files_of_others_are_not_replaced_and_no_secret_is_published(published, 
     with pytest.raises(LockstepError, match="has a user, a password or a query") as caught:
         publish.write(tmp_path / "new", run_file, published.root, 1, None)
     assert "secret" not in str(caught.value)
+
+
+def test_the_published_run_file_names_nothing_of_a_machine_and_is_valid_on_the_walls_clock():
+    document = tiny.run_document(
+        Path("tokens"),
+        links__clock="wall",
+        runtime__carrier="processes",
+        runtime__by_hand=[1],
+        runtime__listen="10.0.0.7:5000",
+    )
+    said = publish.public(runfile.parse(document.unwrap(), "run.toml"))
+    assert "10.0.0.7" not in json.dumps(said) and not said["runtime"]["by_hand"]
+    assert runfile.parse(said, "run.json").links.clock == "wall"
 
 
 # ---- Other machines, other runs, and anything at all ----
