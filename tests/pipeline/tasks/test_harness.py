@@ -9,11 +9,9 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
-import datasets.config
 import jax
 import pytest
 import yaml
-from huggingface_hub import constants
 
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
@@ -62,7 +60,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    """Nothing may ask the network: the libraries read these at their import."""
+    """Nothing may ask the network: the libraries read these at their import.
+
+    They are imported where they are used: every process of the tests reads this file.
+    """
+    import datasets.config
+    from huggingface_hub import constants
+
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
@@ -93,9 +97,12 @@ def run(folder, names, tmp_path, batch_size=4, pin="", **settings):
 @pytest.fixture(scope="module")
 def of_transformers(folder, tasks, tmp_path_factory):
     """lm_eval's own backend on the exported folder: its results, and its logits of tokens."""
+    import torch
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other longer than such a model computes
     model = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
     store = tmp_path_factory.mktemp("store") / "datasets"
     with definitions.data_in(store):
@@ -104,7 +111,9 @@ def of_transformers(folder, tasks, tmp_path_factory):
         for task in given.values():
             task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=1234)
-        return model, evaluate(model, {"tasks": given}, bootstrap_iters=0)
+        found = evaluate(model, {"tasks": given}, bootstrap_iters=0)
+    yield model, found
+    torch.set_num_threads(threads)
 
 
 def is_tie(model, context, continuation):
@@ -122,7 +131,10 @@ def is_tie(model, context, continuation):
 def test_every_request_scores_as_with_transformers(
     folder, tasks, of_transformers, tmp_path, batch_size
 ):
+    from pipeline.tasks.lm_eval_model import LmEvalModel
+
     model, expected = of_transformers
+    ours = LmEvalModel(exported.model(folder))
     results, samples = run(folder, list(tasks.values()), tmp_path, batch_size)
     compared = 0
     for sample in samples:
@@ -139,7 +151,9 @@ def test_every_request_scores_as_with_transformers(
                 assert found == theirs
                 continue
             found, theirs = found[0], theirs[0]
+            assert ours.tok_encode(given[0]) == model.tok_encode(given[0])
             if sample["task"] == "choices":
+                assert not given[0] or ours._encode_pair(*given) == model._encode_pair(*given)
                 (found, greedy), (theirs, their_greedy) = found, theirs
                 assert greedy == their_greedy or is_tie(model, *given)
             assert abs(found - theirs) <= 1e-4 + 1e-5 * abs(theirs)
@@ -150,8 +164,28 @@ def test_every_request_scores_as_with_transformers(
             assert value == pytest.approx(theirs[f"{metric},none"], rel=1e-4)
 
 
+def test_what_the_model_would_write_is_greedy(folder, of_transformers):
+    from pipeline.tasks.lm_eval_model import LmEvalModel
+
+    model, _ = of_transformers
+    ours = LmEvalModel(exported.model(folder))
+    context = ours.tok_encode("def f(x)")
+    [written] = ours.model.writer(next(iter(ours.model.params_on))).write(
+        [context], max_new_tokens=5
+    )
+    other = [*written[:-1], written[-1] ^ 1]
+    requests = [(("", ""), context, continuation) for continuation in (written, other)]
+    expected = model._loglikelihood_tokens(requests, disable_tqdm=True)
+    assert [greedy for _, greedy in expected] == [True, False]
+    assert ours._loglikelihood_tokens(requests) == [
+        (pytest.approx(score, abs=1e-4), greedy) for score, greedy in expected
+    ]
+
+
 def place(store, rows):
     """Leave ARC-Easy in the store as `datasets` keeps what it has downloaded."""
+    import datasets
+
     made = store.parent / "made"
     made.mkdir()
     (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -176,6 +210,9 @@ def arc(number, answer="B", choices=4):
 
 
 def test_a_task_of_lm_eval_runs_on_what_the_store_holds_and_no_other(folder, tmp_path, monkeypatch):
+    import datasets.config
+    from huggingface_hub import constants
+
     place(tmp_path / "store", [arc(0), arc(1, "A", choices=5), arc(2, choices=5)])
     with monkeypatch.context() as online:  # which is not made use of
         asked = []
