@@ -16,6 +16,7 @@ class Proven(NamedTuple):
 
     Attributes:
       files: How many files are as published.
+      seed_of_weights: Seed of the fresh weights that the run began with; None if that is not known.
       last: The round after which the params are the weights.
       repeated: First round, last round and peer of each window that was repeated.
       windows: How many windows the run has: one peer, from one snapshot to the next.
@@ -27,6 +28,7 @@ class Proven(NamedTuple):
     """
 
     files: int
+    seed_of_weights: int | None
     last: int
     repeated: list[tuple[int, int, int]]
     windows: int
@@ -45,10 +47,14 @@ class Proven(NamedTuple):
         loss = []
         if self.held_out_loss is not None:
             loss = [f"held-out loss {self.held_out_loss:.4f} measured again"]
+        began = []
+        if self.seed_of_weights is not None:
+            began = [f"the run began with fresh weights of seed {self.seed_of_weights}"]
         left = f"{self.windows - len(self.repeated)} of {self.windows} windows"
         scores = f", the scores of {' and '.join(self.tasks)}" if self.tasks else ""
         parts = [
             f"verified: {self.files} files as published",
+            *began,
             f"the weights are the params after round {self.last}",
             f"window{'s' if several else ''} {named}, drawn {drawn}, "
             f"repeat{'' if several else 's'} {how}",
@@ -95,9 +101,11 @@ def _verify(folder: Path, publication: Publication, run: runfile.Run) -> Proven:
     records.check_card(folder, publication, transcript, evaluated.held_out_loss)
     weights.check(folder, run, transcript)
     why = repeat.replay(audited, verdict)
+    began = weights.fresh_seed(run, transcript, bitwise=why is None)
     loss = repeat.held_out_loss(folder, publication, run, evaluated.held_out_loss)
     return Proven(
         files=len(publication.files),
+        seed_of_weights=began,
         last=transcript.snapshots[-1],
         repeated=[(*window, peer) for window, peers in audited.drawn for peer in peers],
         windows=len(audited.windows) * run.peers.count,

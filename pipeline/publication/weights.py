@@ -1,11 +1,13 @@
-"""Whether the published weights are the params after the last round of the transcript."""
+"""Whether a published run began with the weights that it names, and ended in those published."""
 
 import tempfile
 from pathlib import Path
 
+import jax
+
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.publication.layout import PROOF
+from pipeline.publication.layout import PROOF, TRANSCRIPT
 from pipeline.stage.artifacts import sha256_file
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf, model_folder
@@ -46,6 +48,37 @@ def check(folder: Path, run: runfile.Run, transcript: Transcript) -> None:
         model = model_folder.with_context(transcript.header.model, run.llm.max_seq_len)
         hf.write_folder(again, model, TensorFile(params), run.export.dtype)
         _compare(folder, again)
+
+
+def fresh_seed(run: runfile.Run, transcript: Transcript, *, bitwise: bool) -> int | None:
+    """Draw fresh weights again; return their seed, or None if the run did not begin with such.
+
+    They are drawn on a CPU, of which another kind may give other last bits: then it is None too.
+
+    Args:
+      run: The run.
+      transcript: Its transcript, whose last params are of the model in its header.
+      bitwise: Whether bits of the training are those of this machine.
+
+    Raises:
+      LockstepError: The first snapshot has other params, though a CPU like this one made them.
+    """
+    checkpoint = run.llm.checkpoint
+    if not isinstance(checkpoint, runfile.CheckpointInit):
+        return None
+    header = transcript.header
+    model, config = hf.model_of(header.model, "header.json")
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        found = tree_hash(jax.device_get(model.init(config, checkpoint.seed)))
+    began = transcript.hashes(transcript.snapshots[0]).params
+    if found == began:
+        return checkpoint.seed
+    if bitwise and header.environment.get("platform") == "cpu":
+        raise LockstepError(
+            f"{TRANSCRIPT}: params before the first round of hash {began[:12]}, expected "
+            f"{found[:12]} of fresh weights with seed {checkpoint.seed}"
+        )
+    return None
 
 
 def _compare(folder: Path, again: Path) -> None:

@@ -86,9 +86,9 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
     loss = read_json(published.root / "metrics/evaluate.json")["held_out_loss"]
     assert (code, said) == (
         0,
-        f"verified: {count} files as published; the weights are the params after round 6; window "
-        f"4-6 of peer {peer}, drawn by the transcript's hash, repeats bit for bit; held-out loss "
-        f"{loss:.4f} measured again; not repeated: 3 of 4 windows, and where the sequences come "
+        f"verified: {count} files as published; the run began with fresh weights of seed 0; the "
+        f"weights are the params after round 6; window 4-6 of peer {peer}, drawn by the "
+        f"transcript's hash, repeats bit for bit; held-out loss {loss:.4f} measured again; not repeated: 3 of 4 windows, and where the sequences come "
         "from\n",
     )
     assert not list((tmp_path / "data/store").glob("verify-*"))
@@ -251,6 +251,16 @@ def other_rate(tables: dict) -> None:
     tables["model"]["LLM"]["lr_schedule"]["Cosine"]["base_lr"] = 4e-3
 
 
+def other_seed(folder: Path) -> None:
+    """The run file and the transcript's header say another seed of the fresh weights."""
+
+    def change(tables: dict) -> None:
+        tables["model"]["LLM"]["checkpoint"]["Init"]["seed"] = 1
+
+    change_json(layout.RUN, change)(folder)
+    change_json(f"{TRANSCRIPT}/header.json", lambda header: change(header["run"]))(folder)
+
+
 def change_token(tensors: dict) -> None:
     tensors["rows"] = tensors["rows"].copy()
     tensors["rows"][:, 3] = (tensors["rows"][:, 3] + 1) % 64
@@ -323,6 +333,10 @@ FORGED = {
     "a run file with another learning rate": (
         change_json(layout.RUN, other_rate),
         "round 0, header: its run differs from the auditor's own",
+    ),
+    "other fresh weights": (
+        other_seed,
+        "proof/transcript: params before the first round of hash ",
     ),
     "a better loss on the card": (
         lambda folder: change_card(folder, "(held_out_loss\n +value:) [0-9.]+", r"\1 1.0"),
