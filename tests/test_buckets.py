@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from s3fs import S3FileSystem
 
 from pipeline.errors import LockstepError
 from pipeline.net import fsspec_files
@@ -24,8 +23,10 @@ def address():
 
 
 @pytest.fixture
-def bucket(address, request) -> S3FileSystem:
+def bucket(address):
     """What others write to a bucket with, which is empty."""
+    from s3fs import S3FileSystem  # only here: every worker imports every test
+
     files = S3FileSystem(skip_instance_cache=True)
     files.mkdir("ours")
     yield files

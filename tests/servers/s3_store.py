@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from pipeline.net import fsspec_files
 
@@ -12,6 +11,8 @@ from pipeline.net import fsspec_files
 @contextmanager
 def running_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A store that clients take for S3, here and in processes; its address."""
+    from moto.server import ThreadedMotoServer  # only here: every worker imports every test
+
     fsspec_files.file_system.cache_clear()  # of another server's address
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
