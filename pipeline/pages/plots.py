@@ -300,10 +300,11 @@ def _tasks(shares: Sequence[Score], theme: Theme) -> bytes:
 
 
 def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
-    """Plot the shares of right answers in rows of tasks.tsv by step; None without any."""
+    """Plot each task's main metric in rows of tasks.tsv by step, if it is a share; or None."""
+    main = {row["task"]: row["metric"] for row in reversed(rows)}  # the first that a task has
     curves: dict[str, list[tuple[float, ...]]] = {}
     for row in rows:
-        if row["metric"].startswith("acc"):
+        if row["metric"] == main[row["task"]] and row["metric"].startswith("acc"):
             point = tuple(float(row[name]) for name in ("step", "value", "low", "high"))
             curves.setdefault(f"{row['task']}  {row['metric']}", []).append(point)
     if not curves:
@@ -315,7 +316,7 @@ def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
 
 
 def _training_scores(curves: Mapping[str, list[tuple[float, ...]]], theme: Theme) -> bytes:
-    """A line for each metric of each task, in the band of its intervals."""
+    """A line for each task, in the band of its intervals."""
 
     def draw(axes: Axes) -> None:
         colours = cycle((theme.held_out, theme.alarm, theme.train, theme.ink))

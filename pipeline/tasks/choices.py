@@ -2,8 +2,8 @@
 
 acc_mutual_info: the choice of the highest gain by the context, log p(choice | context) -
 log p(choice), so that a common one has no advantage. acc: of the highest log-likelihood after the
-context. acc_bytes: of the highest per byte of the choice, so that a long one has a chance. The first
-is the main one: by the others, a small model chooses what is common, whatever the context.
+context. acc_bytes: of the highest per byte of the choice, so that a long one has a chance. The
+first is the main one: by the others, a small model chooses what is common, whatever the context.
 
 Shapes in names: N questions of C choices.
 """

@@ -17,7 +17,7 @@ NAME = "next_line"
 CHOICES = 4
 CONTEXT_BYTES = 256  # of the lines before the one that is asked for
 SHORTEST, LONGEST = 12, 120  # bytes of that line, without its indentation
-NEIGHBOURS = 64  # the lines next in length, which the other choices are drawn from
+NEAR = 64  # the other choices are drawn from so many lines, the next shorter and the next longer
 CUT = "\ufffd"  # what a decoder writes for a part of a character
 
 
@@ -41,10 +41,6 @@ class _Line(NamedTuple):
     text: str
     context: str
 
-    @property
-    def size(self) -> int:
-        return len(self.text.encode())
-
 
 def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
     """Yield the questions that there are, in an order that is drawn.
@@ -59,9 +55,13 @@ def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
     """
     found = (line for number, text in enumerate(texts) for line in _lines(number, text))
     lines = {_draw(seed, line.context, line.indentation, line.text): line for line in found}
-    pool = sorted(lines.values(), key=lambda line: (line.size, line.text, line.document))
-    for _, line in sorted(lines.items()):
-        if question := _question(line, pool, seed):
+    # a line that the text has often is often asked for: so it is as often another choice
+    pool = sorted((len(line.text.encode()), name) for name, line in lines.items())
+    for name, line in sorted(lines.items()):
+        place = bisect_left(pool, (len(line.text.encode()), name))
+        near = [one for _, one in pool[max(0, place - NEAR) : place + NEAR]]
+        others = sorted(near, key=lambda one: _draw(seed, name, one))  # noqa: B023 - used at once
+        if question := _question(line, [lines[one] for one in others], int(name, 16)):
             yield question
 
 
@@ -90,26 +90,19 @@ def _context(lines: list[str]) -> str:
     return "\n".join(kept).lstrip("\n")
 
 
-def _question(line: _Line, pool: list[_Line], seed: int) -> Question | None:
-    """A line's question, or None where too few lines are like it."""
-    place = bisect_left(pool, (line.size, line.text), key=lambda other: (other.size, other.text))
-    near = pool[max(0, place - NEIGHBOURS // 2) : place + NEIGHBOURS // 2]
-    drawn = sorted(
-        near,
-        key=lambda other: (
-            other.document == line.document,  # only where other documents have too few
-            _draw(seed, line.context, line.text, other.text),
-        ),
-    )
+def _question(line: _Line, others: list[_Line], draw: int) -> Question | None:
+    """A line's question with the first of the others that can be choices; None if they are few."""
+    # of its own document only where other documents have too few
+    others = sorted(others, key=lambda other: other.document == line.document)
     taken = {line.text, *(before.strip() for before in line.context.split("\n"))}
     choices: list[str] = []
-    for other in drawn:
+    for other in others:
         if other.text not in taken and len(choices) < CHOICES - 1:
             taken.add(other.text)
             choices.append(other.text)
     if len(choices) < CHOICES - 1:
         return None
-    answer = int(_draw(seed, line.context, line.text), 16) % CHOICES
+    answer = draw % CHOICES
     choices.insert(answer, line.text)
     return Question(
         line.context, tuple(f"\n{line.indentation}{choice}" for choice in choices), answer

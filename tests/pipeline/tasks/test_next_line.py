@@ -29,7 +29,7 @@ TEXTS = [document(name) for name in ("alpha", "betas", "gamma", "delta")]
 def test_equal_text_gives_equal_questions_on_any_machine():
     asked = questions(TEXTS, 50)
     digest = hashlib.sha256(to_jsonl(asked).encode()).hexdigest()
-    assert digest == "8640200a6c2dd30d2e3515b06a8aa41e9f0e0220a9d5201f71680c6fc27fa8b2"
+    assert digest == "f19735df1ecd8edd511add4c003b691974f2a3ac00cf450c84424c8e4fa4258d"
     assert questions(TEXTS, 20) == asked[:20]
     assert questions(TEXTS, 20, seed=1) != asked[:20]
 
@@ -98,3 +98,16 @@ def test_one_document_alone_has_choices_of_its_own():
 
 def test_too_few_lines_give_no_questions():
     assert questions([], 10) == questions(["a text without a break"], 10) == []
+
+
+def test_a_line_that_is_often_true_is_as_often_another_choice():
+    """Otherwise a model that only knows which lines are common would be right too often."""
+    common = "return the same"
+    lines = [f"value_of_x{n:03} = {n}"[: len(common)] if n % 3 else common for n in range(150)]
+    texts = [f"# first\nbegin {n}\n{line}\n# last" for n, line in enumerate(lines)]
+    asked = questions(texts, 999)
+    true = sum(q.choices[q.answer].strip() == common for q in asked)
+    seen = sum(any(choice.strip() == common for choice in q.choices) for q in asked)
+    assert (len(asked), true) == (150, 50)
+    # each of the other questions draws three times: 1 - (1 - 1/3)^3 of them have it
+    assert seen - true == pytest.approx(100 * (1 - (2 / 3) ** 3), abs=15)
