@@ -88,8 +88,8 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
         0,
         f"verified: {count} files as published; the run began with fresh weights of seed 0; the "
         f"weights are the params after round 6; window 4-6 of peer {peer}, drawn by the "
-        f"transcript's hash, repeats bit for bit; held-out loss {loss:.4f} measured again; not repeated: 3 of 4 windows, and where the sequences come "
-        "from\n",
+        f"transcript's hash, repeats bit for bit; held-out loss {loss:.4f} measured again; not "
+        "repeated: 3 of 4 windows, and where the sequences come from\n",
     )
     assert not list((tmp_path / "data/store").glob("verify-*"))
 
