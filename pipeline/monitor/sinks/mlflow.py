@@ -7,6 +7,8 @@ from pipeline.monitor.sinks.sink import Scalars, TrackedRun
 
 TAG = "lockstep.key"
 MOST = 100  # parameters in one request, of MLflow's REST interface
+# By itself, MLflow tells its makers of each use, and prints the address of each run.
+QUIET = ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT")
 FIRST = "loss/train"  # in every round where anybody trained
 
 
@@ -20,6 +22,8 @@ class MlflowSink:
 
     def open(self, run: TrackedRun) -> int:
         """Begin or resume the run, and return its last step."""
+        for name in QUIET:
+            os.environ.setdefault(name, "true")
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:
             run.folder.mkdir(parents=True, exist_ok=True)

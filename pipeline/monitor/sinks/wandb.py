@@ -16,6 +16,8 @@ class WandbSink:
 
     def open(self, run: TrackedRun) -> int:
         """Begin or resume the run, and return its last step."""
+        # read when it is imported: by itself, W&B tells its makers of every error
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "offline")
