@@ -136,12 +136,14 @@ class _Training:
         self.header = Transcript(self.writer.folder).header
         imprecise = functools.cache(self._imprecise)
         form = setup.programs.form
+        losses = (entry.held_out_loss for entry in reversed(entries))
+        measured = (loss for loss in losses if loss is not None)
         self.monitor = Monitor(
             run,
             self.paths.run,
             self.paths.scratch,
             self.step,
-            self.header.held_out_loss,
+            next(measured, self.header.held_out_loss),
             lambda: self.scores.rows,
         )
         self.profile = self.stack.enter_context(Profile(run, self.paths.scratch))

@@ -123,6 +123,7 @@ def trained(tmp_path_factory) -> Trained:
 def test_a_paused_training_waits_outlives_a_stop_and_goes_on_when_resumed(trained):
     pause = trained.paused.round
     assert trained.again.round == pause < ROUNDS
+    assert trained.again.held_out_loss == trained.paused.held_out_loss
     assert 'lockstep_state{state="paused"} 1' in trained.metrics
     assert f"paused after round {pause}" in trained.said and "train: resumed" in trained.said
     entries = trained.transcript.rounds
