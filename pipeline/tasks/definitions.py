@@ -104,7 +104,8 @@ def load(names: Sequence[str], folder: Path) -> list[Loaded]:
                 f"[evaluate] tasks: {name}: {brief(f'{type(error).__name__}: {error}', 200)}; "
                 f"expected its data{offline}"
             ) from error
-        for task in found["tasks"]:
+        for task, definition in found["tasks"].items():
+            _check_kind(name, definition)
             if task in owner:
                 raise LockstepError(
                     f"[evaluate] tasks: found {task} in {owner[task]} and in {name}, expected each "
@@ -124,6 +125,17 @@ def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
     """
     found = [(name, _task_sha256(task, few_shot)) for name, task in loaded.tasks.items()]
     return found[0][1] if len(found) == 1 else listing_sha256(found)
+
+
+def _check_kind(name: str, task: "Task") -> None:
+    """Refuse a task that runs what a model writes, or asks about more than text."""
+    if getattr(task, "UNSAFE_CODE", False):
+        what = "runs code that the model writes, expected a task that does not"
+    elif getattr(task, "MULTIMODAL", False):
+        what = "asks about images or sounds, expected a task about text"
+    else:
+        return
+    raise LockstepError(f"[evaluate] tasks: {name}: {what}")
 
 
 def _load(manager: "TaskManager", spec: str) -> "TaskDict":

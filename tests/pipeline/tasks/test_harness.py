@@ -267,6 +267,10 @@ def test_a_task_that_cannot_be_is_one_line(folder, tasks, tmp_path, monkeypatch)
     broken.write_text("task: broken\ndataset_path: json\noutput_type: guessing\n")
     with pytest.raises(LockstepError, match=r"broken.yaml: ValueError: .*guessing.*; expected"):
         run(folder, [str(broken)], tmp_path)
+    unsafe = tmp_path / "unsafe.yaml"
+    unsafe.write_text(f"{Path(tasks['choices']).read_text()}unsafe_code: true\n")
+    with pytest.raises(LockstepError, match=r"unsafe.yaml: runs code that the model writes"):
+        run(folder, [str(unsafe)], tmp_path)
 
     def absent(_):
         raise metadata.PackageNotFoundError
