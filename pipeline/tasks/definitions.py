@@ -8,10 +8,11 @@ import hashlib
 import inspect
 import json
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,24 +65,34 @@ def version() -> str:
 
 @contextmanager
 def data_in(folder: Path) -> Iterator[None]:
-    """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone."""
-    import datasets.config
-    from huggingface_hub import constants
+    """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone.
 
-    places = {
-        (constants, "HF_HUB_CACHE"): str(folder / "hub"),
-        (datasets.config, "HF_DATASETS_CACHE"): folder,
-        (datasets.config, "DOWNLOADED_DATASETS_PATH"): folder / "downloads",
-        (datasets.config, "EXTRACTED_DATASETS_PATH"): folder / "downloads" / "extracted",
-    }
+    The libraries say nothing but errors, and show their bars in a terminal only.
+    """
     with ExitStack() as before:
-        for (module, name), place in places.items():
-            before.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, place)
-        for library in ("lm_eval", "datasets", "huggingface_hub"):  # an error says it in one line
+        for library in ("lm_eval", "datasets", "huggingface_hub"):
             logger = logging.getLogger(library)
             before.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
+
+        import datasets.config
+        from huggingface_hub import constants
+        from lm_eval.api import task
+
+        quiet = not sys.stderr.isatty()
+        places = {
+            (constants, "HF_HUB_CACHE"): str(folder / "hub"),
+            (datasets.config, "HF_DATASETS_CACHE"): folder,
+            (datasets.config, "DOWNLOADED_DATASETS_PATH"): folder / "downloads",
+            (datasets.config, "EXTRACTED_DATASETS_PATH"): folder / "downloads" / "extracted",
+            (task, "tqdm"): partial(task.tqdm, disable=quiet),
+        }
+        for (module, name), place in places.items():
+            before.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, place)
+        if quiet and not datasets.are_progress_bars_disabled():
+            before.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
         yield
 
 
