@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +51,8 @@ Curves = dict[str, list[tuple[int, float]]]
 class Tracked(NamedTuple):
     """A run that told its sinks, was killed after `KILLED` rounds and resumed after `SAVED`.
 
+    MLflow was told of a run that was stopped there.
+
     Attributes:
       run_file: its run file.
       trained: what its stage train left.
@@ -68,10 +70,11 @@ class Tracked(NamedTuple):
         return Transcript(self.trained / "transcript")
 
 
-def name_sinks(run_file: Path, folder: Path) -> None:
+def name_sinks(run_file: Path, folder: Path, names: Collection[str]) -> runfile.Run:
     document = tomlkit.parse(run_file.read_text())
-    document["runtime"] |= {"sinks": [*READERS], "sink_dir": str(folder)}
+    document["runtime"] |= {"sinks": [*names], "sink_dir": str(folder)}
     run_file.write_text(tomlkit.dumps(document))
+    return runfile.load(run_file)
 
 
 def cut(trained: Path, folder: Path, step: int) -> None:
@@ -80,6 +83,10 @@ def cut(trained: Path, folder: Path, step: int) -> None:
     shutil.copy(trained / "transcript" / "header.json", folder / "transcript")
     lines = (trained / "transcript" / "rounds.jsonl").read_text().splitlines(keepends=True)
     (folder / "transcript" / "rounds.jsonl").write_text("".join(lines[:step]))
+
+
+class Stopped(Exception):
+    """What ends a training before its last round."""
 
 
 def scored(step: int) -> tuple:
@@ -91,7 +98,7 @@ def scored(step: int) -> tuple:
 def tracked(tmp_path_factory) -> Tracked:
     root = tmp_path_factory.mktemp("tracked")
     run_file = finish(root)
-    name_sinks(run_file, seen := root / "seen")
+    name_sinks(run_file, seen := root / "seen", ["tensorboard", "wandb"])
     paths = Paths("train", run_file, root)
     found = Tracked(run_file, paths.out("train"), paths.key, seen)
     with pytest.MonkeyPatch.context() as patch:
@@ -105,9 +112,17 @@ def tracked(tmp_path_factory) -> Tracked:
             text=True,
         )
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        # MLflow is told by request, and has what was told: a stop is enough, and no second import
+        run = name_sinks(run_file, seen, ["mlflow"])
+        first: list[tuple] = []
+        with pytest.raises(Stopped), Tracker(run, paths.scratch, 0, lambda: first) as tracker:
+            for entry in found.transcript.rounds[:KILLED]:
+                first += [scored(entry.round.step)] if entry.round.step % 10 == 0 else []
+                tracker.took(entry, 1.0, 1.0)
+            raise Stopped
         cut(found.trained, paths.scratch, SAVED)
+        run = name_sinks(run_file, seen, READERS)
         scores = [scored(10)]
-        run = runfile.load(run_file)
         with Tracker(run, paths.scratch, SAVED, lambda: scores) as tracker:
             for entry in found.transcript.rounds[SAVED:]:
                 if entry.round.step % 10 == 0:
@@ -200,8 +215,8 @@ def test_a_sink_that_fails_is_one_line_and_the_others_go_on(tracked, tmp_path, m
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run_file = Path(shutil.copy(tracked.run_file, tmp_path))
-    name_sinks(run_file, tmp_path)
-    with caplog.at_level(logging.WARNING), Tracker(runfile.load(run_file), tracked.trained, ROUNDS):
+    run = name_sinks(run_file, tmp_path, READERS)
+    with caplog.at_level(logging.WARNING), Tracker(run, tracked.trained, ROUNDS):
         pass
     lines = sorted(
         record.getMessage() for record in caplog.records if "sink" in record.getMessage()
