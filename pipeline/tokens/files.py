@@ -9,7 +9,7 @@ Shapes: N rows, n some of them, W numbers in each, F files.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -129,8 +129,8 @@ class _Opened(int):
         opened.path = path
         return opened
 
-    def __del__(self) -> None:
-        os.close(self)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self)  # when the interpreter ends, `os` may be gone before this object
 
 
 def chunks(path: Path, dtype: str, length: int) -> Iterator[np.ndarray]:
