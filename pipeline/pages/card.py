@@ -129,7 +129,8 @@ def render(facts: Facts) -> str:
 def run_file(keys: Keys) -> dict[str, Any]:
     """Return the tables of the run file that the export's key depends on, as they were written.
 
-    With defaults filled in they would mean the same but have another key.
+    With defaults filled in they would mean the same but have another key. The tasks of later stages
+    are not pinned: engines ask for the key, and the export does not depend on its value.
     """
     document: dict[str, Any] = {}
     for stage in sorted(_upstream("export")):
@@ -139,6 +140,7 @@ def run_file(keys: Keys) -> dict[str, Any]:
             for table in tables:
                 inner = inner.setdefault(table, {})
             inner[last] = keys.table(name)
+    document["pins"]["tasks"] = ""
     return {table: document[table] for table in runfile.Run.model_fields if table in document}
 
 
