@@ -110,8 +110,8 @@ def test_alternating_engines_never_leave_a_stale_result(tmp_path):
     engines.snakemake()
     said = engines.dvc_repro()
     assert said.count("exists already") == 5, "DVC made again what was made without it"
-    engines.take(dtype, "dvc_repro")
-    engines.take(new_tokens, "commit_and_go_back")
+    engines.take(new_tokens, "dvc_repro")
+    engines.take(dtype, "commit_and_go_back")
     engines.take(replayed, "dvc_exp_run")  # which edits the first
     engines.snakemake()
     shutil.rmtree(tmp_path)

@@ -27,7 +27,8 @@ def start(folder: Path, **changes: object) -> tuple[Path, Path]:
 
 
 LLAMA = ("HfLlama", tiny.MODEL, 0.0)
-WITH_EXPERTS = ("HfDeepseek", tiny.DEEPSEEK, 0.01)
+ONE_LAYER = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+WITH_EXPERTS = ("HfDeepseek", tiny.DEEPSEEK | ONE_LAYER, 0.01)
 
 
 @pytest.mark.parametrize(
