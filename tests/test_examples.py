@@ -181,14 +181,22 @@ def test_the_page_on_simulate_runs_from_top_to_bottom():
     assert Path("loss.png").stat().st_size > 10_000
 
 
-def test_the_notebook_runs_and_was_saved_without_output(monkeypatch, capsys):
+def code_of_the_notebook() -> list[dict]:
     cells = json.loads((EXAMPLES / "simulate.ipynb").read_text())["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_was_saved_without_output():
+    code = code_of_the_notebook()
+    assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+@pytest.mark.soak
+def test_the_notebook_runs(monkeypatch, capsys):
     monkeypatch.setattr(plt, "show", lambda: None)
     plt.switch_backend("agg")
     names: dict = {}
-    for cell in code:
+    for cell in code_of_the_notebook():
         exec("".join(cell["source"]).replace("STEPS = 300", "STEPS = 30"), names)
     plt.close("all")
     assert names["STEPS"] == 30

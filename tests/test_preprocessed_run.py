@@ -49,6 +49,7 @@ def losses(data: Path) -> list[list[float]]:
     return [[entry["loss"], entry["held_out_loss"] or 0.0] for entry in entries]
 
 
+@pytest.mark.soak
 def test_labels_that_are_the_inputs_give_the_losses_of_plain_tokens(tmp_path):
     plain = tiny.write_data(tmp_path / "tokens")
     for split, file in (("train", "a.ds"), ("validation", "held_out/a.ds")):

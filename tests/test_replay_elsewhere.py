@@ -22,7 +22,7 @@ def train(folder: Path, data: Path, devices: int) -> tuple[Path, Path]:
     run_file, root = folder / "run.toml", folder / "root"
     document = tiny.run_document(
         data,
-        config__total_steps=24,  # honest peers that differ in a bit do so within 13
+        config__total_steps=16,  # honest peers that differ in a bit do so within 13
         config__init_min_clients=4,
         config__global_batch_size_start=4,
         model__LLM__max_seq_len=128,
@@ -32,8 +32,8 @@ def train(folder: Path, data: Path, devices: int) -> tuple[Path, Path]:
         peers__micro_batch=1,
         witness__snapshot_every=8,
         held_out__sequences=1,
-        held_out__every=24,
-        runtime__checkpoint_every=24,
+        held_out__every=16,
+        runtime__checkpoint_every=16,
     )
     tiny.write_run(run_file, document)
     tiny.make(run_file, root, "download", "convert")
@@ -54,7 +54,7 @@ def test_rounds_of_four_peers_replay_bit_for_bit_on_one_device(two_devices):
     verdict = read_json(root / "data/verdict/verdict.json")
     assert verdict["accepted"], verdict["findings"]
     assert verdict["method"] == "bitwise"
-    assert len(verdict["replayed_windows"]) == verdict["windows"] == 12
+    assert len(verdict["replayed_windows"]) == verdict["windows"] == 8
 
 
 @pytest.mark.release

@@ -126,7 +126,11 @@ def test_a_run_killed_at_a_write_of_each_kind_ends_with_the_same_bytes(tmp_path)
     expect_nothing_in_progress(project)
 
 
-@pytest.mark.parametrize("optimizer", [tiny.DILOCO, tiny.STREAMING], ids=lambda o: next(iter(o)))
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(tiny.DILOCO, marks=pytest.mark.soak), tiny.STREAMING],
+    ids=lambda optimizer: next(iter(optimizer)),
+)
 def test_local_steps_killed_between_exchanges_end_with_the_same_bytes_and_pass_the_audit(
     optimizer, tmp_path
 ):

@@ -102,7 +102,7 @@ def test_the_gradient_of_unrolled_layers_never_sums_whole_stacks():
     assert set(made_by) == {"concatenate"}
 
 
-@by_model
+@pytest.mark.parametrize("name", ["llama", pytest.param("deepseek_v3", marks=pytest.mark.soak)])
 def test_params_can_be_mapped_over_peers(name):
     params, alone = made(name)[2], program(name)
     stacked = jax.tree.map(lambda leaf: np.stack([leaf * scale for scale in SCALES]), params)

@@ -174,6 +174,7 @@ def loads(speed: float, steps: int = 16) -> np.ndarray:
     return np.array(found)
 
 
+@pytest.mark.soak
 def test_experts_that_nobody_chose_are_chosen_in_time():
     left, balanced_ = loads(1e-9), loads(3 * SPEED)
     assert left[0] == balanced_[0] == 0.5  # two experts of four get all

@@ -321,6 +321,7 @@ def test_the_loss_computes_in_the_precision_that_was_asked_for():
     assert "bfloat16" in seen
 
 
+@pytest.mark.soak
 def test_the_layouts_give_the_same_up_to_rounding():
     each = short(optimizer=DILOCO)
     for layout in ("vmap", "shard_map"):

@@ -57,6 +57,7 @@ def root(tmp_path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # pytest would keep it for days
 
 
+@pytest.mark.soak
 def test_convert_and_export_of_a_large_model_hold_a_tensor_or_two(root):
     largest = write_model(root / SOURCE, NBYTES, "float32", hidden=1024, vocabulary=2048)
     bound = 2 * largest + ALLOWANCE
