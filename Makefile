@@ -19,9 +19,9 @@ endif
 	dvc repro
 	@python -m pipeline summary
 
-# Four workers for two cores: engines, servers and killed processes are often waited for.
+# Three workers for two cores: engines, servers and killed processes are often waited for.
 test: $(VENV)/installed-test
-	pytest -q -n 4 --dist worksteal -m "not soak and not release"
+	pytest -q -n 3 --dist worksteal -m "not soak and not release"
 	pytest -q -n 2 --dist loadfile -m release $$(grep -rl --include='test_*.py' mark.release tests)
 
 # While editing: the rooms that compile next to nothing, half of all tests, in less than a minute.

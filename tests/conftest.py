@@ -37,6 +37,10 @@ def pytest_configure(config):
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
+# Whole runs, and peers in processes, which wait for each other.
+LONG = (Path(__file__).parent, Path(__file__).parent / "pipeline" / "carrier")
+
+
 def pytest_collection_modifyitems(items):
-    """Whole runs come first: one that begins last leaves the other worker without work."""
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    """The long tests come first: one that begins last leaves the other workers without work."""
+    items.sort(key=lambda item: item.path.parent not in LONG)

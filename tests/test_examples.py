@@ -146,6 +146,7 @@ def test_char_gpt(capsys):
     assert "\ndef " in said
 
 
+@pytest.mark.soak
 def test_nanogpt_diloco(monkeypatch, tmp_path, capsys):
     nanogpt = example("nanogpt_diloco")
     arguments = ["--dataset", "shakespeare", "--rounds", "2", "--inner-steps", "2"]

@@ -24,7 +24,11 @@ MODELS = {
 }
 OPTIONS = {"scan": True, "remat": REMAT[0], "attention": "matmul", "dtype": jnp.float32}
 SCALES = (1.0, 0.5, 2.0, -1.0)
+SOAK = pytest.mark.soak
 by_model = pytest.mark.parametrize("name", MODELS)
+quickly_by_model = pytest.mark.parametrize(
+    "name", ["llama", pytest.param("deepseek_v3", marks=SOAK)]
+)
 
 
 @cache
@@ -58,7 +62,7 @@ def logits(name, dtype=jnp.float32):
     return jax.jit(lambda t: model.apply(config, params, t, scan=True, dtype=dtype))
 
 
-@by_model
+@quickly_by_model
 def test_scanned_and_unrolled_layers_agree(name):
     (scanned, scanned_grads), (unrolled, grads) = gradient(name), gradient(name, scan=False)
     np.testing.assert_allclose(scanned, unrolled, rtol=1e-6)
@@ -102,7 +106,7 @@ def test_the_gradient_of_unrolled_layers_never_sums_whole_stacks():
     assert set(made_by) == {"concatenate"}
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("deepseek_v3", marks=pytest.mark.soak)])
+@quickly_by_model
 def test_params_can_be_mapped_over_peers(name):
     params, alone = made(name)[2], program(name)
     stacked = jax.tree.map(lambda leaf: np.stack([leaf * scale for scale in SCALES]), params)
@@ -218,7 +222,7 @@ def test_a_deeper_model_is_no_larger_a_program():
 # ---- Fresh params ----
 
 
-@by_model
+@quickly_by_model
 def test_fresh_params_are_hugging_faces_draw_and_follow_from_the_seed(name):
     model, config = models.get(name), MODELS[name]
     first, same, other = (flatten_dict(model.init(config, seed), sep="/") for seed in (0, 0, 1))

@@ -55,7 +55,13 @@ def test_a_query_sees_the_keys_of_its_own_sequence_and_no_others(kernel, window)
         np.testing.assert_allclose(found[row, place, head], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.soak] if name in ("llama", "mistral") else [])
+        for name in MODELS
+    ],
+)
 def test_a_packed_row_gives_what_its_sequences_give_alone(name):
     model, config, params = made(name)
     weight_TV = np.random.default_rng(2).normal(size=(ROW, 96)).astype(np.float32)

@@ -80,7 +80,8 @@ CASES = {
         V3 | {"first_k_dense_replace": 0, "tie_word_embeddings": True, "q_lora_rank": None},
     ),
 }
-# A rope's frequencies are numbers to a gradient: values after each layer tell one from another.
+# A rope's frequencies are numbers to a gradient: values after each layer tell one from another. For
+# the other cases the gradients tell all that those values do.
 GRADIENTS = [
     pytest.param(
         case,
@@ -88,6 +89,10 @@ GRADIENTS = [
         marks=[pytest.mark.soak] if name.startswith("llama") and "rope" in name else [],
     )
     for name, case in CASES.items()
+]
+LAYERS = [
+    pytest.param(case, id=param.id, marks=[] if param.marks else [pytest.mark.soak])
+    for case, param in zip(CASES.values(), GRADIENTS, strict=True)
 ]
 FIRST = {name.partition(",")[0]: case for name, case in reversed(CASES.items())}
 PROMPT, SHORT = [5, 90, 17, 3, 64, 22, 8, 41], [33, 2, 71]
@@ -107,6 +112,7 @@ def logits_of(model, config, params, tokens_BT):
     return model.apply(config, params, tokens_BT, scan=False, dtype=jnp.float32)
 
 
+@pytest.mark.parametrize("pair", LAYERS, indirect=True)
 def test_every_layer_gives_what_pytorchs_gives(pair):
     """After each layer: what the last norm and the head make of it there."""
     reference, _, hf_config, params = pair

@@ -92,6 +92,7 @@ def test_losses_are_those_of_one_device(optimizer, model):
             assert held(tree, device) <= 0.51 * size(tree) + 8  # AdamW counts its steps
 
 
+@pytest.mark.soak
 def test_one_program_for_all_peers_gives_the_same_losses():
     expected = on_one_device("Distro", json.dumps(MODEL))
     found, peers = losses(a_run(2, peers__layout="shard_map"), MODEL)

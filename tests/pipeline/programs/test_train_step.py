@@ -81,7 +81,10 @@ def test_losses_of_the_first_steps_are_as_they_were(optimizer):
 
 
 # two peers for a device in turns, which vmap does not know; and fewer peers than devices
-@pytest.mark.parametrize("count, overlap, layout", [(6, 0, "shard_map"), (3, 2, "vmap")])
+@pytest.mark.parametrize(
+    "count, overlap, layout",
+    [(6, 0, "shard_map"), pytest.param(3, 2, "vmap", marks=pytest.mark.soak)],
+)
 def test_every_layout_trains_alike(count, overlap, layout):
     changes = {"peers__count": count, "peers__overlap": overlap, "model": ONE_LAYER}
     expected = losses(1, 4, **changes)
@@ -131,7 +134,7 @@ def test_gradients_cannot_travel_during_the_next_round():
         programs_of(a_run("AdamW", peers__overlap=1), tiny.MODEL)
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_balances_experts_no_gradient_moves(overlap):
     """DeepSeek's correction has none; signs of 0 and weight decay would move it."""
     run = a_run(peers__overlap=overlap)

@@ -192,7 +192,10 @@ KILLED = {
 }
 
 
-@pytest.mark.parametrize("name", KILLED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.soak] if n == "stale" else []) for n in KILLED],
+)
 def test_a_run_killed_after_every_round_has_the_same_faults_bit_for_bit(name):
     run = KILLED[name]
     whole, fired = entries("signs", run, killed=False)
