@@ -74,11 +74,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
 def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Findings:
     export, shards = paths.out("export"), paths.out("download")
     exported = read(export, scan=run.peers.scan_layers)
-    return Findings(
-        _measure(run, exported, held_out.read(run, shards), export, notes),
-        _score(run, exported, paths, folder / TASKS, notes),
-        _sample(run, exported, notes),
-    )
+    tasks = _score(run, exported, paths, folder / TASKS, notes)  # first: one may be missing
+    numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
+    return Findings(numbers, tasks, _sample(run, exported, notes))
 
 
 def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) -> None:
