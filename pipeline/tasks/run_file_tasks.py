@@ -59,7 +59,11 @@ class RunFileTasks:
         Raises:
           LockstepError: A task of lm_eval cannot be run.
         """
-        results = []
+        results, others = [], []
+        if self.others:  # first: one may be missing
+            others = harness.run_tasks(
+                self.others, model, self.settings, self.store, pin=self.pin, folder=folder
+            )
         if self.asked:
             with ExitStack() as stack:
                 advance = None
@@ -70,8 +74,4 @@ class RunFileTasks:
             results.append(result)
             if folder:
                 task_file.write(folder, named, self.asked, scores)
-        if self.others:
-            results += harness.run_tasks(
-                self.others, model, self.settings, self.store, pin=self.pin, folder=folder
-            )
-        return results
+        return results + others
