@@ -138,7 +138,7 @@ class Swarm:
         sequences, length = round_.sequences, self.run.llm.max_seq_len
         tokens = {peer: sequences[peer] * length for peer in messages}
         with self._timed("links"):
-            arrivals = links.arrivals(self.run.links, present, tokens, sizes, 0)
+            arrivals = links.arrivals(self.run.links, present, tokens, sizes)
         for peer in self._some(arrivals, LATE):
             arrivals[peer] += limit
         checks, rulings, settling = self._verified(round_, present, messages, tokens)

@@ -83,7 +83,7 @@ def audit_rounds(
             progress = finish_round(progress, entry, run)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
-        findings += _audit_arrivals(entry, run)
+        findings += _audit_arrivals(entry, run, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, run, own_size)
         known += _audit_second_messages(entry)
         findings += [*known, *_audit_attestations(entry, run), *_audit_ejected(entry, known)]
@@ -131,7 +131,7 @@ def why_refused(
     return None
 
 
-def _audit_arrivals(entry: Entry, run: runfile.Run) -> list[Finding]:
+def _audit_arrivals(entry: Entry, run: runfile.Run, overlapped: float) -> list[Finding]:
     """Check that no message arrives before `[links]` allows it; later is its sender's affair.
 
     On the wall's clock nobody can tell.
@@ -139,9 +139,9 @@ def _audit_arrivals(entry: Entry, run: runfile.Run) -> list[Finding]:
     if run.links.clock == "wall":
         return []
     sizes = {peer: message.bytes for peer, message in entry.evidence.messages.items()}
-    tokens, overlap = _tokens(entry.round, run), run.peers.overlap
+    tokens = _tokens(entry.round, run)
     present = entry.evidence.present(entry.round.peers)
-    earliest = links.arrivals(run.links, present, tokens, sizes, overlap)
+    earliest = links.arrivals(run.links, present, tokens, sizes, overlapped)
     return [
         _against_author(
             entry.round.step,

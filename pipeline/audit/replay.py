@@ -151,6 +151,8 @@ class _WindowReplay:
         A peer goes on from its recomputed state where bits are compared, else from what it sent.
         """
         plan, results = entry.round, {}
+        for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
+            self.own[peer] = self.replica.align(self.own[peer], plan.step)
         lots = self.setup.programs.optimizer.inner_steps
         for peer in [peer for peer in self.own if peer in entry.evidence.messages]:
             span = plan.assignment[peer]

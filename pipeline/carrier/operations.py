@@ -5,6 +5,7 @@
                        shared state
     hyperparameters  none                                         optimizer, inner_steps, wire
     compile          imprecise; rows                              nothing, and a step is compiled
+    align            step                                         nothing
     train            step, count, imprecise, keep, hash; rows     loss; message, and its state
     optimize         step, peers, sequences; messages             params' hash
     extract          what: params, shared, own, new; hash         arrays or their hash
@@ -90,6 +91,7 @@ class Operations:
             "create": self._create,
             "hyperparameters": self._hyperparameters,
             "compile": self._compile,
+            "align": self._align,
             "train": self._train,
             "optimize": self._optimize,
             "extract": self._extract,
@@ -146,6 +148,11 @@ class Operations:
         replica = self._replica(imprecise=values["imprecise"])
         replica.compile_step(self.own, self._work({"count": 0}, arrays))
         self.done |= {"train", "recompute"}  # which need wait for nobody now
+        return Outcome()
+
+    def _align(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+        del arrays
+        self.own = self.replica.align(self.own, values["step"])
         return Outcome()
 
     def _train(self, values: dict, arrays: list[np.ndarray]) -> Outcome:

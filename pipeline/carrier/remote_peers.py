@@ -15,7 +15,7 @@ from pipeline.carrier.carrier import Answered, Asked, Carrier
 from pipeline.carrier.frames import FrameError
 from pipeline.carrier.operations import leaves, tree_of
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
+from pipeline.optim.optimizer import Tree, no_align
 from pipeline.programs.replica import Work
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
@@ -143,9 +143,15 @@ class RemotePeers:
                     self._own[peer] = tree_of(answer.arrays[size:], own, "own state")
                 state = answer.header.values["hash"]
                 done[peer] = Done(message, loss, state, answer.seconds)
-        if keep:  # also of who has no work, while it is there
-            self._own |= {peer: self.own(peer) for peer in self._here.difference(asked.work)}
         return {peer: done[peer] for peer in sorted(done) if peer in self._here}
+
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        """Have present peers that take no step in a round take up the last round's commit."""
+        if self.programs.optimizer.align is not no_align:
+            idle = sorted(self._here & idle)
+            self._ask(dict.fromkeys(idle, Asked("align", {"step": step})))
+        if self.keeps(step):  # while they are there
+            self._own |= {peer: self.own(peer) for peer in self._here.difference(self._own)}
 
     def _compile(self, asked: RoundSteps) -> None:
         """Have peers compile what a round's clock must not wait for: steps of a new shape.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, Tree, align_inside, no_align
 
 
 def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
@@ -27,6 +27,9 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optimizer.init(others(params))
+
+    def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+        return optimizer.align(own, others(params), fragment)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return rejoin(optimizer.lookahead(others(params), own, shared, step), params)
@@ -49,8 +52,10 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     def areas(params: Tree) -> Tree:
         return optimizer.areas(others(params))
 
-    steps = optimizer.inner_steps
-    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, steps)
+    return optimizer._replace(
+        init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
+        compare=compare, areas=areas, align=no_align if optimizer.align is no_align else align,
+    )  # fmt: skip
 
 
 class Balanced(NamedTuple):
@@ -136,8 +141,10 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     def areas(params: Tree) -> Tree:
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
-    steps = optimizer.inner_steps
-    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, steps)
+    return optimizer._replace(
+        init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
+        compare=compare, areas=areas, align=align_inside(optimizer.align),
+    )  # fmt: skip
 
 
 def _share(load: jax.Array) -> jax.Array:

@@ -5,7 +5,8 @@ import optax
 
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
-from pipeline.optim.optimizer import Exchange, as_transform, expect
+from pipeline.optim.optimizer import expect
+from pipeline.optim.transform import Exchange, as_transform
 
 
 def demo(

@@ -270,7 +270,7 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         return momentum.distance(own.delta, message), own._replace(sent=_positions(message))
 
     areas = momentum.compressor.areas
-    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas)
+    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, delay=1)
 
 
 def _positions(message: Tree) -> Tree:

@@ -1,14 +1,11 @@
-"""What an optimizer is: seven pure functions, and how they compose into an optax transform."""
+"""What an optimizer is: eight pure functions over two states."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
@@ -26,6 +23,22 @@ class InitFn(Protocol):
         Returns:
           own: What each peer owns, as it is for every peer at first.
           shared: What is one copy, the same for all peers.
+        """
+
+
+class AlignFn(Protocol):
+    """align(own, params, fragment) -> own."""
+
+    def __call__(self, own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+        """Return the peer's state after it took up what peers agreed on last in a fragment.
+
+        Called once for each round's commit, by every peer that is present, whether it trains or
+        not: before local step `Optimizer.delay` of the next round.
+
+        Args:
+          own: The peer's state.
+          params: What all peers agree on.
+          fragment: int32 [], the part of the params that the round exchanged.
         """
 
 
@@ -134,20 +147,46 @@ class AreasFn(Protocol):
         """
 
 
+def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+    """Return the peer's state as it is: the default `align`."""
+    del params, fragment
+    return own
+
+
+def align_inside(align: AlignFn) -> AlignFn:
+    """Return `align` of a state that has another optimizer's as its attribute `optimizer`."""
+    if align is no_align:
+        return align
+
+    def align_outside(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+        return own._replace(optimizer=align(own.optimizer, params, fragment))
+
+    return align_outside
+
+
 class Optimizer(NamedTuple):
-    """Seven pure functions over two states: `own` of each peer, and `shared`, which is one copy.
+    """Eight pure functions over two states: `own` of each peer, and `shared`, which is one copy.
 
         own, shared = init(params)
         each round, each peer:
-          inner_steps times:
+          inner_steps times, before the one with the number `delay`:
+            own        = align(own, params, the fragment of the last round)
+          and in each of them:
             grads      at lookahead(params, own, shared, step)
             own        = accumulate(grads, own, params, step)
           message, own = send(own, params, shared, step)
         each round, everybody alike:
           updates, shared = receive(messages, weight, params, shared, step)
 
-    `compare` serves an audit and `areas` the wire format. No function knows whether peers are rows
-    of an array or machines. Shapes do not change when a peer is absent.
+    A peer that takes no step in a round aligns all the same. `compare` serves an audit and `areas`
+    the wire format. No function knows whether peers are rows of an array or machines. Shapes do not
+    change when a peer is absent.
+
+    Attributes:
+      inner_steps: Local steps of a round.
+      fragments: In how many fragments the params are exchanged, one in each round, in turns.
+      delay: Local steps of the next round that a peer takes before it needs what was exchanged,
+        and aligns; at most inner_steps.
     """
 
     init: InitFn
@@ -158,124 +197,50 @@ class Optimizer(NamedTuple):
     compare: CompareFn
     areas: AreasFn
     inner_steps: int = 1
+    align: AlignFn = no_align
+    fragments: int = 1
+    delay: int = 0
+
+    @property
+    def overlapped(self) -> float:
+        """Share of a round's training beside which the messages of the round before travel."""
+        return self.delay / self.inner_steps
 
 
-Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
-"""exchange(message, step) -> sent, received: what this peer sent, and every peer's message with a
-leading axis [peer]."""
-
-
-def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
-    """Return the exchange of peers that are rows of a mesh or vmap axis.
-
-    Args:
-      axis_name: Name of the axis.
-      to: As of `jax.lax.all_gather`. With "invarying", `shard_map` as it is by default, which
-        checks it, knows that updates are the same for all: params can leave it as one copy.
-    """
-
-    def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del step
-        return message, jax.lax.all_gather(message, axis_name, to=to)
-
-    return exchange
-
-
-def alone(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-    """Exchange nothing: the only peer there is receives what it sends."""
-    del step
-    return message, jax.tree.map(lambda x: x[None], message)
-
-
-class OptimizerState(NamedTuple):
-    """State of `as_transform`.
-
-    Attributes:
-      count: int32 [], the local steps taken.
-      own: The peer's state.
-      shared: The state that is one copy.
-    """
-
-    count: jax.Array  # type: ignore[assignment]  # a tuple has a method of that name
-    own: Tree
-    shared: Tree
-
-
-def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTransformation:
-    """Compose an optimizer and an exchange into a transform for any jitted step.
-
-    Gradients are to be taken at `optimizer.lookahead(params, state.own, state.shared,
-    next_step(optimizer, state.count))`, which is the params themselves except with local steps, and
-    for DisTrO with overlap. With several local steps in a round, the last one alone exchanges, and
-    updates of the others are zero; under `shard_map` that takes `check_vma=False`.
-
-    Peers have equal weights. One whose gradient has an infinity or a NaN counts as absent in that
-    step, and its own state stays as it was. `optax.apply_if_finite` around this would decide for
-    each peer alone: their params would come apart.
-
-    With `optax.inject_hyperparams`, wrap what is to be changed:
-
-        def tx(learning_rate, weight_decay):
-            return as_transform(distro(CompressedMomentum(learning_rate, ...)), exchange)
-
-        tx = optax.inject_hyperparams(tx)(learning_rate=0.01, weight_decay=0.1)
+def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tree:
+    """Return the peer's state after it took up, in round `step`, the commit of the round before.
 
     Args:
       optimizer: The functions.
-      exchange: exchange(message, step) -> sent, received, such as `all_gather("peer")`, or `alone`.
-        Beside the optimizer's message it gets that peer's weight.
+      own: The peer's state.
+      params: What all peers agree on.
+      step: int32 [], the round, counted from 1; in the first there is nothing to take up.
     """
+    if optimizer.align is no_align:
+        return own
 
-    def init(params: Tree) -> OptimizerState:
-        own, shared = optimizer.init(_nested(nnx.as_pure(params)))
-        return OptimizerState(jnp.zeros((), jnp.int32), own, shared)
+    def take_up(own: Tree) -> Tree:
+        return optimizer.align(own, params, (step - 2) % optimizer.fragments)
 
-    def update(
-        updates: Tree, state: optax.OptState, params: Tree | None = None
-    ) -> tuple[Tree, OptimizerState]:
-        if params is None:
-            raise ValueError("update(updates, state, params): params are needed, for their decay")
-        count, own, shared = state
-        grads, params = _nested(updates), _nested(params)
-        finite = jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
-        taken = optimizer.accumulate(grads, own, params, next_step(optimizer, count))
-
-        def end_round() -> tuple[Tree, Tree, Tree]:
-            step = count // optimizer.inner_steps + 1
-            message, after = optimizer.send(taken, params, shared, step)
-            after = jax.tree.map(partial(jnp.where, finite), after, own)
-            _, (received, weight) = exchange((message, finite.astype(jnp.int32)), step)
-            steps, agreed = optimizer.receive(received, weight, params, shared, step)
-            return steps, after, agreed
-
-        def go_on() -> tuple[Tree, Tree, Tree]:
-            still = jax.tree.map(jnp.zeros_like, jax.eval_shape(end_round)[0])
-            return still, jax.tree.map(partial(jnp.where, finite), taken, own), shared
-
-        if optimizer.inner_steps == 1:
-            steps, own, shared = end_round()
-        else:
-            last = (count + 1) % optimizer.inner_steps == 0
-            steps, own, shared = jax.lax.cond(last, end_round, go_on)
-        steps = flatten_dict(steps)
-        updates = jax.tree.map_with_path(lambda path, _: steps[_names(path)], updates)
-        return updates, OptimizerState(count + 1, own, shared)
-
-    return optax.GradientTransformation(init, update)
+    return jax.lax.cond(step > 1, take_up, lambda own: own, own)
 
 
-def next_step(optimizer: Optimizer, count: jax.Array) -> jax.Array:
-    """Return the `step` that the functions of a local step see after `count` local steps."""
-    return count + 1 if optimizer.inner_steps == 1 else (count + 1) / optimizer.inner_steps
+def align_before(
+    optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array, local: jax.Array
+) -> Tree:
+    """Return the peer's state before a local step: after `align`, where it is due then.
 
-
-def _nested(tree: Tree) -> Tree:
-    """Return the leaves of any tree, such as a module's state, in nested dicts."""
-    return unflatten_dict({_names(path): x for path, x in jax.tree.leaves_with_path(tree)})
-
-
-def _names(path: KeyPath) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("",)
+    Args:
+      optimizer: The functions.
+      own: The peer's state.
+      params: What all peers agree on.
+      step: int32 [], the round, counted from 1.
+      local: int32 [], the local step in the round, counted from 0.
+    """
+    if optimizer.align is no_align:
+        return own
+    due = local == optimizer.delay
+    return jax.lax.cond(due, lambda own: align(optimizer, own, params, step), lambda own: own, own)
 
 
 def rate(learning_rate: optax.ScalarOrSchedule, step: jax.Array) -> Any:

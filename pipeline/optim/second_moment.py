@@ -9,6 +9,7 @@ from pipeline.optim.optimizer import (
     KeyPath,
     Optimizer,
     Tree,
+    align_inside,
     clip_scale,
     expect_decay,
     expect_rates,
@@ -139,5 +140,6 @@ def normalized(
         return distance, own._replace(optimizer=inside)
 
     return optimizer._replace(
-        init=init, lookahead=lookahead, accumulate=accumulate, send=send, compare=compare
-    )
+        init=init, lookahead=lookahead, accumulate=accumulate, send=send, compare=compare,
+        align=align_inside(optimizer.align),
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipeline.optim.optimizer import Tree
+from pipeline.optim.optimizer import Tree, no_align
 from pipeline.programs.placement import DeviceGroup
 from pipeline.programs.train_step import PeerResult, Programs
 
@@ -59,6 +59,12 @@ class Replica:
     def step(self, own: Tree, work: Work, step: int) -> PeerResult:
         """Take a peer's step from its state on this group, which is donated; waits for nothing."""
         return self.programs.peer_step(*self.arguments(own, work, step))
+
+    def align(self, own: Tree, step: int) -> Tree:
+        """Return the state, which is donated, of a peer that takes no step in round `step`."""
+        if self.programs.optimizer.align is no_align:
+            return own
+        return self.programs.align(own, self.params, self.group.put_whole(np.int32(step)))
 
     def compare(self, own: Tree, work: Work, step: int, message: Tree) -> tuple[jax.Array, Tree]:
         """Return a sent message's distance from the replayed one, and the peer's state after it."""

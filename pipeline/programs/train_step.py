@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from pipeline.optim import optimizer as optim
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.placement import keep_cut
 from pipeline.programs.task import Task
@@ -29,7 +30,10 @@ class PeerResult(NamedTuple):
 
 
 class LocalWork(NamedTuple):
-    """What a peer's local steps begin with: the arguments of `Programs.peer_step`."""
+    """What a peer's local steps begin with: the arguments of `Programs.peer_step`.
+
+    In one of several local steps, `step` is as `AccumulateFn` has it.
+    """
 
     params: Tree
     own: Tree
@@ -71,6 +75,14 @@ class Programs:
         It donates `own`.
         """
         return jax.jit(self.step_of_a_peer, donate_argnums=1)
+
+    @cached_property
+    def align(self) -> Callable[[Tree, Tree, jax.Array], Tree]:
+        """What a peer that takes no step in a round does: (own, params, step) -> own.
+
+        It donates `own`.
+        """
+        return jax.jit(self.align_a_peer, donate_argnums=0)
 
     @cached_property
     def gradient(self) -> Callable[..., tuple[jax.Array, Tree]]:
@@ -119,6 +131,10 @@ class Programs:
         message, own = self.optimizer.send(own, params, shared, step)
         return PeerResult(self.keep_cut(own), message, loss)
 
+    def align_a_peer(self, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        """Return a peer's state after it took up the commit of the round before `step`."""
+        return self.keep_cut(optim.align(self.optimizer, own, params, step))
+
     def _local_steps(self, work: LocalWork) -> tuple[Tree, jax.Array]:
         """The peer's state after its local steps of a round, each on its lot, and their mean loss.
 
@@ -126,11 +142,14 @@ class Programs:
         """
         steps, count, step = self.optimizer.inner_steps, work.count, work.step
         if steps == 1:
+            own = optim.align(self.optimizer, work.own, work.params, step)
+            work = work._replace(own=own)
             return self._local_step(work, self.task.key(work.rows_MB, step, 0))
         rows_HMB = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), work.rows_MB)
 
         def take(h: jax.Array, before: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
             own, total = before
+            own = optim.align_before(self.optimizer, own, work.params, step, h)
             lot = count // steps + (h < count % steps)
             done = step - 1 + (h + 1) / steps  # rounds
             rows_MB = jax.tree.map(lambda x: x[h], rows_HMB)

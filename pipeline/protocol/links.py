@@ -22,7 +22,7 @@ def arrivals(
     receivers: Sequence[int],
     tokens: Mapping[int, int],
     sizes: Mapping[int, int],
-    overlap: int,
+    overlapped: float = 0.0,
 ) -> dict[int, float]:
     """Return the seconds from the round's start until each peer's message is at every receiver.
 
@@ -30,20 +30,21 @@ def arrivals(
     Each receiver downloads the others' messages one after the other as they become available, so
     that a slow downlink delays everything behind it.
 
-    With overlap a message travels while its sender trains the next round, taken to be as many
-    tokens as the round's own. A peer's time is then the longer of the two, not their sum; the very
-    first step, beside which nothing travels, is not counted.
+    A message may travel while its sender trains a first share of the next round, taken to be as
+    many tokens as the round's own. That share is counted once, here, beside the message, and not
+    in the next round: with all of it, a peer's time is the longer of the two, not their sum. In a
+    run's first round, beside which nothing travels, it is not counted.
 
     Args:
       links: The `[links]` table.
       receivers: The peers that need the messages, the senders among them.
       tokens: Tokens that each sender trains on.
       sizes: Bytes of each sender's message.
-      overlap: `[peers] overlap`; 0 where peers wait for messages.
+      overlapped: The share, 0 to 1; 0 where peers wait for messages (`Optimizer.overlapped`).
     """
     trained = {peer: tokens[peer] / _of(links, "tokens_per_second", peer) for peer in sizes}
     sent = {
-        peer: (0.0 if overlap else trained[peer])
+        peer: (1.0 - overlapped) * trained[peer]
         + (_of(links, "latency_seconds", peer) + _transfer(size, _of(links, "upload_mbps", peer)))
         for peer, size in sizes.items()
     }

@@ -48,6 +48,11 @@ class Round:
         return len(self.peers) - len(self.verifiers)
 
     @property
+    def idle(self) -> frozenset[int]:
+        """Members that have nothing to train on."""
+        return frozenset(self.peers).difference(self.assignment)
+
+    @property
     def sequences(self) -> dict[int, int]:
         """How many sequences each trainer is assigned."""
         return {peer: last - first + 1 for peer, (first, last) in self.assignment.items()}

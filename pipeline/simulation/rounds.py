@@ -13,7 +13,8 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree, next_step, no_lookahead
+from pipeline.optim.optimizer import Tree, no_lookahead
+from pipeline.optim.transform import next_step
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.driver import RunProgress
 from pipeline.simulation.examples import ExampleSet, PeerData

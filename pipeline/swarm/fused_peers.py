@@ -3,7 +3,7 @@
 Fast on many devices; its bits differ from those of `peer_step`, so an audit compares distances.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 
 import jax
@@ -62,6 +62,9 @@ class FusedPeers(SimulatedPeers):
         losses = jax.device_get(result.loss)
         return {peer: Done(messages[peer], float(losses[peer])) for peer in work}
 
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        """Do nothing: peers without work did it within the program of all."""
+
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
         return jax.tree.map(lambda rows: np.array(rows[peer]), self._own)
@@ -112,7 +115,8 @@ class FusedPeers(SimulatedPeers):
             result = self.programs.step_of_a_peer(
                 params, own, shared, rows_MB, jnp.maximum(count, 1), step
             )
-            stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, own)
+            idle = self.programs.align_a_peer(own, params, step)
+            stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, idle)
             return result._replace(own=stayed)
 
         def step_vmapped(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:

@@ -85,6 +85,9 @@ class RunningPeers(Protocol):
     def step(self, asked: RoundSteps) -> dict[int, Done]:
         """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
 
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        """Have present peers that take no step in a round take up the last round's commit."""
+
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
 
@@ -192,6 +195,11 @@ class SimulatedPeers:
             peer: Done(message, float(loss), tree_hash(self.own(peer)) if asked.hashed else None)
             for peer, (message, loss) in done.items()
         }
+
+    def sit_out(self, idle: Set[int], step: int) -> None:
+        """Have present peers that take no step in a round take up the last round's commit."""
+        for peer in sorted(idle):
+            self._own[peer] = self._replica_of(peer).align(self._own[peer], step)
 
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""

@@ -95,19 +95,24 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
         payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
-        seconds=_seconds(run, rounds, form.bytes_about, _bytes(params) + _bytes(shared)),
+        seconds=_seconds(
+            run,
+            rounds,
+            form.bytes_about,
+            _bytes(params) + _bytes(shared),
+            programs.optimizer.overlapped,
+        ),
     )
 
 
-def _seconds(run: runfile.Run, rounds: int, message: int, agreed: int) -> float:
+def _seconds(run: runfile.Run, rounds: int, message: int, agreed: int, overlapped: float) -> float:
     """About how long the rounds take by the simulated clock, if nothing goes wrong."""
     config, length, peers = run.config, run.llm.max_seq_len, range(run.peers.count)
     trainers = peers[: len(peers) - len(peers) * config.verification_percent // 100]
     sequences = sum(size * count for size, count in config.sizes(length)) / config.total_steps
     tokens = dict.fromkeys(trainers, sequences / len(trainers) * length)
-    arrived = links.arrivals(
-        run.links, peers, tokens, dict.fromkeys(trainers, message), run.peers.overlap
-    )
+    sizes = dict.fromkeys(trainers, message)
+    arrived = links.arrivals(run.links, peers, tokens, sizes, overlapped)
     of_round = min(max(arrived.values()), config.max_round_train_time) + config.round_witness_time
     loaded = max(links.load_seconds(run.links, peer, size=agreed) for peer in peers)
     epochs = -(-rounds // config.rounds_per_epoch) if config.rounds_per_epoch else None

@@ -102,6 +102,7 @@ class Swarm:
         checked = {v: p for v, p in checked.items() if v not in silent and p in given}
         for peer in silent:  # its state is lost, or nobody knows it
             self.peers.restart(peer)
+        self.peers.sit_out(round_.idle.difference(silent), round_.step)
 
         # Exchange: bytes, when they arrive, and what they decode to
         with self.timed("encode"):
@@ -236,8 +237,8 @@ class Swarm:
         length = self.run.llm.max_seq_len
         tokens = {peer: round_.sequences[peer] * length for peer in sent}
         sizes = {peer: len(s.payload) for peer, s in sent.items()}
-        overlap = self.run.peers.overlap
-        arrivals = links.arrivals(self.run.links, present, tokens, sizes, overlap)
+        overlapped = self.peers.programs.optimizer.overlapped
+        arrivals = links.arrivals(self.run.links, present, tokens, sizes, overlapped)
         return self.faults.delay(arrivals, round_.step)
 
     def _received(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Tree]:

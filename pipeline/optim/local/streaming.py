@@ -57,9 +57,9 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
         theta_p[f] <- mixing * theta_p[f] + (1 - mixing) * theta[f]
 
     So each fragment is exchanged every H local steps, and peers train on without waiting for it. A
-    message is 4 / F bytes per parameter, fewer with a quantizer. theta, the params of all, is what
-    they last agreed on, fragment by fragment. If a message is lost, so are its peer's local steps
-    in that fragment.
+    peer that takes no step in a round takes up the fragment too. A message is 4 / F bytes per
+    parameter, fewer with a quantizer. theta, the params of all, is what they last agreed on,
+    fragment by fragment. If a message is lost, so are its peer's local steps in that fragment.
 
     Fragment f is the f-th of F equal ranges of each parameter: where layers are stacked, a block of
     layers as in the paper; of the embedding and the head, which there are in a fragment of their
@@ -99,30 +99,23 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
         own, shared = init_of_each(outer, params, fragments)
         return StreamingState(local, *inner.init(params), own), shared
 
-    def with_arrived(local: Tree, params: Tree, step: jax.Array) -> Tree:
-        """Return local params after they took up the last fragment, if it arrives at this step."""
-        taken = jnp.round(step * steps).astype(jnp.int32) - 1  # local steps before this one
-        rounds, here = taken // steps, taken % steps
-        number = fragment_of(rounds, fragments)
-        arrives = (rounds > 0) & (here == delay)
-        mine = take_one(local, number)
+    def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
         mixed = jax.tree.map(
-            lambda x, theta: jnp.where(arrives, mixing * x + (1 - mixing) * theta, x),
-            mine,
-            take_one(params, number),
+            lambda x, theta: mixing * x + (1 - mixing) * theta,
+            take_one(own.local, fragment),
+            take_one(params, fragment),
         )
-        return put_one(local, mixed, number)
+        return own._replace(local=put_one(own.local, mixed, fragment))
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        del shared
-        local = with_arrived(own.local, params, step)
-        return jax.tree.map(lambda x, theta: x.astype(theta.dtype), local, params)
+        del shared, step
+        return jax.tree.map(lambda x, theta: x.astype(theta.dtype), own.local, params)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        local = with_arrived(own.local, params, step)
+        del params
         states = own.inner_own, own.inner_shared
-        updates, inner_own, inner_shared = step_alone(inner, grads, *states, local, step)
-        local = jax.tree.map(jnp.add, local, updates)
+        updates, inner_own, inner_shared = step_alone(inner, grads, *states, own.local, step)
+        local = jax.tree.map(jnp.add, own.local, updates)
         return StreamingState(local, inner_own, inner_shared, own.outer)
 
     def arrive(own: StreamingState, params: Tree, step: jax.Array) -> Tree:
@@ -159,4 +152,6 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
     def areas(params: Tree) -> Tree:
         return outer.areas(jax.eval_shape(take_one, params, jnp.zeros((), jnp.int32)))
 
-    return Optimizer(init, lookahead, accumulate, send, receive, compare, areas, steps)
+    return Optimizer(
+        init, lookahead, accumulate, send, receive, compare, areas, steps, align, fragments, delay
+    )

@@ -64,9 +64,9 @@ IMPRECISE = {"kind": "wrong_precision", "peer": 1, "rounds": [2, 3]}
         ("signs", VERIFIED),
         ("signs", simulated.run_of("signs", IMPRECISE, verified=True)),
         ("dense", simulated.run_of("dense")),
-        ("codes", simulated.run_of("codes")),
+        ("fragments", simulated.run_of("fragments", verified=True)),
     ],
-    ids=["signs", "imprecise", "dense", "codes"],
+    ids=["signs", "imprecise", "dense", "fragments"],
 )
 def test_the_transcript_is_that_of_peers_in_one_process(tmp_path, form, run):
     here = simulated.lab(form).train(run, tmp_path / "here").transcript

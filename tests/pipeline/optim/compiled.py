@@ -6,5 +6,5 @@ from pipeline.optim.optimizer import Optimizer
 
 
 def compiled(optimizer: Optimizer) -> Optimizer:
-    names = ("init", "lookahead", "accumulate", "send", "receive", "compare")
+    names = ("init", "align", "lookahead", "accumulate", "send", "receive", "compare")
     return optimizer._replace(**{name: jax.jit(getattr(optimizer, name)) for name in names})

@@ -22,19 +22,13 @@ from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import (
-    Optimizer,
-    all_gather,
-    alone,
-    as_transform,
-    clip_scale,
-    next_step,
-)
+from pipeline.optim.optimizer import Optimizer, clip_scale
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
+from pipeline.optim.transform import all_gather, alone, as_transform, lookahead_params
 from tests.pipeline.optim.compiled import compiled
 
 PEERS = 4
@@ -105,8 +99,7 @@ def optimum() -> dict:
 
 
 def gradient(optimizer, params, state, peer):
-    step = next_step(optimizer, state.count)
-    ahead = optimizer.lookahead(params, state.own, state.shared, step)
+    ahead = lookahead_params(optimizer, params, state)
     return jax.tree.map(jnp.subtract, ahead, target(peer))
 
 

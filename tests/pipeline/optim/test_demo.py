@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from pipeline.optim.demo import demo
-from pipeline.optim.optimizer import all_gather
+from pipeline.optim.transform import all_gather
 from tests.pipeline.optim.reference import Distro
 
 PEERS = 4

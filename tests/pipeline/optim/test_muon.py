@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import as_transform
+from pipeline.optim.transform import as_transform
 
 SETTINGS = {"momentum": 0.9, "betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 SCALE = {"layers": 0.5, "head": 2.0}

@@ -52,14 +52,14 @@ def test_messages_queue_behind_each_other_on_a_slow_downlink():
 
 def test_an_overlapped_round_takes_the_longer_of_training_and_transfer():
     one, two = {0: 2_000_000}, {0: 2_000_000, 1: 1_000_000}
-    cases = [  # tokens of each peer, sizes; seconds where peers wait, and where messages overlap
-        (4000, one, {0: 4.0 + 2.5}, {0: 4.0}),
-        (1000, one, {0: 1.0 + 2.5}, {0: 2.5}),
-        (1000, two, {0: 1.0 + 2.7, 1: 1.0 + 1.6}, {0: 2.7, 1: 1.6}),
+    cases = [  # tokens of each peer, sizes; seconds beside none, half and all of the training
+        (4000, one, {0: 4.0 + 2.5}, {0: 2.0 + 2.5}, {0: 4.0}),
+        (1000, one, {0: 1.0 + 2.5}, {0: 0.5 + 2.5}, {0: 2.5}),
+        (1000, two, {0: 1.0 + 2.7, 1: 1.0 + 1.6}, {0: 0.5 + 2.7, 1: 0.5 + 1.6}, {0: 2.7, 1: 1.6}),
     ]
-    for tokens, sizes, summed, longer in cases:
-        for overlap, seconds in ((0, summed), (1, longer), (2, longer)):
-            found = links.arrivals(Table(), sizes, dict.fromkeys(sizes, tokens), sizes, overlap)
+    for tokens, sizes, *expected in cases:
+        for overlapped, seconds in zip((0.0, 0.5, 1.0), expected, strict=True):
+            found = links.arrivals(Table(), sizes, dict.fromkeys(sizes, tokens), sizes, overlapped)
             assert found == pytest.approx(seconds)
 
 

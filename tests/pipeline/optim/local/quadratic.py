@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pipeline.optim.optimizer import Optimizer, all_gather, as_transform, next_step
+from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.transform import all_gather, as_transform, lookahead_params
 
 PEERS = 3
 TARGETS = np.random.default_rng(0).normal(size=(PEERS, 6, 4)).astype(np.float32)
@@ -20,19 +21,13 @@ def begin(optimizer: Optimizer) -> tuple[dict, tuple]:
     return params, jax.vmap(lambda _: tx.init(params))(jnp.arange(PEERS))
 
 
-def local(optimizer: Optimizer, params: dict, state: tuple) -> dict:
-    """Where a peer takes its next gradient."""
-    at = next_step(optimizer, state.count)
-    return optimizer.lookahead(params, state.own, state.shared, at)
-
-
 @partial(jax.jit, static_argnums=0)
 def step(optimizer: Optimizer, params: dict, state: tuple) -> tuple[dict, tuple]:
     """One local step of all peers."""
     tx = as_transform(optimizer, all_gather("peer"))
 
     def one(state, target):
-        grads = {"w": local(optimizer, params, state)["w"] - target}
+        grads = {"w": lookahead_params(optimizer, params, state)["w"] - target}
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 

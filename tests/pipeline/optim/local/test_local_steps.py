@@ -9,7 +9,7 @@ import pytest
 from pipeline.optim.adamw import adamw
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
-from pipeline.optim.optimizer import alone, as_transform, next_step
+from pipeline.optim.transform import alone, as_transform, next_step
 from pipeline.weights.trees import load_tree, save_tree
 from tests.pipeline.optim.compiled import compiled
 from tests.pipeline.optim.local.quadratic import PEERS, START, TARGETS, begin, step

@@ -11,11 +11,13 @@ import pytest
 from pipeline.optim.adamw import adamw
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.streaming import streaming_diloco
+from pipeline.optim.optimizer import align, align_before
 from pipeline.optim.sgd import sgd
+from pipeline.optim.transform import lookahead_params
 from pipeline.weights.trees import load_tree, save_tree
 from pipeline.wire import message as wire
 from tests.pipeline.optim.compiled import compiled
-from tests.pipeline.optim.local.quadratic import PEERS, START, TARGETS, begin, local, step
+from tests.pipeline.optim.local.quadratic import PEERS, START, TARGETS, begin, step
 
 RATE = 0.1
 OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.6, "nesterov": True}
@@ -40,7 +42,7 @@ def test_every_local_step_is_the_equations(fragments, steps, delay, mixing):
         for h in range(steps):
             if sent is not None and h == delay:
                 mine[:, sent] = mixing * mine[:, sent] + (1 - mixing) * theta[sent]
-            found = jax.vmap(partial(local, optimizer, params))(state)["w"]
+            found = jax.vmap(partial(lookahead_params, optimizer, params))(state)["w"]
             np.testing.assert_allclose(found.reshape(PEERS, -1), mine, rtol=0, atol=3e-6)
             trace = 0.5 * trace + mine - TARGETS.reshape(PEERS, -1)
             mine = mine - RATE * trace
@@ -80,6 +82,7 @@ def test_a_message_is_how_far_its_peer_went_in_the_fragment_of_the_round():
     own, shared = optimizer.init(params)
     form = wire.form_of(optimizer, params, "lockstep")
     for t in range(1, 10):
+        own = align(optimizer, own, params, t)
         here = optimizer.lookahead(params, own, shared, t)
         own = optimizer.accumulate({"w": here["w"] - TARGETS[0]}, own, params, t)
         message, after = optimizer.send(own, params, shared, t)
@@ -97,3 +100,42 @@ def test_a_message_is_how_far_its_peer_went_in_the_fragment_of_the_round():
         assert not updates["w"].ravel()[: at.start].any()
         assert not updates["w"].ravel()[at.stop :].any()
         params, own = jax.tree.map(jnp.add, params, updates), after
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 3])
+def test_a_peer_that_sits_out_rounds_sends_nothing_twice(fragments):
+    """Another peer takes all local steps; this one moves in round 1 alone, then stays and sits."""
+    optimizer = compiled(
+        streaming_diloco(
+            sgd(1.0), inner_steps=fragments, fragments=fragments, delay=0, mixing=0.0, **OUTER
+        )
+    )
+    params = {"w": jnp.array(START)}
+    own, shared = optimizer.init(params)
+    still = jax.tree.map(jnp.zeros_like, params)
+    for t in range(1, 3 * fragments + 4):
+        own = align(optimizer, own, params, t)
+        trains = t not in (2, 3, fragments + 3)
+        if trains:
+            grads = {"w": jnp.ones((6, 4))} if t == 1 else still
+            own = optimizer.accumulate(grads, own, params, t)
+            message, own = optimizer.send(own, params, shared, t)
+            if t > fragments:  # what it moved was sent, each fragment once
+                assert not jnp.any(message["w"]), t
+        weight = jnp.int32([1 if trains else 0])
+        received = jax.tree.map(lambda x: x[None], message)
+        updates, shared = optimizer.receive(received, weight, params, shared, t)
+        params = jax.tree.map(jnp.add, params, updates)
+
+
+def test_local_steps_are_counted_exactly_in_long_runs():
+    """A float32 of so many rounds does not tell hundredths apart."""
+    optimizer = streaming_of(inner_steps=200, fragments=2, delay=3, mixing=0.0)
+    params = {"w": jnp.array(START)}
+    own = optimizer.init(jax.tree.map(jnp.zeros_like, params))[0]
+    for t in (66_144, 16_777_217):
+        found = [
+            bool(align_before(optimizer, own, params, jnp.int32(t), jnp.int32(h)).local["w"].any())
+            for h in range(6)
+        ]
+        assert found == [False, False, False, True, False, False]
