@@ -252,14 +252,18 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
 
 
 @app.command()
-def check(run: RunFile = DEFAULT_RUN) -> None:
-    """Check a run file: it is valid, and has every table that an engine asks for."""
+def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
+    """Check a run file: it is valid, has every table that an engine asks for, and can train."""
     from pipeline import runfile
     from pipeline.stage.keys import Keys
 
-    runfile.load(run)
+    settings = runfile.load(run)
     for stage in STAGES:
         Keys(run).key(stage)
+    from pipeline.swarm import plan as plan_
+
+    if plan_.knows_model(settings, root) and (late := plan_.plan(settings, root).late):
+        print(f"warning: {shown(late)}")
 
 
 @app.command()

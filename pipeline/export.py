@@ -3,6 +3,7 @@
 import logging
 
 from pipeline import runfile
+from pipeline.audit import verdict_text
 from pipeline.pages import card
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
@@ -22,8 +23,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
     verdict = artifacts.read_json(paths.out("witness") / "verdict.json")
     with paths.building() as folder:
         if not verdict["accepted"]:
-            artifacts.write_json(folder / hf.REFUSED, {"findings": verdict["findings"]})
-            log.info(f"export: refused: the audit has {len(verdict['findings'])} findings")
+            why = verdict_text.why_refused(verdict)
+            artifacts.write_json(folder / hf.REFUSED, {"why": why, "findings": verdict["findings"]})
+            log.info(f"export: refused: {why}")
             return
         transcript = Transcript(trained / "transcript")
         last = transcript.snapshots[-1]

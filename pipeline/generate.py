@@ -43,17 +43,14 @@ class Continuations:
     """
 
     def __init__(self, folder: Path, wish: Wish):
-        from pipeline.audit.verdict_text import blame
         from pipeline.programs.draw import Sampling
         from pipeline.programs.generate import TextWriter
         from pipeline.programs.placement import DeviceGroup
-        from pipeline.stage.artifacts import read_json
         from pipeline.weights import exported, hf
 
-        refused = folder / hf.REFUSED
-        if refused.is_file():
-            findings = blame(read_json(refused)["findings"])
-            raise LockstepError(f"{refused}: {findings}; expected an export that was accepted")
+        if why := hf.why_refused(folder):
+            refused = folder / hf.REFUSED
+            raise LockstepError(f"{refused}: {why}; expected an export that was accepted")
         model = exported.read(folder)
         if model.tokenizer is None:
             raise LockstepError(

@@ -31,7 +31,7 @@ from pipeline.protocol.round import Round
 from pipeline.stage import allocator, artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
-from pipeline.swarm import begin
+from pipeline.swarm import begin, in_time
 from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import RunningPeers
@@ -63,6 +63,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
     _check_kind(run, shards, read_shards(shards))
     setup = begin.read(run, init, shards)
     _check_tokens(setup, shards)
+    if late := in_time.check(run, setup.programs):
+        log.warning(f"train: {late}")
     held_out_NW, _ = held_out.read(run, shards)
     if not len(held_out_NW):
         log.warning("train: nothing is held out, so no held-out loss is measured")
@@ -92,6 +94,7 @@ class _Training:
     def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack):
         self.setup, self.paths, self.held_out_NW, self.stack = setup, paths, held_out_NW, stack
         self.run = run = setup.run
+        self.applied = in_time.Watch(run.config.max_round_train_time)
         self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.programs.form)
         self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
         self.writer = Writer(
@@ -166,6 +169,7 @@ class _Training:
         with signals.stopping() as asked_to_stop, self.checkpoints, bar, self.monitor:
             self._wait_if_paused(asked_to_stop)
             while taken := self._take_round():
+                self.applied.took(taken.entry)
                 taken = self._record_epoch(taken)
                 self.step = taken.entry.round.step
                 last = self.step == run.config.total_steps

@@ -29,6 +29,7 @@ def judge(
       replayed: The windows that were replayed, each with a peer.
     """
     ejected, dropped, late = {}, {}, Counter()
+    empty = sum(not entry.decision.applied for entry in transcript.rounds)
     for entry in transcript.rounds:
         for peer in entry.decision.ejected:
             ejected.setdefault(peer, entry.round.step)
@@ -36,13 +37,14 @@ def judge(
             dropped.setdefault(peer, entry.round.step)
         late.update(entry.decision.late)
     return Verdict(
-        accepted=accepts(run.witness.policy, findings),
+        accepted=accepts(run.witness.policy, findings) and empty < len(transcript.rounds),
         policy=run.witness.policy,
         method="tolerance" if why else "bitwise",
         why_not_bitwise=why,
         tolerance=TOLERANCE[run.peers.precision] if why else None,
         clock=run.links.clock,
         audited_rounds=len(transcript.rounds),
+        empty_rounds=empty,
         windows=len(windows) * run.peers.count,
         replayed_windows=tuple(
             Replayed(windows.index(window), window.first, window.last, peer)

@@ -64,6 +64,8 @@ class Verdict(Table):
     """Whether arrival times follow from [links], or are real ones that nobody can compute again."""
     audited_rounds: int
     """Number of rounds in the transcript."""
+    empty_rounds: int
+    """Number of rounds in which no message was applied; if all are, nothing is exported."""
     windows: int
     """Number of windows in the run: one peer, from one snapshot to the next."""
     replayed_windows: tuple[Replayed, ...]

@@ -20,6 +20,7 @@ def render(verdict: dict) -> str:
         ("drawn from", f"{verdict['sample_seed']}, {seed_origin(verdict)}"),
         ("transcript", f"sha256 {verdict['transcript']}"),
         *([("arrivals", REAL_TIME)] if verdict["clock"] == "wall" else []),
+        *([("applied", f"nothing in {_empty(verdict)}")] if verdict["empty_rounds"] else []),
         *absences(verdict),
     ]
     lines = [f"{_outcome(verdict)}: {reason(verdict)}"]
@@ -44,11 +45,17 @@ def summarize(verdict: dict) -> str:
         f"{len(verdict['replayed_windows'])} of {verdict['windows']} windows replayed "
         + ("bit for bit" if verdict["method"] == "bitwise" else "within a tolerance")
     )
+    if verdict["empty_rounds"]:
+        line += f"; nothing was applied in {_empty(verdict)}"
     return f"{line}; {caught(verdict)}" if verdict["accepted"] and verdict["findings"] else line
 
 
 def reason(verdict: dict) -> str:
     """Return what decided: the policy, and what it makes of the findings."""
+    if trained_nothing(verdict):
+        return (
+            "no message was applied in any round, so the params are those that the run began with"
+        )
     count = len(verdict["findings"])
     if not count:
         return "no findings"
@@ -56,6 +63,11 @@ def reason(verdict: dict) -> str:
         return f"{_count(count, 'finding')} (policy strict refuses any)"
     applied = sum(finding["applied"] for finding in verdict["findings"])
     return f"{applied} of {_count(count, 'finding')} got into the params (policy applied)"
+
+
+def trained_nothing(verdict: dict) -> bool:
+    """Return whether no message was ever applied."""
+    return verdict["empty_rounds"] == verdict["audited_rounds"]
 
 
 def caught(verdict: dict) -> str:
@@ -66,6 +78,11 @@ def caught(verdict: dict) -> str:
     if liars <= ejected:
         return f"{text} and ejected"
     return f"{text}, {len(ejected)} of them ejected" if ejected else text
+
+
+def why_refused(verdict: dict) -> str:
+    """Return why no weights are exported: who did what, or that nothing was trained."""
+    return reason(verdict) if trained_nothing(verdict) else blame(verdict["findings"])
 
 
 def blame(findings: Iterable[dict]) -> str:
@@ -133,6 +150,10 @@ def _rounds(replayed: Iterable[dict]) -> str:
         by_rounds.setdefault((window["first"], window["last"]), []).append(window["peer"])
     texts = [f"{first}-{last} of {peers(of)}" for (first, last), of in sorted(by_rounds.items())]
     return f"rounds {'; '.join(texts)}"
+
+
+def _empty(verdict: dict) -> str:
+    return f"{verdict['empty_rounds']:,} of {verdict['audited_rounds']:,} rounds"
 
 
 def _count(number: int, noun: str) -> str:

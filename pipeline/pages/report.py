@@ -42,7 +42,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         TEMPLATE,
         run=run,
         results=results,
-        blame=verdict_text.blame(verdict["findings"]),
+        blame=verdict_text.why_refused(verdict),
         absences=verdict_text.absences(verdict),
         subtitle=f"{results.header['model']['model_type']} of {results.trained['parameters']:,} "
         f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.named_layout}",

@@ -72,7 +72,7 @@ def show(paths: Paths) -> int:
     if accepted:
         print(f"The export is ready: {paths.out('export')}")
         return 0
-    print(f"REFUSED, no weights were exported: {verdict_text.blame(results.verdict['findings'])}")
+    print(f"REFUSED, no weights were exported: {verdict_text.why_refused(results.verdict)}")
     return 1
 
 

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from pipeline.audit.verdict_text import blame
 from pipeline.errors import LockstepError
-from pipeline.stage.artifacts import Paths, read_json, verify
+from pipeline.stage.artifacts import Paths, verify
 from pipeline.weights import hf
 
 CARD = "README.md"
@@ -17,11 +16,9 @@ def accepted(paths: Paths) -> list[Path]:
       LockstepError: There is no current export, or the witness refused it.
     """
     folder = paths.need("export")
-    if (folder / hf.REFUSED).is_file():
-        findings = read_json(folder / hf.REFUSED)["findings"]
+    if why := hf.why_refused(folder):
         raise LockstepError(
-            f"{folder / hf.REFUSED}: {blame(findings)}; expected an export that the "
-            "witness accepted"
+            f"{folder / hf.REFUSED}: {why}; expected an export that the witness accepted"
         )
     made = paths.root / paths.keys.made("export")
     return sorted(file for file in folder.iterdir() if file.is_file() and file.name != made.name)

@@ -24,6 +24,7 @@ from pipeline.simulation.result import Curves, Log, Result
 from pipeline.stage import allocator
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.progress import Progress
+from pipeline.swarm import in_time
 from pipeline.swarm.begin import Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
@@ -122,7 +123,11 @@ class Simulation:
           on_round: Called with each row of the curve "train".
           show_progress: Whether progress is shown.
         """
-        total, every = self.steps, self.kept.every
+        total, every, applied = (
+            self.steps,
+            self.kept.every,
+            in_time.Watch(self.run.config.max_round_train_time),
+        )
         with ExitStack() as stack:
             stack.enter_context(allocator.trimming())
             progress, curves = self._begin(params)
@@ -137,6 +142,7 @@ class Simulation:
             while self.step < total:
                 began = time.monotonic()
                 progress, taken = self._take_round(progress)
+                applied.took(taken.entry)
                 self._add(taken, time.monotonic() - began)
                 if self.kept.checkpoints:
                     self.kept.rounds.append(taken.entry)

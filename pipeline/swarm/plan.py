@@ -14,6 +14,7 @@ from pipeline.programs.train_step import Programs
 from pipeline.protocol import links
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.progress import size
+from pipeline.swarm import in_time
 from pipeline.swarm.device_memory import DeviceMemory, device_memory
 from pipeline.weights.earlier_run import trained_steps
 
@@ -33,6 +34,8 @@ class Footprint(NamedTuple):
       rounds: Of its record of rounds, about.
       checkpoints: Of those that there are at most, while it trains.
       seconds: About how long it takes by its simulated clock.
+      round_seconds: Until all messages of a round have arrived, on average, at most the limit.
+      late: A warning, where some messages cannot be in time.
     """
 
     params: int
@@ -44,6 +47,8 @@ class Footprint(NamedTuple):
     rounds: int
     checkpoints: int
     seconds: float
+    round_seconds: float
+    late: str | None
 
     @property
     def trained(self) -> int:
@@ -64,6 +69,8 @@ class Footprint(NamedTuple):
             f"data/runs      {size(self.checkpoints)} of checkpoints, while it trains",
             f"simulated time {self.seconds / 3600:,.2f} hours, at the speeds of [links] and the "
             "times of [config]; what this machine takes is another matter",
+            f"  a round      {self.round_seconds:,.2f} seconds until its messages have arrived",
+            *([f"warning: {self.late}"] if self.late else []),
         ]
 
 
@@ -74,6 +81,9 @@ def plan_of(run: runfile.Run, hf_config: dict, first_step: int = 0) -> Footprint
       run: The whole run.
       hf_config: The model's `config.json`.
       first_step: Rounds trained by the run that this one extends, 0 for a new run.
+
+    Raises:
+      LockstepError: No message of the run can be in time.
     """
     return _footprint(run, programs_of(run, hf_config, first_step), first_step)
 
@@ -85,6 +95,7 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
     rounds = run.config.total_steps - first_step
     form = programs.form
     witnesses = run.config.witness_nodes or peers
+    round_seconds = _round_seconds(run, programs)
     a_round = ROUND + ROUND_OF_PEER * peers + ROUND_OF_WITNESS * witnesses
     return Footprint(
         params=_bytes(params),
@@ -95,25 +106,24 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
         payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
-        seconds=_seconds(
-            run,
-            rounds,
-            form.bytes_about,
-            _bytes(params) + _bytes(shared),
-            programs.optimizer.overlapped,
-        ),
+        seconds=_seconds(run, rounds, round_seconds, _bytes(params) + _bytes(shared)),
+        round_seconds=round_seconds,
+        late=in_time.check(run, programs),
     )
 
 
-def _seconds(run: runfile.Run, rounds: int, message: int, agreed: int, overlapped: float) -> float:
+def _round_seconds(run: runfile.Run, programs: Programs) -> float:
+    """Simulated seconds until an average round's messages have arrived, if nothing goes wrong."""
+    config = run.config
+    total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
+    arrived = in_time.arrivals(run, programs, total / config.total_steps)
+    return min(max(arrived.values()), config.max_round_train_time)
+
+
+def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -> float:
     """About how long the rounds take by the simulated clock, if nothing goes wrong."""
-    config, length, peers = run.config, run.llm.max_seq_len, range(run.peers.count)
-    trainers = peers[: len(peers) - len(peers) * config.verification_percent // 100]
-    sequences = sum(size * count for size, count in config.sizes(length)) / config.total_steps
-    tokens = dict.fromkeys(trainers, sequences / len(trainers) * length)
-    sizes = dict.fromkeys(trainers, message)
-    arrived = links.arrivals(run.links, peers, tokens, sizes, overlapped)
-    of_round = min(max(arrived.values()), config.max_round_train_time) + config.round_witness_time
+    config, peers = run.config, range(run.peers.count)
+    of_round = round_seconds + config.round_witness_time
     loaded = max(links.load_seconds(run.links, peer, size=agreed) for peer in peers)
     epochs = -(-rounds // config.rounds_per_epoch) if config.rounds_per_epoch else None
     if epochs is None:
@@ -122,11 +132,16 @@ def _seconds(run: runfile.Run, rounds: int, message: int, agreed: int, overlappe
     return rounds * of_round + min(loaded, config.warmup_time) + pauses
 
 
+def knows_model(run: runfile.Run, root: Path) -> bool:
+    """Return whether a run's model is in its run file, or converted already."""
+    return isinstance(run.llm.checkpoint, runfile.CheckpointInit) or _config_of(root).is_file()
+
+
 def plan(run: runfile.Run, root: Path) -> Footprint:
     """Return what a run takes whose model is in its run file, or converted already.
 
     Raises:
-      LockstepError: It is neither.
+      LockstepError: It is neither, or no message of the run can be in time.
     """
     return plan_of(run, *_model(run, root))
 
@@ -171,15 +186,19 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
 
 def _model(run: runfile.Run, root: Path) -> tuple[dict, int]:
     """The run's model as a config.json, and the rounds that it has been trained for already."""
-    init, checkpoint = root / "data" / "init", run.llm.checkpoint
+    checkpoint = run.llm.checkpoint
     if isinstance(checkpoint, runfile.CheckpointInit):
         return dict(checkpoint.config), 0
-    if not (init / "hf" / "config.json").is_file():
+    if not knows_model(run, root):
         raise LockstepError(
-            f"{init / 'hf' / 'config.json'} is missing, expected the model of "
+            f"{_config_of(root)} is missing, expected the model of "
             f"{runfile.variant_name(checkpoint)}: `lockstep convert` makes it"
         )
-    return read_json(init / "hf" / "config.json"), trained_steps(init)
+    return read_json(_config_of(root)), trained_steps(root / "data" / "init")
+
+
+def _config_of(root: Path) -> Path:
+    return root / "data" / "init" / "hf" / "config.json"
 
 
 def _bytes(tree: Tree) -> int:

@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import models
 from models.architecture import Architecture
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, shown
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
 from pipeline.weights import tensorfile
@@ -35,6 +35,15 @@ REFUSED = "refused.json"  # written in place of weights where the audit failed
 COMPANIONS = ("generation_config.json", *TOKENIZER_FILES)
 SMALL = (CONFIG, INDEX, *COMPANIONS)  # read beside the weights: no code, no pickle
 EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}  # all set in the bits of infinity and NaN
+
+
+def why_refused(folder: Path) -> str | None:
+    """Return why the audit refused the weights of a folder, or None where there is no refusal."""
+    path = folder / REFUSED
+    if not path.is_file():
+        return None
+    why = read_json(path).get("why")
+    return shown(why) if isinstance(why, str) else "without a reason"
 
 
 # ---- config.json ----

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline import runfile
 from pipeline.audit.verdict import Verdict
+from pipeline.audit.verdict_text import blame
 from pipeline.protocol.round import Decision, Message, Round
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
@@ -90,7 +91,7 @@ def finish(
             write_text(folder / "model.safetensors", "weights")
             write_text(folder / "README.md", CARD)
         else:
-            write_json(folder / "refused.json", {"findings": list(findings)})
+            write_json(folder / "refused.json", {"why": blame(findings), "findings": findings})
     text = text if accepted else None
     _evaluate(run, Paths("evaluate", run_file, root), held_out and accepted, text)
     return run_file
@@ -185,6 +186,7 @@ def verdict(findings: tuple[dict, ...] = (), **changes: object) -> dict:
         "tolerance": None,
         "clock": "simulated",
         "audited_rounds": ROUNDS,
+        "empty_rounds": 0,
         "windows": ROUNDS // EVERY * PEERS,
         "replayed_windows": [
             {"window": window, "first": first, "last": last, "peer": peer}

@@ -184,7 +184,10 @@ def test_a_refused_export_has_no_card_and_no_weights(tmp_path):
     paths = make(tmp_path, verdict={"accepted": False, "findings": [finding]})
     folder = paths.out("export")
     assert {file.name for file in folder.iterdir()} == {"refused.json", f"made-{paths.key}.json"}
-    assert read_json(folder / "refused.json") == {"findings": [finding]}
+    assert read_json(folder / "refused.json") == {
+        "why": "peer 1 in round 2 (message)",
+        "findings": [finding],
+    }
 
 
 def test_files_of_the_folder(tmp_path):

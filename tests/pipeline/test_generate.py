@@ -74,7 +74,7 @@ def test_ctrl_c_stops_the_text_and_not_the_program(capsys):
 
 
 def refused(folder):
-    write_json(folder / "refused.json", {"findings": [{"peer": 2, "kind": "replay", "round": 7}]})
+    write_json(folder / "refused.json", {"why": "peer 2 in round 7 (replay)"})
 
 
 def without_tokenizer(folder):

@@ -84,3 +84,13 @@ def test_blame_of_many_is_still_one_line():
     findings = [{"peer": peer, "round": 1, "kind": "message"} for peer in range(60)]
     said = verdict_text.blame(findings)
     assert said.endswith("peer 3 in round 1 (message); and 56 more")
+
+
+def test_rounds_that_applied_nothing_are_counted_and_if_all_did_it_is_refused():
+    some = verdict(empty_rounds=3)
+    assert "\n  applied     nothing in 3 of 40 rounds\n" in verdict_text.render(some)
+    assert verdict_text.summarize(some).endswith("; nothing was applied in 3 of 40 rounds")
+    said = verdict(empty_rounds=40, accepted=False)
+    why = "no message was applied in any round, so the params are those that the run began with"
+    assert verdict_text.render(said).startswith(f"REFUSED: {why}\n")
+    assert verdict_text.why_refused(said) == why

@@ -1,0 +1,89 @@
+"""Whether a round's messages are there in time: before a run, and while it trains."""
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.programs.train_step import Programs
+from pipeline.protocol import links
+from pipeline.stage.progress import size
+from pipeline.transcript.entry import Entry
+
+MOST_EMPTY = 5  # rounds in a row in which nothing is applied, before a training stops
+
+
+def arrivals(run: runfile.Run, programs: Programs, sequences: float) -> dict[int, float]:
+    """Return when each peer's message is at every peer in a round of so many sequences.
+
+    All peers are taken to send, the verifiers too, so that each one's link counts.
+
+    Args:
+      run: The whole run.
+      programs: Its programs, for the size of a message: exact where it is dense.
+      sequences: Sequences of the round, all trainers' together.
+
+    Returns:
+      By peer, seconds from the round's start on the simulated clock.
+    """
+    peers, config = range(run.peers.count), run.config
+    trainers = len(peers) - len(peers) * config.verification_percent // 100
+    tokens = dict.fromkeys(peers, sequences / trainers * run.llm.max_seq_len)
+    sizes = dict.fromkeys(peers, programs.form.bytes_about)
+    return links.arrivals(run.links, peers, tokens, sizes, programs.optimizer.overlapped)
+
+
+def check(run: runfile.Run, programs: Programs) -> str | None:
+    """Return a warning where some peers' messages cannot be in time, or None.
+
+    Raises:
+      LockstepError: No message can, in any round: nothing would be trained.
+    """
+    if run.links.clock == "wall":  # real time, which nobody knows yet
+        return None
+    limit = run.config.max_round_train_time
+    batches = [batch for batch, _ in run.config.sizes(run.llm.max_seq_len)]
+    earliest = min(arrivals(run, programs, min(batches)).values())
+    latest = arrivals(run, programs, max(batches))
+    message = f"a message of {size(programs.form.bytes_about)}"
+    cure = (
+        "raise it, or tokens_per_second and upload_mbps of [links], or send less "
+        "(model.LLM.optimizer)"
+    )
+    if earliest > limit:
+        raise LockstepError(
+            f"[config] max_round_train_time = {limit}: {message} is with all peers {earliest:,.1f} "
+            f"seconds after the round began, expected one in time, or nothing is trained; {cure}"
+        )
+    late = [peer for peer, at in latest.items() if at > limit]
+    if not late:
+        return None
+    return (
+        f"[config] max_round_train_time = {limit}: {message} of peers {late} is with all peers "
+        f"{min(latest[peer] for peer in late):,.1f} seconds or later after the round began, and "
+        f"so is not applied; {cure}"
+    )
+
+
+class Watch:
+    """Ends a training of which nothing is applied any more.
+
+    Args:
+      limit: max_round_train_time, seconds.
+    """
+
+    def __init__(self, limit: int):
+        self.limit, self.empty = limit, 0
+
+    def took(self, entry: Entry) -> None:
+        """Count a round.
+
+        Raises:
+          LockstepError: It is one too many in a row in which nothing was applied.
+        """
+        self.empty = 0 if entry.decision.applied else self.empty + 1
+        if self.empty < MOST_EMPTY:
+            return
+        arrived = entry.evidence.arrivals.values()
+        when = f"the first arrived after {min(arrived):,.1f} seconds" if arrived else "none arrived"
+        raise LockstepError(
+            f"train: no message was applied in {MOST_EMPTY} rounds in a row, up to round "
+            f"{entry.round.step}: {when}, expected some within max_round_train_time = {self.limit}"
+        )
