@@ -7,11 +7,13 @@ every error and every line of a log goes through it.
 
 import json
 import re
+from functools import lru_cache
 from urllib.parse import quote
 
 HIDDEN = "..."
 LEAST = 4  # characters of a secret: a shorter one would hide half of every text
 CERTAIN = 8  # characters of a secret that is in no text by chance
+LONGEST, END = 1200, 400  # characters of an error, and of its end, which says what was expected
 _secrets: set[str] = set()
 
 
@@ -23,33 +25,44 @@ class LockstepError(Exception):
     """
 
     def __str__(self) -> str:
-        return shown(super().__str__())
+        line = shown(super().__str__())
+        if len(line) > LONGEST:  # it echoes a value whole
+            line = line[: LONGEST - END - len(HIDDEN)] + HIDDEN + line[-END:]
+        return line
 
 
 def keep_secret(*secrets: str | None) -> None:
     """Hide these in whatever is shown from now on, also as an address or JSON would spell them."""
     for secret in secrets:
         if secret and len(secret) >= LEAST:
-            _secrets.update(
-                (secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
-            )
+            bare = secret.rstrip("=")  # base64, as some write it
+            spelled = (bare, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
+            _secrets.update(text for text in (secret, *spelled) if len(text) >= LEAST)
 
 
 def reveals(text: str) -> bool:
     """Return whether a text has one of the secrets that are kept, which is no chance."""
-    return any(len(secret) >= CERTAIN and secret in text for secret in tuple(_secrets))
+    certain = tuple(secret for secret in tuple(_secrets) if len(secret) >= CERTAIN)
+    return _any_of(certain).search(text) is not None
 
 
 def hide(text: str) -> str:
-    """Return a text without secrets.
+    """Return a text without secrets, in whatever case their letters are.
 
-    Hides those that are kept, and users, passwords and queries in addresses.
+    Hides those that are kept, users, passwords and queries in addresses, and what signs a request.
     """
-    for secret in sorted(tuple(_secrets), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
+    text = _any_of(tuple(_secrets)).sub(HIDDEN, text)
     text = re.sub(r"(?i)\b(bearer|basic)[ :]+\S+", rf"\1 {HIDDEN}", text)
+    text = re.sub(r"(?i)\b(credential|signature)=[^\s,;&]+", rf"\1={HIDDEN}", text)
     text = re.sub(r"(\w://)[^/\s@]*@", r"\1", text)
     return re.sub(r"(\w://[^\s?#]*[?#])\S+", rf"\1{HIDDEN}", text)
+
+
+@lru_cache(maxsize=4)
+def _any_of(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern of any of these texts, the longest first; of nothing, if there are none."""
+    longest = sorted(secrets, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or r"(?!)", re.IGNORECASE)
 
 
 def shown(text: str) -> str:

@@ -25,8 +25,8 @@ DISTRIBUTION = {
     "zmq": "pyzmq",
 }
 COMMANDS = {"dvc", "snakemake"}  # run, not imported
-# By lm_eval, google-cloud-storage, jax and pydantic.
-BROUGHT = {"datasets", "google-auth", "jaxlib", "pydantic-core"}
+# By s3fs, lm_eval, google-cloud-storage, jax and pydantic.
+BROUGHT = {"aiobotocore", "datasets", "google-auth", "jaxlib", "pydantic-core"}
 
 
 def normal(name: str) -> str:

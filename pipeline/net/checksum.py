@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.errors import LockstepError
 
 READ_BYTES = 2**20
+SIZES = {"md5": 16, "crc32c": 4}  # bytes of those of Google's storage, the surest first
 
 
 def hasher(kind: str, size: int) -> Any:

@@ -28,15 +28,13 @@ from urllib3 import connection, exceptions
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, brief, keep_secret
+from pipeline.net.limits import CONNECT_SECONDS, HEADER_BYTES, REDIRECTS
 from pipeline.net.redact import message
 from pipeline.net.retry import TransientError
 from pipeline.runfile import Network
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
 CREDENTIALS = {"authorization", "cookie", "proxy-authorization"}  # headers for one server
-REDIRECTS = 10  # followed at most
-CONNECT_SECONDS = 10.0
-HEADER_BYTES = 2**18  # at most, of the headers of an answer and of interim ones
 BODY_BYTES = 2**16  # at most, read of a body that nobody needs so that its connection can go on
 OFFLINE = "HF_HUB_OFFLINE"
 PROXY_VARIABLES = [

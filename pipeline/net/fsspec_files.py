@@ -1,22 +1,36 @@
-"""Files at any address of fsspec, whose file systems find credentials and retry on their own."""
+"""Files at any address of fsspec, whose file systems find credentials and retry on their own.
+
+They set no limit that holds, so each call of one is given a time (`_within`), a listing is asked
+for page by page or folder by folder, and a file in ranges: long ones, and shorter ones from a store
+that gives none of those in time.
+"""
 
 import os
+import re
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import LockstepError, hide, keep_secret
-from pipeline.net import redact
+from pipeline.errors import HIDDEN, LockstepError, brief, hide, keep_secret, reveals
+from pipeline.net import limits, redact
 from pipeline.net.retry import TransientError, UnnamedVersionError
+from pipeline.runfile import Network
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme -> the extra that installs its library
-SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the libraries send them
-REQUEST_BYTES = 2**24  # at most: what a broken connection can cost
+SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+# Of a request: what a broken connection can cost; the least has to come within `stall_seconds`.
+REQUEST_BYTES, LEAST_REQUEST_BYTES = 2**24, 2**16
+LONGEST_TAG = 1024  # characters
 # Where file systems put a file's version, in the order in which it is looked for.
 TAGS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
+
+_lengths: dict[int, int] = {}  # a file system's id -> bytes of a request that came in time
 
 
 def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
@@ -37,7 +51,7 @@ def file_system(url: str) -> "AbstractFileSystem":
     keep_secret(*map(os.environ.get, SECRETS))
     try:
         # not the instance that fsspec shares with every user of this process
-        return fsspec.core.url_to_fs(url, skip_instance_cache=True)[0]
+        return fsspec.core.url_to_fs(url, skip_instance_cache=True, **_settings(url))[0]
     except ImportError as error:
         extra = EXTRAS.get(url.partition("://")[0])
         install = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else str(error)
@@ -48,21 +62,96 @@ def file_system(url: str) -> "AbstractFileSystem":
         ) from None
 
 
-def list_files(url: str) -> dict[str, dict[str, Any]]:
+def _settings(url: str) -> dict[str, Any]:
+    """Return what a file system is made with, beside the environment's and the user's settings."""
+    if url.partition("://")[0] not in EXTRAS:
+        return {}
+    import fsspec
+    import s3fs  # noqa: F401  its error says what to install, where that of what it uses would not
+
+    from pipeline.net.s3_connection import LimitedSession
+
+    own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": own | {"http_session_cls": LimitedSession}}
+
+
+def list_files(url: str, network: Network) -> dict[str, dict[str, Any]]:
     """Return the files at and below an address: path -> fsspec's description.
 
     Raises:
-      LockstepError: the address does not exist or cannot be read.
+      LockstepError: the address does not exist or cannot be read, or its listing has no end.
     """
-    files, path = find_file_system(url)
+    name, (files, path) = hide(url), find_file_system(url)
+    limit = limits.ListingLimit(name)
+    list_below = _list_bucket if hasattr(files, "call_s3") else _list_folders
+    found: dict[str, dict[str, Any]] = {}
     try:
         files.invalidate_cache()
-        paths = files.find(path, detail=True)
-    except Exception as error:
+        for info in list_below(files, path, limit, network):
+            limit.received(len(info["name"]))
+            found[info["name"]] = info
+        if not found and (info := _ask(files, network, "info", path))["type"] == "file":
+            found[info["name"]] = info
+    except TimeoutError:
         raise LockstepError(
-            f"{hide(url)}: {redact.message(error)}, expected a readable folder or file"
+            f"{name}: timed out, expected an answer within {_patience(network):.4g} s; run again"
         ) from None
-    return {name: info for name, info in paths.items() if info["type"] == "file"}
+    except Exception as error:
+        expected = (
+            "" if isinstance(error, LockstepError) else ", expected a readable folder or file"
+        )
+        said = _said(error).removeprefix(f"{name}: ")
+        raise LockstepError(f"{name}: {said}{expected}") from None
+    for info in found.values():
+        _check(info, name)
+    return found
+
+
+def _list_bucket(
+    files: "AbstractFileSystem", path: str, limit: limits.ListingLimit, network: Network
+) -> Iterator[dict[str, Any]]:
+    """Yield the files below a folder of S3, which s3fs would list without end."""
+    bucket, key, _ = files.split_path(path)
+    asked = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
+    token = ""
+    while True:
+        limit.next_page(token)
+        more = {"ContinuationToken": token} if token else {}
+        page = _ask(files, network, "call_s3", "list_objects_v2", **asked, **more)
+        for entry in page.get("Contents", []):
+            if not entry["Key"].endswith("/"):  # a folder, as some tools leave them
+                name = f"{bucket}/{entry['Key']}"
+                yield entry | {"name": name, "size": entry["Size"], "type": "file"}
+        if not page.get("IsTruncated"):
+            return
+        token = page.get("NextContinuationToken", "")
+
+
+def _list_folders(
+    files: "AbstractFileSystem", path: str, limit: limits.ListingLimit, network: Network
+) -> Iterator[dict[str, Any]]:
+    """Yield the files below a folder, one folder after the other; a file is not below itself."""
+    if _ask(files, network, "info", path)["type"] == "file":
+        return
+    folders = [path]
+    while folders:
+        folder = folders.pop()
+        limit.next_page(folder)
+        for info in _ask(files, network, "ls", folder, detail=True):
+            if info["type"] == "directory" and info["name"] != folder:
+                limit.received(len(info["name"]))
+                folders.append(info["name"])
+            elif info["type"] == "file":
+                yield info
+
+
+def _check(info: dict[str, Any], name: str) -> None:
+    """Check a file's description, which is written down."""
+    size, tag = version(info)
+    if not (isinstance(size, int) and size >= 0):
+        raise LockstepError(f"{name}: lists a file of {brief(str(size))} bytes, expected its size")
+    if tag is not None and (reveals(tag) or len(tag) > LONGEST_TAG):
+        raise LockstepError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
 
 
 def version(info: dict) -> tuple[int, str | None]:
@@ -72,14 +161,20 @@ def version(info: dict) -> tuple[int, str | None]:
 
 
 def read(
-    url: str, start: int, stop: int, expected: tuple[int, str | None], is_rest: bool
+    url: str,
+    start: int,
+    stop: int,
+    expected: tuple[int, str | None],
+    network: Network,
+    *,
+    is_rest: bool,
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop` of one version of a file.
 
     `is_rest` says whether they complete what was read before.
 
     Raises:
-      TransientError: whatever goes wrong in the library.
+      TransientError: whatever goes wrong in the library, or takes longer than a stall.
       UnnamedVersionError: the file system names no version, and more than one request is needed.
       LockstepError: the file cannot be read, or is another version.
     """
@@ -89,25 +184,77 @@ def read(
             f"{name}: the file system does not say of which version a part of the file is, "
             f"expected one of {', '.join(TAGS)}"
         )
-    try:
-        while start < stop:
-            end = min(stop, start + REQUEST_BYTES)
-            piece = files.cat_file(path, start=start, end=end)
+    while start < stop:
+        longest = _lengths.get(id(files), REQUEST_BYTES)
+        end, began = min(stop, start + longest), time.monotonic()
+        try:
+            piece = _within(network.stall_seconds, files, "cat_file", path, start=start, end=end)
+            _lengths[id(files)] = _next_length(longest, time.monotonic() - began, network)
             # a version cannot be asked for: as listed, and so still, the bytes between are of it
             files.invalidate_cache()
-            current = version(files.info(path))
-            if current != expected:
-                raise LockstepError(
-                    f"{name}: version {current}, expected {expected} as listed; run again to read "
-                    "it anew"
-                )
-            if len(piece) != end - start:
-                raise TransientError(f"{name}: received {len(piece)} bytes, expected {end - start}")
-            start = end
-            yield piece
-    except (FileNotFoundError, PermissionError) as error:
-        raise LockstepError(f"{name}: {redact.message(error)}, expected a readable file") from None
-    except (LockstepError, TransientError):
-        raise
-    except Exception as error:
-        raise TransientError(f"{name}: {redact.message(error)}") from None
+            current = version(_within(network.stall_seconds, files, "info", path))
+        except TimeoutError:
+            if expected[1] is not None:  # or several requests could be of several versions
+                _lengths[id(files)] = max(LEAST_REQUEST_BYTES, longest // 4)
+            raise TransientError(f"{name}: timed out") from None
+        except LockstepError as error:
+            raise LockstepError(f"{name}: {error}") from None
+        except (FileNotFoundError, PermissionError) as error:
+            raise LockstepError(f"{name}: {_said(error)}, expected a readable file") from None
+        except Exception as error:
+            raise TransientError(f"{name}: {_said(error)}") from None
+        if current != expected:
+            raise LockstepError(
+                f"{name}: version {brief(str(current))}, expected {brief(str(expected))} as "
+                "listed; run again to read it anew"
+            )
+        if len(piece) != end - start:
+            raise TransientError(f"{name}: received {len(piece)} bytes, expected {end - start}")
+        start = end
+        yield piece
+
+
+def _next_length(length: int, seconds: float, network: Network) -> int:
+    """Return how much to ask for next, after so much took so long."""
+    is_quick = seconds < network.stall_seconds / 4
+    return min(REQUEST_BYTES, 2 * length) if is_quick else length
+
+
+# ---- Calls of a library ----
+
+
+def _patience(network: Network) -> float:
+    """Return the seconds that a page of a listing may take: the library retries on its own."""
+    return network.attempts * network.stall_seconds
+
+
+def _ask(files: "AbstractFileSystem", network: Network, method: str, *of: Any, **how: Any) -> Any:
+    return _within(_patience(network), files, method, *of, **how)
+
+
+def _within(seconds: float, files: "AbstractFileSystem", method: str, *of: Any, **how: Any) -> Any:
+    """Return what a method of a file system returns.
+
+    Raises:
+      TimeoutError: that took longer than so many seconds.
+    """
+    if files.async_impl:
+        from fsspec import asyn
+
+        coroutine = getattr(files, f"_{method}")
+        return asyn.sync(files.loop, coroutine, *of, timeout=seconds, **how)
+    result: Future = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(getattr(files, method)(*of, **how))
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()  # which nothing can end
+    return result.result(timeout=seconds)
+
+
+def _said(error: Exception) -> str:
+    """Return what a library says, without what may be a signature of S3."""
+    return re.sub(r"(?i)\b[0-9a-f]{64}\b", HIDDEN, redact.message(error))

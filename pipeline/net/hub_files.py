@@ -104,7 +104,8 @@ def list_repo(
         document, page = pages.get(page)
         for entry in validate(TreePage, document, f"{where}: invalid listing").root:
             if entry.type == "file":
-                files[check_name(entry.path, where)] = _origin(repo, commit, entry)
+                name = check_name(entry.path, where)  # before it is part of an address
+                files[name] = _origin(repo, commit, entry)
     return Repository(commit=commit, files=files)
 
 

@@ -112,7 +112,8 @@ def read_once(
         return _read_local(origin, start, stop)
     scheme = origin.url.partition("://")[0]
     if scheme not in ("http", "https", "gs", "hf"):
-        return fsspec_files.read(origin.url, start, stop, (origin.size, origin.tag), is_rest)
+        listed = (origin.size, origin.tag)
+        return fsspec_files.read(origin.url, start, stop, listed, network, is_rest=is_rest)
     request = addresses.resolve(origin.url)  # each time: credentials expire
     tag = None if origin.is_addressed else origin.tag
     version = web.Version(origin.size, tag, is_addressed=origin.is_addressed)

@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import urllib3
 
 from pipeline.errors import LockstepError, brief, reveals
-from pipeline.net import retry
+from pipeline.net import checksum, limits, retry
 from pipeline.net.connection import Request, opened
 from pipeline.net.retry import TransientError, UnnamedVersionError
 from pipeline.runfile import Network
 
 PIECE_BYTES = 2**20
-LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
-# At most, of all pages of a listing, which is read into memory.
-LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0
 NUMBER = "[0-9]{1,18}"
 PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of the types of what are no tokens
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
@@ -93,11 +90,11 @@ def head(request: Request, network: Network) -> Version:
 
 
 class Pages:
-    """The pages of one listing, which all together are limited in number, bytes and seconds."""
+    """The pages of one listing, which all together are limited (limits.py)."""
 
     def __init__(self, network: Network):
-        self._network, self._count, self._bytes = network, 0, 0
-        self._until = time.monotonic() + LISTING_SECONDS
+        self._network = network
+        self._limit: limits.ListingLimit | None = None
 
     def get(self, request: Request) -> tuple[Any, Request | None]:
         """Return a JSON document, and the request for the page after it, if any.
@@ -109,13 +106,10 @@ class Pages:
           LockstepError: the server refuses or cannot be reached, the document is invalid, or the
             listing has no end.
         """
-        self._count += 1
-        if self._count > LISTING_PAGES:
-            raise LockstepError(
-                f"{request.name}: a listing of over {LISTING_PAGES} pages, expected fewer"
-            )
-        content, links = retry.call(lambda: self._fetch(request), self._network)
-        self._bytes += len(content)
+        self._limit = self._limit or limits.ListingLimit(request.name)
+        self._limit.next_page(request.url)
+        content, links = retry.call(lambda: self._fetch(request, self._limit), self._network)
+        self._limit.received(len(content))
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -123,29 +117,17 @@ class Pages:
         link = NEXT_PAGE.search(links)
         if link is None:
             return document, None
-        following = request._replace(url=f"{request.url.partition('?')[0]}?{link[1]}")
-        if following == request:
-            raise LockstepError(
-                f"{request.name}: a page that links to itself, expected another page"
-            )
-        return document, following
+        return document, request._replace(url=f"{request.url.partition('?')[0]}?{link[1]}")
 
-    def _fetch(self, request: Request) -> tuple[bytearray, str]:
+    def _fetch(self, request: Request, limit: limits.ListingLimit) -> tuple[bytearray, str]:
         """Return the content of a page, and what it says of other pages."""
         with opened("GET", request, self._network, {}) as answer:
-            content, room = bytearray(), LISTING_BYTES - self._bytes
+            content, room = bytearray(), limit.room
             for piece in _paced(answer, room + 1, request.name, self._network):
                 content += piece
-                if time.monotonic() > self._until:
-                    raise LockstepError(
-                        f"{request.name}: a listing of over {LISTING_SECONDS:.0f} s, expected less"
-                    )
-            if len(content) > room:
-                raise LockstepError(
-                    f"{request.name}: a listing of over {LISTING_BYTES} bytes, expected less"
-                )
+                limit.received(0)  # in time
             length = _length(answer.headers)
-            if length is not None and len(content) < length:
+            if length is not None and len(content) < min(length, room + 1):
                 raise TransientError(
                     f"{request.name}: received {len(content)} bytes, expected {length}"
                 )
@@ -165,7 +147,7 @@ def _paced(
         most -= len(piece)
         received += len(piece)
         if (now := time.monotonic()) - since > network.stall_seconds:
-            if received < LEAST_BYTES:
+            if received < limits.LEAST_BYTES:
                 raise TransientError(f"{name}: {received} bytes in {now - since:.0f} s")
             since, received = now, 0
         yield piece
@@ -190,7 +172,7 @@ def _describe(name: str, headers: Mapping[str, str], size: int) -> Version:
     tag = _tag(headers)
     if tag is not None and reveals(tag):  # it would be written down
         raise LockstepError(f"{name}: names version {brief(repr(tag))}, expected an ETag or a date")
-    return Version(size, tag, _checksum(headers))
+    return Version(size, tag, _checksum(name, headers))
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:
@@ -203,13 +185,16 @@ def _length(headers: Mapping[str, str]) -> int | None:
     return int(number[0]) if number else None
 
 
-def _checksum(headers: Mapping[str, str]) -> str | None:
+def _checksum(name: str, headers: Mapping[str, str]) -> str | None:
     """Return the checksum that Google's storage sends with a file."""
-    pairs = headers.get("x-goog-hash", "").split(",")
-    hashes = dict(pair.strip().partition("=")[::2] for pair in pairs)
-    for kind in ("md5", "crc32c"):
+    said = headers.get("x-goog-hash", "")
+    hashes = dict(pair.strip().partition("=")[::2] for pair in said.split(","))
+    for kind, size in checksum.SIZES.items():
         with suppress(ValueError):  # invalid base64
             if digest := b64decode(hashes.get(kind, "")):
+                if len(digest) != size:
+                    found = brief(repr(said))
+                    raise LockstepError(f"{name}: x-goog-hash {found}, expected {size} bytes")
                 return f"{kind}:{digest.hex()}"
     return None
 
@@ -265,14 +250,15 @@ def _check_range(
 
 def _check_content(name: str, headers: Mapping[str, str]) -> None:
     """Check that the body is the file itself: not an error or sign-in page, not compressed."""
-    kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    said = headers.get("Content-Type", "").partition(";")[0].strip()
+    kind = said.lower()  # never shown: a secret would no longer be known
     is_itself = name.endswith(".json") and kind.endswith("json")
     if kind.endswith(PAGE_TYPES) and not is_itself:
         raise LockstepError(
-            f"{name}: sends a page ({brief(kind)}), expected the file itself; is it one to sign in?"
+            f"{name}: sends a page ({brief(said)}), expected the file itself; is it one to sign in?"
         )
-    encoding = headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding != "identity":
+    encoding = headers.get("Content-Encoding", "identity").strip()
+    if encoding.lower() != "identity":
         raise LockstepError(f"{name}: sent as {brief(encoding)}, expected plain bytes")
 
 

@@ -5,13 +5,13 @@ extra gcs is needed. Each file is held to the generation that the listing names.
 """
 
 from base64 import b64decode
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from pipeline.errors import LockstepError
-from pipeline.net import google_auth, web
+from pipeline.errors import LockstepError, brief
+from pipeline.net import checksum, google_auth, web
 from pipeline.net.connection import Request
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
@@ -22,15 +22,20 @@ from pipeline.stage.given_files import check_name
 FIELDS = "nextPageToken,items(name,size,generation,md5Hash,crc32c,contentEncoding)"
 
 
-def _hex(text: str) -> str:
-    digest = b64decode(text, validate=True)  # raises a ValueError if invalid
-    if not digest:
-        raise ValueError("expected a hash")
-    return digest.hex()
+def _hash(kind: str) -> Any:
+    """Return the type of a hash: base64 there, hexadecimal here."""
+
+    def to_hex(text: str) -> str:
+        digest = b64decode(text, validate=True)  # raises a ValueError if invalid
+        if len(digest) != checksum.SIZES[kind]:
+            raise ValueError(f"expected a hash of {checksum.SIZES[kind]} bytes")
+        return digest.hex()
+
+    return Annotated[str, AfterValidator(to_hex)]
 
 
-Number = Annotated[str, Field(pattern="^[0-9]+$")]  # Google's JSON has 64 bits as text
-Hash = Annotated[str, AfterValidator(_hex)]  # base64 there, hexadecimal here
+Number = Annotated[str, Field(pattern="^[0-9]{1,19}$")]  # Google's JSON has 64 bits as text
+Md5, Crc32c = _hash("md5"), _hash("crc32c")
 
 
 class BucketItem(BaseModel):
@@ -39,8 +44,8 @@ class BucketItem(BaseModel):
     name: str
     size: Number
     generation: Number
-    md5: Annotated[Hash | None, Field(alias="md5Hash")] = None
-    crc32c: Hash | None = None
+    md5: Annotated[Md5 | None, Field(alias="md5Hash")] = None
+    crc32c: Crc32c | None = None
     encoding: Annotated[str | None, Field(alias="contentEncoding")] = None
 
 
@@ -64,16 +69,12 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
     pages = web.Pages(network)
     items: list[BucketItem] = []
     token: str | None = ""
-    seen: set[str] = set()
     while token is not None:
         query = {"prefix": prefix, "fields": FIELDS} | ({"pageToken": token} if token else {})
         request = Request(f"{url}?{urlencode(query)}", google_auth.headers(where), where)
         page = validate(BucketPage, pages.get(request)[0], f"{where}: invalid listing")
         items += page.items
         token = page.next_token or None
-        if token in seen:
-            raise LockstepError(f"{where}: a page that links to itself, expected another page")
-        seen.add(token)
     if not items:
         raise LockstepError(f"{where}: found no files, expected some in this folder of the bucket")
     files = [
@@ -89,8 +90,10 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
 
 def _origin(bucket: str, item: BucketItem, where: str) -> Origin:
     if item.encoding:
-        raise LockstepError(f"{where}/{item.name}: stored as {item.encoding}, expected plain bytes")
-    checksum = f"crc32c:{item.crc32c}" if item.crc32c else None
-    checksum = f"md5:{item.md5}" if item.md5 else checksum
+        raise LockstepError(
+            f"{where}/{item.name}: stored as {brief(item.encoding)}, expected plain bytes"
+        )
+    said = f"crc32c:{item.crc32c}" if item.crc32c else None
+    said = f"md5:{item.md5}" if item.md5 else said
     url = f"gs://{bucket}/{quote(item.name)}#{item.generation}"
-    return Origin(url=url, size=int(item.size), tag=item.generation, checksum=checksum)
+    return Origin(url=url, size=int(item.size), tag=item.generation, checksum=said)

@@ -19,7 +19,7 @@ from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, Toke
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.table import Table
 from pipeline.sources import TOKENIZER, FetchOptions
-from pipeline.stage.given_files import check_inside, check_name, stamp
+from pipeline.stage.given_files import check_file, check_name, stamp
 from pipeline.tokens.shards import Part
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER_FILES
 
@@ -116,9 +116,10 @@ def check_local(listing: Listing, root: Path) -> Listing:
     """Return the listing of a folder of this machine if its files are in it.
 
     Raises:
-      LockstepError: one is a link out of the folder, or has a name that cannot be printed.
+      LockstepError: one is no regular file, a link out of the folder, or has a name that cannot be
+        printed.
     """
     for file in (*listing.files, *listing.tokenizer):
         check_name(file.name, str(root))
-        check_inside(Path(file.origin.url), root)
+        check_file(Path(file.origin.url), root)
     return listing

@@ -43,7 +43,7 @@ def listing(location: DataLocal, network: Network) -> Listing:
         for folder in (root, root / HELD_OUT, root / TOKENIZER)
         if folder.is_dir()
         for path in sorted(folder.iterdir())
-        if path.is_file()
+        if path.is_file() or (path.name.endswith(EXTENSIONS) and not path.is_dir())
     ]
     found = Listing(
         read=location.path,

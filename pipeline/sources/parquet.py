@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.tokens.columns import UNCOUNTED
 
 if TYPE_CHECKING:
@@ -49,41 +49,28 @@ class Parquet:
 
     def __init__(self, path: Path, name: str):
         try:
-            from pyarrow import parquet, types
+            from pyarrow import parquet
         except ImportError as error:
             raise LockstepError(
                 f"{name}: pyarrow is not installed, expected the extra parquet: "
                 "pip install -c constraints.txt -e '.[parquet]'"
             ) from error
         self.name = name
-        with self._one_line():
+        with self._one_line():  # names too are decoded only when they are asked for
             # mapped, or a whole row group would be read into memory, however large
             self._file = parquet.ParquetFile(path, memory_map=True)
-            schema = self._file.schema_arrow
-        self.rows = self._file.metadata.num_rows
-        self.columns = tuple(column for column in COLUMNS if column in schema.names)
-        if "inputs" not in self.columns:
-            found = ", ".join(schema.names) or "none"
-            raise LockstepError(f"{name}: found columns {found}, expected inputs among them")
-        for column in self.columns:
-            if schema.names.count(column) > 1:
-                raise LockstepError(f"{name}: column {column} is there twice, expected once")
-            kind = schema.field(column).type
-            lists = types.is_list(kind) or types.is_large_list(kind)
-            lists = lists or types.is_fixed_size_list(kind)
-            if not (lists and types.is_integer(kind.value_type)):
-                raise LockstepError(
-                    f"{name}: column {column} is of {kind}, expected lists of integers"
-                )
-        self._check_size()
+            self.rows = self._file.metadata.num_rows
+            self.columns = self._find_columns()
+            self._check_size()
         self.length = self._first_length()
 
     @property
     def tokens(self) -> int:
         """Number of tokens, from the file's metadata."""
-        groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
-        columns = [group.column(n) for group in groups for n in range(group.num_columns)]
-        return sum(c.num_values for c in columns if c.path_in_schema.split(".")[0] == "inputs")
+        with self._one_line():
+            groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
+            columns = [group.column(n) for group in groups for n in range(group.num_columns)]
+            return sum(c.num_values for c in columns if c.path_in_schema.split(".")[0] == "inputs")
 
     def read(
         self, length: int, vocab_size: int | None, rows: int, most: int | None
@@ -109,6 +96,28 @@ class Parquet:
                 lists = [_Lists(self.name, c, batch.column(c), done) for c in self.columns]
                 yield np.concatenate([_read(one, length, vocab_size) for one in lists], axis=1)
                 done += batch.num_rows
+
+    def _find_columns(self) -> tuple[str, ...]:
+        """Return the columns that it has, after checking their types."""
+        from pyarrow import types
+
+        schema = self._file.schema_arrow
+        columns = tuple(column for column in COLUMNS if column in schema.names)
+        if "inputs" not in columns:
+            found = brief(", ".join(schema.names)) or "none"
+            raise LockstepError(f"{self.name}: found columns {found}, expected inputs among them")
+        for column in columns:
+            if schema.names.count(column) > 1:
+                raise LockstepError(f"{self.name}: column {column} is there twice, expected once")
+            kind = schema.field(column).type
+            lists = types.is_list(kind) or types.is_large_list(kind)
+            lists = lists or types.is_fixed_size_list(kind)
+            if not (lists and types.is_integer(kind.value_type)):
+                found = brief(str(kind))
+                raise LockstepError(
+                    f"{self.name}: column {column} is of {found}, expected lists of integers"
+                )
+        return columns
 
     def _check_size(self) -> None:
         """Check that no row is too long to be read, before any is: a few bytes may unpack to GB."""
@@ -138,9 +147,11 @@ class Parquet:
 
         try:
             yield
-        except (ArrowException, OSError) as error:
+        except (ArrowException, OSError, ValueError) as error:  # names that are not UTF-8, for one
             line = (str(error).splitlines() or [type(error).__name__])[0]
-            raise LockstepError(f"{self.name}: {line}, expected a parquet file") from error
+            raise LockstepError(
+                f"{self.name}: {brief(line, 200)}, expected a parquet file"
+            ) from error
 
 
 def _read(lists: "_Lists", length: int, vocab_size: int | None) -> np.ndarray:

@@ -13,7 +13,7 @@ from pipeline.errors import LockstepError
 from pipeline.net.store import Stored
 from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.choice import hold_out_last, max_tokens
 from pipeline.sources.hub import list_dataset
 from pipeline.sources.listing import (
@@ -27,7 +27,7 @@ from pipeline.sources.listing import (
 from pipeline.sources.parquet import COLUMNS, Parquet
 from pipeline.sources.token_files import fetch_files, fetch_tokenizer
 from pipeline.stage.artifacts import listing_sha256, sha256_file
-from pipeline.stage.given_files import expand, unchanged
+from pipeline.stage.given_files import expand, unchanged, walk
 from pipeline.tokens.columns import counted
 from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
 
@@ -199,8 +199,11 @@ def _list(location: DataPreprocessed, options: FetchOptions) -> Listing:
     """Return the parquet files of the folder or the dataset, and the tokenizer beside them."""
     root = expand(location.source, variant_name(location))
     if root.is_dir():
-        paths = {*root.rglob("*.parquet"), *root.glob("*"), *(root / TOKENIZER).glob("*")}
-        files = [local_file(path, root) for path in paths if path.is_file()]
+        files = [
+            local_file(path, root)
+            for name, path in walk(root, hidden=False)
+            if name.endswith(".parquet") or path.is_file()
+        ]
         return check_local(_listing(location.source, files, {}), root)
     repo_id, where = location.source.strip(), variant_name(location)
     if not REPO_ID.fullmatch(repo_id):

@@ -1,6 +1,6 @@
 """`data_location.Url`: token files at an address of fsspec, such as s3://bucket/folder.
 
-Each scheme has its library, with its own credentials and time limits; s3:// needs s3fs, of the
+Each scheme has its library, with its own credentials; s3:// needs s3fs, of the
 extra s3. There is no checksum that all of them give: a file is held to its listed size and version,
 and its SHA-256 is recorded.
 """
@@ -38,7 +38,7 @@ def listing(location: DataUrl, network: Network) -> Listing:
             f"{variant_name(location)}: found {hide(location.url)}, expected "
             f"{INSTEAD.get(scheme, 'Local')} for it; this one is for s3:// and the like"
         )
-    files = tuple(_list_files(location.url, scheme))
+    files = tuple(_list_files(location.url, scheme, network))
     return Listing(
         read=hide(location.url),
         token_size_in_bytes=location.token_size_in_bytes,
@@ -48,9 +48,9 @@ def listing(location: DataUrl, network: Network) -> Listing:
     )
 
 
-def _list_files(url: str, scheme: str) -> Iterator[LocationFile]:
+def _list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile]:
     _, root = fsspec_files.find_file_system(url)
-    for path, info in sorted(fsspec_files.list_files(url).items()):
+    for path, info in sorted(fsspec_files.list_files(url, network).items()):
         size, tag = fsspec_files.version(info)
         # its path in a folder; a file's own name
         name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]

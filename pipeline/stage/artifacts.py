@@ -16,9 +16,11 @@ from typing import BinaryIO
 
 from pipeline.errors import LockstepError
 from pipeline.stage import dvc_cache
+from pipeline.stage.given_files import read_bytes
 from pipeline.stage.keys import OUT, Keys, needs
 
 METRICS = "metrics"
+JSON_BYTES = 2**28  # at most, of a file that is read as one table
 # What a result can depend on besides the key; recorded for later comparison.
 RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
 
@@ -104,7 +106,7 @@ def read_json(path: Path) -> dict:
       LockstepError: The file is missing, or does not hold a JSON object, whose numbers are finite.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, JSON_BYTES).decode()
         content = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error

@@ -1,4 +1,8 @@
-"""Files that are not ours: a user's folder, or a stranger's model or bundle.
+"""Files that are not ours: a user's folder, or a stranger's model, publication or bundle.
+
+Names are safe to print and to join to a folder, files are regular (from a pipe reading would never
+begin, from a device never end), and what is read into memory has a size that is looked at first.
+What a server may cost, net/limits.py says; docs/reference/what-is-refused.md lists who checks what.
 
 A link in a stranger's folder may lead to a private file of this machine, which would be trained on,
 exported and pushed. So a link may lead into the folder itself or, from a snapshot in the cache of
@@ -7,12 +11,16 @@ while it is read; then its hash would be that of other bytes.
 """
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError, brief, reveals
+
+DEEPEST = 64  # folders in one another
+NAME_BYTES = 1024  # at most, of a path in a folder, as in S3
 
 
 class FileStamp(NamedTuple):
@@ -85,33 +93,99 @@ def check_inside(path: Path, folder: Path) -> None:
         )
 
 
+def check_file(path: Path, folder: Path | None = None) -> None:
+    """Check that a path is a regular file, and that no link leads to it out of `folder`.
+
+    Raises:
+      LockstepError: it is something else, or not there.
+    """
+    if folder is not None:
+        check_inside(path, folder)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
+    if not stat.S_ISREG(mode):
+        raise LockstepError(f"{path}: neither file nor folder, expected a file")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most so many bytes.
+
+    Raises:
+      LockstepError: it is none, or a larger one.
+      OSError: it is not there, or may not be read.
+    """
+    # does not wait for a pipe's other end
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise LockstepError(f"{path}: not a regular file, expected one")
+        content = file.read(most + 1) if status.st_size <= most else b""
+    if max(status.st_size, len(content)) > most:
+        raise LockstepError(f"{path}: over {most} bytes, expected at most that")
+    return content
+
+
 def check_name(name: str, where: str) -> str:
     """Return a name if it can be a path in a folder.
 
     Nothing is ever written under such a name, but a server that gives another is not to be trusted.
 
     Raises:
-      LockstepError: it is absolute, leads out of the folder, is not printable, or has a secret.
+      LockstepError: it is absolute, leads out of the folder, is not printable, is too long or too
+        deep, or has a secret.
     """
     parts = name.split("/")
     is_path = "\\" not in name and not {"", ".", ".."} & set(parts)
-    if not (is_path and name.isprintable()) or reveals(name):
+    fits = len(parts) <= DEEPEST and name.isprintable() and len(name.encode()) <= NAME_BYTES
+    if not (is_path and fits) or reveals(name):
         raise LockstepError(
             f"{where}: lists a file named {brief(repr(name), 80)}, expected a path inside it"
         )
     return name
 
 
+def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
+    """Yield what is below a folder but folders, by its name in it; links are not followed.
+
+    `hidden` says whether that is so of names that begin with a dot too.
+
+    Raises:
+      LockstepError: it cannot be read, or folders are too deep in one another.
+    """
+    below = [("", folder, 1)]
+    while below:
+        prefix, path, depth = below.pop()
+        try:
+            with os.scandir(path) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            raise LockstepError(f"{path}: {error.strerror}, expected a readable folder") from error
+        for entry in entries:
+            if entry.name.startswith(".") and not hidden:
+                continue
+            name = prefix + entry.name
+            if not entry.is_dir(follow_symlinks=False):
+                yield name, path / entry.name
+            elif depth == DEEPEST:
+                raise LockstepError(f"{folder}: {DEEPEST} folders in one another, expected fewer")
+            else:
+                below.append((f"{name}/", path / entry.name, depth + 1))
+
+
 def check_regular(folder: Path) -> None:
     """Check that a folder holds regular files and folders alone, and no link out of it.
 
     Raises:
-      LockstepError: it holds something else, such as a pipe, from which reading would never end.
+      LockstepError: it holds something else, such as a pipe, from which reading would never end; a
+        name that cannot be printed; or folders that are too deep in one another.
     """
-    for path in folder.rglob("*"):
+    for name, path in walk(folder):
+        check_name(name, str(folder))
         check_inside(path, folder)
-        if not (path.is_file() or path.is_dir()):
-            raise LockstepError(f"{path}: neither file nor folder, expected one of them")
+        if not path.is_dir():  # a link to one inside
+            check_file(path)
 
 
 def no_link(path: str, flags: int) -> int:

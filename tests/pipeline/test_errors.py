@@ -9,7 +9,7 @@ from pipeline.errors import LockstepError
 @pytest.fixture(autouse=True)
 def kept(monkeypatch):
     monkeypatch.setattr(errors, "_secrets", set())
-    errors.keep_secret("hf_secret", 'pass"wörd/1', "of", "", None)
+    errors.keep_secret("hf_secret", 'pass"wörd/1', "of", "", None, "dXM6cA==")
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,9 @@ def kept(monkeypatch):
         ),
         ("GET https://host/a#access_token=1", "GET https://host/a#..."),
         ("no such model as owner/name.", "no such model as owner/name."),
+        ("HF_Secret and hf_SECRET", "... and ..."),
+        ("Credential=AK/1/s3, signature=ab12;x", "Credential=..., signature=...;x"),
+        ("pass%22W%c3%b6rd%2f1 and dXM6cA==, DXM6CA", "... and ..., ..."),
         ('pass"wörd/1, pass%22w%C3%B6rd%2F1 or "pass\\"w\\u00f6rd/1"', '..., ... or "..."'),
     ],
 )
@@ -56,3 +59,9 @@ def test_a_short_password_is_in_a_hash_by_chance():
 def test_a_text_is_cut_only_after_its_secrets_are_hidden():
     assert errors.brief("x" * 55 + "hf_secret") == "x" * 55 + "..."
     assert errors.brief("x" * 70) == "x" * 57 + "..."
+
+
+def test_an_error_that_echoes_a_value_keeps_its_beginning_and_what_was_expected():
+    line = str(LockstepError(f"a.json: found {'x' * 10**6}, expected y"))
+    assert len(line) <= errors.LONGEST
+    assert line.startswith("a.json: found xx") and line.endswith("xx, expected y")

@@ -4,16 +4,14 @@ A file whose name ends in .jsonl or .jsonl.gz is JSON lines; any other is text.
 """
 
 import codecs
-import os
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.sources.text.documents import Source, unreadable
 from pipeline.sources.text.json_lines import ENDINGS, JsonLines
 from pipeline.sources.text.text_file import TextFile
-from pipeline.stage.given_files import is_inside, stamp
+from pipeline.stage.given_files import is_inside, stamp, walk
 
 HEAD_BYTES = 8000  # a NUL in the first bytes marks a binary file, as in git
 PATH = "model.LLM.data_location.Corpus.path"
@@ -33,7 +31,7 @@ def find(path: Path, key: str) -> tuple[list[Source], tuple[str, ...]]:
       LockstepError: the path does not exist, cannot be read, or holds no text.
     """
     if path.is_dir():
-        named = dict(sorted(_walk(path)))
+        named = dict(sorted(walk(path, hidden=False)))
     elif path.is_file():
         named = {path.name: path}
     else:
@@ -58,21 +56,6 @@ def find(path: Path, key: str) -> tuple[list[Source], tuple[str, ...]]:
         hint = f" ({'; '.join(warnings)})" if warnings else ""
         raise LockstepError(f"{PATH}: found no text in {path.absolute()}{hint}")
     return sources, warnings
-
-
-def _walk(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files below a folder, and the links to folders, with their names in it."""
-
-    def fail(error: OSError) -> None:
-        raise unreadable(Path(error.filename), error) from error
-
-    for parent, folders, names in os.walk(root, onerror=fail):
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        links = [folder for folder in folders if Path(parent, folder).is_symlink()]
-        for name in (*names, *links):
-            if not name.startswith("."):
-                path = Path(parent, name)
-                yield path.relative_to(root).as_posix(), path
 
 
 def _left_out(root: Path, file: Path) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import LockstepError
-from pipeline.net import retry, web
+from pipeline.net import limits, retry
 from pipeline.stage.artifacts import read_json
 from tests import tiny
 from tests.pipeline.net import token_servers as sources
@@ -192,7 +192,7 @@ def in_haste(monkeypatch):
     """Waits of hundredths of a second between attempts, whatever they should be."""
     brief = lambda seconds, cancelled: cancelled.wait(min(seconds, 0.02))  # noqa: E731
     monkeypatch.setattr(retry, "pause", brief)
-    monkeypatch.setattr(web, "LISTING_PAGES", 9)
+    monkeypatch.setattr(limits, "LISTING_PAGES", 9)
 
 
 class Late(BaseException):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -336,6 +337,20 @@ def test_no_parquet_file_is_one_line(root, tmp_path):
     (root / "a.parquet").write_bytes(content[:4] + b"\xff" * 20 + content[24:])
     message = refusal(fetch, root, tmp_path / "again")
     assert message.startswith(f"{root / 'a.parquet'}: ")
+
+
+def test_a_flipped_bit_in_the_name_of_a_column_is_one_line(root, tmp_path):
+    path = root / "a.parquet"
+    parquet.write_table(pa.table(rows_of(0) | {"other": [1]}), path, store_schema=False)
+    content = path.read_bytes()
+    places = [found.start() for found in re.finditer(b"inputs|other", content)]
+    assert len(places) > 2
+    for number, place in enumerate(places):
+        flipped = bytearray(content)
+        flipped[place] ^= 0x80  # no longer UTF-8
+        path.write_bytes(flipped)
+        message = refusal(fetch, root, tmp_path / str(number))
+        assert message.startswith(f"{path}: ") and message.endswith("expected a parquet file")
 
 
 def test_a_file_without_rows_is_said_and_nothing_but_such_is_refused(root, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import LockstepError
-from pipeline.net import web
+from pipeline.net import limits
 from pipeline.stage import artifacts
 from pipeline.weights import hub
 from tests import tiny
@@ -121,7 +121,7 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("place", ["/revision/", "/tree/"])
 def test_a_hub_that_drips_its_listing_is_left(tmp_path, served, monkeypatch, place):
-    monkeypatch.setattr(web, "LISTING_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "LISTING_SECONDS", 0.2)
     served.add(write_model(tmp_path / "model"))
     served.faults.append(Misbehaviour(misbehaviour.trickling, where=place))
     began = time.monotonic()
