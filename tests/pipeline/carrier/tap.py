@@ -11,6 +11,16 @@ HARMS = {
     "double": lambda data, at: data[: at + 1] + data[at:],
 }
 
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+COMMAND = b"\x06"  # and its length, in 8 bytes
+
+
+def stranger(port: int, says: bytes = b"") -> socket.socket:
+    """A connection of somebody who knows no key."""
+    connection = socket.create_connection(("127.0.0.1", port), 10)
+    connection.sendall(says)
+    return connection
+
 
 class Tap:
     """TCP connections to a port here that can be cut, held back, or harmed on their way.

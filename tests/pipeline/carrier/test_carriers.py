@@ -15,7 +15,7 @@ from pipeline.carrier.channel import Hub, Line
 from pipeline.carrier.frames import AnswerHeader, RequestHeader, decode, encode
 from pipeline.carrier.secret import PeerSecret, Secrets
 from pipeline.errors import LockstepError
-from tests.pipeline.carrier.tap import HARMS, Tap
+from tests.pipeline.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
 GIB = 2**30
 NAMES = ["0" * 15 + digit for digit in "0123"]  # of processes
@@ -62,6 +62,10 @@ def echo(name: str, request: RequestHeader, arrays: list) -> list:
     ]
 
 
+def port_of(carrier) -> int:
+    return int(carrier.hub.address.rpartition(":")[2])
+
+
 @contextmanager
 def carrying(
     folder, *replies: Callable, message_bytes: int = 2**22, tapped: bool = False
@@ -76,7 +80,7 @@ def carrying(
         environment_of=lambda peer: {},
         backend="cpu",
     )
-    tap = Tap(int(carrier.hub.address.rpartition(":")[2])) if tapped else None
+    tap = Tap(port_of(carrier)) if tapped else None
     address = f"tcp://{tap.address}" if tap else carrier.hub.address
     scripts = [Script(carrier, p, reply, address=address) for p, reply in enumerate(replies)]
     try:
@@ -264,16 +268,6 @@ def test_a_peers_key_says_which_peer_it_is_whatever_its_process_says(tmp_path):
         assert carrier.lost() == {1: "its process was started again"}
 
 
-GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-
-
-def stranger(carrier, says: bytes = b"") -> socket.socket:
-    host, _, port = carrier.hub.address.removeprefix("tcp://").rpartition(":")
-    connection = socket.create_connection((host, int(port)), 10)
-    connection.sendall(says)
-    return connection
-
-
 def is_cut_off(connection: socket.socket) -> bool:
     """Waits for the end; what is said before it is no matter."""
     try:
@@ -289,7 +283,7 @@ def is_cut_off(connection: socket.socket) -> bool:
 def test_of_too_many_strangers_the_oldest_are_cut_off_and_peers_are_not(tmp_path, monkeypatch):
     monkeypatch.setattr(channel, "STRANGERS", 3)
     with carrying(tmp_path, echo, echo) as (carrier, _):
-        idle = [stranger(carrier) for _ in range(40)]
+        idle = [stranger(port_of(carrier)) for _ in range(40)]
         assert all(is_cut_off(connection) for connection in idle[:-5])
         newest = idle[-1]
         newest.settimeout(0.05)
@@ -300,8 +294,8 @@ def test_of_too_many_strangers_the_oldest_are_cut_off_and_peers_are_not(tmp_path
 
 def test_a_frame_of_a_stranger_above_a_part_is_not_waited_for(tmp_path):
     with carrying(tmp_path, echo) as (carrier, _):
-        large = b"\x06" + (2 * channel.PART_BYTES).to_bytes(8, "big")  # a command's header
-        assert is_cut_off(stranger(carrier, GREETING + large))
+        large = COMMAND + (2 * channel.PART_BYTES).to_bytes(8, "big")
+        assert is_cut_off(stranger(port_of(carrier), GREETING + large))
 
 
 def test_a_message_above_the_limit_loses_its_peer(tmp_path):
