@@ -299,11 +299,19 @@ def plan(
 @app.command()
 def sidecar(
     connect: Annotated[str, typer.Option(help="HOST:PORT where the trainer listens.")],
-    peer: Annotated[int, typer.Option(min=0, help="Number of the peer.")],
-    secret: Annotated[Path, typer.Option(help="A copy of the run's secret, mode 600.")],
+    secret: Annotated[
+        Path,
+        typer.Option(envvar="LOCKSTEP_SECRET", help="A copy of the peer's secret, mode 600."),
+    ],
+    peer: Annotated[
+        int | None, typer.Option(min=0, help="Number of the peer; its secret says which.")
+    ] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Processes inside the peer.")] = 1,
     rank: Annotated[int, typer.Option(min=0, help="This one among them.")] = 0,
     backend: Annotated[str, typer.Option(help="What to compute on: cpu or cuda.")] = "cpu",
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
+    ] = 3600.0,
 ) -> None:
     """Be the process of one peer of a run that trains on another host, until it ends."""
     from pipeline import sidecar as process
@@ -311,7 +319,7 @@ def sidecar(
 
     allocator.tune()
     process.main(
-        f"tcp://{connect}", peer, secret, world_size=world_size, rank=rank, backend=backend
+        connect, secret, peer, world_size=world_size, rank=rank, backend=backend, wait=wait
     )
 
 

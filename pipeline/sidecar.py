@@ -1,7 +1,8 @@
 """The process of one peer: `python -m pipeline.sidecar`, which stage train starts.
 
 It keeps the peer's state, does what the trainer asks for and answers; docs/reference/sidecar.md.
-It ends when it is asked to, and with the trainer that started it. On SIGTERM it leaves the run.
+It ends when it is asked to, with the trainer that started it, and when there has long been none. On
+SIGTERM it leaves the run.
 """
 
 import os
@@ -16,40 +17,77 @@ from typing import Annotated
 
 import typer
 
-from pipeline.carrier.channel import Line, Secret
+from pipeline.carrier.channel import Line, endpoint
 from pipeline.carrier.peer_process import PeerProcess, Rank
+from pipeline.carrier.secret import PeerSecret
 from pipeline.errors import LockstepError, shown
 
+LOOK_SECONDS = 0.5  # between two looks at whether it is to leave
 HELLO_SECONDS = 2.0  # between two hellos of a process that nobody asks anything
 LEAVE_SECONDS = 30.0  # after which a process that asked to leave ends by itself
-FRAME_BYTES = 2**33
+WAIT_SECONDS = 3600.0
+TURNED_AWAY = 3  # attempts to connect that somebody ended, before that is said
 
 
-def serve(sidecar: PeerProcess, line: Line) -> None:
-    """AnswerHeader requests until one asks to exit, or nobody wants a peer that leaves."""
-    leaving: list[float] = []
+def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Answer requests until one asks to exit, or until a leaving peer is no longer needed.
+
+    Raises:
+      LockstepError: There was no trainer for `wait_seconds`, or it does not know the peer's key.
+    """
+    asked_to_leave: list[float] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
         del number, frame
-        leaving.append(time.monotonic())
+        asked_to_leave.append(time.monotonic())
 
     signal.signal(signal.SIGTERM, leave)
-    line.send(sidecar.hello())
-    said = False
+    greeted = left = 0  # over which connection it said hello, and that it leaves
+    said, alone = 0.0, _Alone(line, wait_seconds)
     while True:
-        buffers = line.receive(HELLO_SECONDS)
-        if leaving and not said:
-            line.send(sidecar.leave())
-            said = True
-        if leaving and (buffers is None or time.monotonic() > leaving[0] + LEAVE_SECONDS):
-            return
-        if buffers is None:
-            line.send(sidecar.hello())
-            continue
-        answer = sidecar.answer(buffers)
-        if answer is None:
-            return
-        line.send(answer)
+        buffers = line.receive(LOOK_SECONDS)
+        if buffers is not None:
+            answer = sidecar.answer(buffers)
+            if answer is None:
+                return
+            line.send(answer)
+            said = time.monotonic()
+        alone.look()
+        now = time.monotonic()
+        quiet = buffers is None and now > said + HELLO_SECONDS
+        if asked_to_leave:
+            if not line.connected or now > asked_to_leave[0] + LEAVE_SECONDS:
+                return
+            if left == line.connections and quiet:
+                return
+            if left != line.connections and line.send(sidecar.leave()):
+                left, said = line.connections, now
+        elif (greeted != line.connections or quiet) and line.send(sidecar.hello()):
+            greeted, said = line.connections, now
+
+
+class _Alone:
+    """What a process says that has no trainer, once each time, and when it gives up."""
+
+    def __init__(self, line: Line, wait_seconds: float):
+        self.line, self.wait_seconds = line, wait_seconds
+        self.said = ""
+
+    def look(self) -> None:
+        line, why = self.line, ""
+        if line.turned_away >= TURNED_AWAY:
+            why = "whoever answers there ends the handshake: another run's trainer, or no trainer"
+        elif line.failures:
+            why = "no trainer there"
+        if not line.connected and time.monotonic() > line.since + self.wait_seconds:
+            raise LockstepError(
+                f"{line.address}: {why or 'no trainer there'}, for {self.wait_seconds:g} s: the "
+                "run has ended, or its host cannot be reached"
+            )
+        if why != self.said:
+            waits = f"; trying again, for {self.wait_seconds:g} s"
+            print(f"{line.address}: {why}{waits}" if why else f"{line.address}: connected")
+        self.said = why
 
 
 def end_with(parent: int, poll_seconds: float = 0.5) -> None:
@@ -63,25 +101,54 @@ def end_with(parent: int, poll_seconds: float = 0.5) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def end_by_signals() -> None:
+    """End this process some time after a signal, even while it computes and cannot hear of it."""
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+
+    def watch() -> None:
+        with told:  # keeps it open
+            while (number := heard.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT):
+                pass
+        time.sleep(LEAVE_SECONDS + 2 if number == signal.SIGTERM else 2)
+        os._exit(128 + number)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(
     init_method: Annotated[str, typer.Option(help="The trainer's address, tcp://HOST:PORT.")],
-    peer: Annotated[int, typer.Option(min=0, help="Number of the peer.")],
-    secret: Annotated[Path, typer.Option(help="File of the run's secret.")],
+    secret: Annotated[
+        Path, typer.Option(envvar="LOCKSTEP_SECRET", help="File of the peer's secret.")
+    ],
+    peer: Annotated[
+        int | None, typer.Option(min=0, help="Number of the peer; its secret says which.")
+    ] = None,
     parent_pid: Annotated[int, typer.Option(help="End with this process; 0: with none.")] = 0,
     world_size: Annotated[int, typer.Option(min=1, help="Processes inside the peer.")] = 1,
     rank: Annotated[int, typer.Option(min=0, help="This one among them.")] = 0,
     backend: Annotated[str, typer.Option(help="What to compute on: cpu or cuda.")] = "cpu",
-    frame_bytes: Annotated[int, typer.Option(help="Size of the largest array.")] = FRAME_BYTES,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
+    ] = WAIT_SECONDS,
 ) -> None:
     """Be the process of one peer."""
+    address = endpoint(init_method)
+    theirs = PeerSecret.read(secret)
     _check(world_size, rank, backend)
+    if peer not in (None, theirs.peer):
+        raise LockstepError(f"{secret}: of peer {theirs.peer}, expected --peer {peer}")
+    if world_size != len(theirs.private):
+        raise LockstepError(f"--world-size {world_size}, expected {len(theirs.private)}: {secret}")
     if parent_pid:
         end_with(parent_pid)
+    end_by_signals()
     os.environ["JAX_PLATFORMS"] = backend
-    address = _free_address(init_method) if world_size > 1 and rank == 0 else ""
-    line = Line(init_method, Secret.read(secret), b"peer-%d.%d" % (peer, rank), frame_bytes)
+    here = _free_address(address) if world_size > 1 and rank == 0 else ""
+    line = Line(address, theirs, rank)
     try:
-        serve(PeerProcess(peer, Rank(rank, world_size, address)), line)
+        serve(PeerProcess(theirs.peer, Rank(rank, world_size, here)), line, wait)
     finally:
         line.close()
     if world_size > 1:

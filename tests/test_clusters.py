@@ -50,8 +50,20 @@ def test_a_stage_becomes_a_kubernetes_job_on_the_shared_volume(tmp_path):
         "registry/lockstep:1",
         1440 * 60,
     )
+    # strict schemas want the status too
+    (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/mnt"}]
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "work"}
+
+
+def test_a_kubernetes_job_that_was_deleted_has_failed_and_one_not_heard_of_runs(tmp_path):
+    cluster = tmp_path / "kubernetes"
+    environment = os.environ | kubernetes.install(cluster)
+    status = [PROJECT / "profiles/kubernetes/status", "job.batch/lockstep-train-0"]
+    assert subprocess.check_output(status, env=environment, text=True) == "failed\n"
+    (cluster / "down").touch()
+    assert subprocess.check_output(status, env=environment, text=True) == "running\n"
 
 
 @pytest.mark.soak

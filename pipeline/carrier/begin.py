@@ -11,12 +11,15 @@ import jax
 from pipeline import runfile
 from pipeline.carrier import gpus, processes
 from pipeline.carrier.carrier import Carrier
+from pipeline.carrier.channel import Hub
 from pipeline.carrier.remote_peers import Patience, RemotePeers
+from pipeline.carrier.secret import Place, Secrets
 from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 
-FRAME_BYTES = 2**26  # the largest array of a tiny model's run, and more
+SMALL_BYTES = 2**26  # what a message may have beside states: headers, losses of rows
 
 
 def remote_peers(
@@ -31,7 +34,7 @@ def remote_peers(
     Args:
       setup: What the run computes with.
       state: State to begin with.
-      scratch: Folder of the training in progress, for the secret and the peers' logs.
+      scratch: Folder of the training in progress, for the keys and the peers' logs.
       keeps: Whether the whole state is asked for after a step.
       absent: Peers that were absent when `state` was saved.
     """
@@ -54,21 +57,28 @@ def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
     backend = "cuda" if jax.default_backend() == "gpu" else "cpu"
     if runtime.carrier == "ray":
         return _ray(run, environment, backend)
+    peers, ranks = run.peers.count, run.peers.processes
+    hub = Hub(
+        f"tcp://{runtime.listen}",
+        Secrets(scratch / "secrets", peers, ranks),
+        SMALL_BYTES + 4 * _bytes((state.params, state.shared, setup.start.state.own[0])),
+    )
     return processes.start(
+        hub,
         scratch,
-        frozenset(range(run.peers.count)).difference(runtime.by_hand),
-        listen=f"tcp://{runtime.listen}",
-        frame_bytes=max(FRAME_BYTES, *(leaf.nbytes for leaf in jax.tree.leaves(state))),
+        frozenset(range(peers)).difference(runtime.by_hand),
         environment=environment,
         environment_of=partial(_devices_of, run, jax.local_device_count(), backend),
         backend=backend,
-        ranks=run.peers.processes,
+        ranks=ranks,
     )
 
 
-def _devices_of(
-    run: runfile.Run, count: int, backend: str, place: processes.Place
-) -> dict[str, str]:
+def _bytes(tree: Tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def _devices_of(run: runfile.Run, count: int, backend: str, place: Place) -> dict[str, str]:
     """What one of a peer's processes is told of the devices of this host."""
     peer, rank = place
     parts = run.peers.fsdp // run.peers.processes

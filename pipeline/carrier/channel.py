@@ -1,160 +1,286 @@
 """An encrypted, authenticated way between the trainer and the processes of peers, over ZeroMQ.
 
-Each end proves with CURVE that it knows a key of the run's secret, a file that only its owner may
-read. Frames have a largest size; whoever sends a larger one is cut off.
+Each end proves with CURVE that it knows its key; carrier/secret.py has them. A message is a list of
+buffers. It travels as their sizes and then parts of at most `PART_BYTES`, so that whoever knows no
+key can make the other end take no more than that.
 """
 
-import json
-import os
-from pathlib import Path
+import re
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import NamedTuple
 
+import numpy as np
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
-from pipeline.carrier.frames import HEADER_BYTES, Buffer
-from pipeline.errors import LockstepError
-from pipeline.stage.artifacts import write_text
+from pipeline.carrier.door import Door
+from pipeline.carrier.frames import Buffer, FrameError
+from pipeline.carrier.secret import PeerSecret, Place, Secrets, public_of
+from pipeline.errors import LockstepError, brief
 
+PART_BYTES = 2**18
+MOST_BUFFERS = 2**16  # in a message
+OVERHEAD = 2**10  # of CURVE, in a part
+WAITING = 1000  # messages in one direction of a connection, before its sender waits
+STRANGERS = 64  # connections beyond those of the peers
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2000, 10_000
+HANDSHAKE_MS = 10_000
+AGAIN = 0.2, 2.0  # seconds before another attempt to connect: first, and at most
+NEVER = 2**62
+FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+READY = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-class Secret(NamedTuple):
-    """A run's keys, in ZeroMQ's Z85.
+def endpoint(address: str) -> str:
+    """Return tcp://HOST:PORT of an address with or without tcp://.
 
-    server, server_private: The trainer's. client, client_private: Those of its peers' processes.
+    Raises:
+      LockstepError: It is none.
+    """
+    match = re.fullmatch(r"(?:tcp://)?([^:/\s]+):([0-9]{1,5})", address)
+    if not match or not 0 < int(match[2]) < 2**16:
+        raise LockstepError(f"{brief(address)}: expected HOST:PORT, a port from 1 to 65535")
+    return f"tcp://{match[1]}:{int(match[2])}"
+
+
+class Heard(NamedTuple):
+    """What a process of a peer said.
+
+    place: The process, as its key says. connection: Over which connection. buffers: The message.
+    flaw: Why it is no message, or nothing.
     """
 
-    server: str
-    server_private: str
-    client: str
-    client_private: str
-
-    @classmethod
-    def new(cls) -> "Secret":
-        """Return new keys."""
-        server, client = zmq.curve_keypair(), zmq.curve_keypair()
-        return cls(*(key.decode() for key in (*server, *client)))
-
-    @classmethod
-    def read(cls, path: Path) -> "Secret":
-        """Read the file of a run's secret.
-
-        Raises:
-          LockstepError: It is not such a file, or others may read it.
-        """
-        if path.stat().st_mode & 0o077:
-            raise LockstepError(f"{path}: others may read it, expected mode 600: it is a secret")
-        try:
-            return cls(**json.loads(path.read_text()))
-        except (TypeError, ValueError) as error:
-            raise LockstepError(f"{path}: expected a run's secret of 4 keys") from error
-
-    def write(self, path: Path) -> None:
-        """Write the file, for its owner only."""
-        mask = os.umask(0o077)
-        try:
-            write_text(path, json.dumps(self._asdict()) + "\n")
-        finally:
-            os.umask(mask)
+    place: Place
+    connection: bytes
+    buffers: list[Buffer]
+    flaw: str = ""
 
 
 class Hub:
-    """The trainer's end: a socket that knows its peers by name.
+    """The trainer's end: a socket that knows its peers by their keys.
 
     Args:
       address: tcp://HOST:PORT; port 0 is any free one.
-      secret: The run's keys.
-      frame_bytes: Size of the largest frame that a peer may send.
+      secrets: The run's keys.
+      message_bytes: Size of the largest message that a peer may send.
     """
 
-    def __init__(self, address: str, secret: Secret, frame_bytes: int):
+    def __init__(self, address: str, secrets: Secrets, message_bytes: int):
+        self.secrets, self.message_bytes = secrets, message_bytes
+        self.places = secrets.places
+        self.connections: dict[Place, bytes] = {}  # the last one of each
         self.context = zmq.Context()
         self.authenticator = ThreadAuthenticator(self.context)
         self.authenticator.start()
-        self.authenticator.configure_curve_callback(credentials_provider=_Only(secret.client))
-        self.socket = _prepared(self.context.socket(zmq.ROUTER), frame_bytes)
+        self.authenticator.configure_curve_callback(credentials_provider=_Only(self.places))
+        self.socket = _prepared(self.context.socket(zmq.ROUTER))
         self.socket.curve_server = True
-        self.socket.curve_publickey = secret.server.encode()
-        self.socket.curve_secretkey = secret.server_private.encode()
+        self.socket.curve_secretkey = secrets.private.encode()
         self.socket.router_mandatory = True  # who is not there is an error, not silence
-        self.socket.router_handover = True  # a process that was started again takes its name
+        self.door = Door(self.socket, len(self.places) + STRANGERS)
         try:
             self.socket.bind(address)
         except zmq.ZMQError as error:
             self.close()
             raise LockstepError(f"{address}: {error}, expected an address to listen on") from error
         self.address = self.socket.last_endpoint.decode()
+        self.door.bound(int(self.address.rpartition(":")[2]))
 
-    def send(self, name: bytes, buffers: list[Buffer]) -> bool:
-        """Send buffers; return whether there is somebody to send them to."""
+    def send(self, place: Place, buffers: list[Buffer]) -> bytes | None:
+        """Send buffers; return over which connection, or None if there is none."""
+        connection = self.connections.get(place)
+        if connection is None:
+            return None
         try:
-            self.socket.send_multipart([name, *buffers], copy=False)
+            self.socket.send_multipart(
+                [connection, *_parts(buffers)], flags=zmq.DONTWAIT, copy=False
+            )
         except zmq.ZMQError:
-            return False
-        return True
+            return None
+        return connection
 
-    def receive(self, seconds: float) -> tuple[bytes, list[Buffer]] | None:
+    def receive(self, seconds: float) -> Heard | None:
         """Return who sent what next, or None after so long without anything."""
         if not self.socket.poll(max(0, round(seconds * 1000))):
             return None
-        name, *frames = self.socket.recv_multipart(copy=False)
-        return name.bytes, [frame.buffer for frame in frames]
+        connection, *parts = self.socket.recv_multipart(copy=False)
+        place = self.places[parts[0].get("User-Id")]
+        self.connections[place] = connection.bytes
+        self.door.heard(place, parts[0].get(zmq.SRCFD))
+        try:
+            return Heard(place, connection.bytes, _joined(parts, self.message_bytes))
+        except FrameError as error:
+            return Heard(place, connection.bytes, [], str(error))
 
     def close(self) -> None:
-        """Close the socket, and drop what was not sent."""
+        """Close the socket once what was sent is on its way, for a second at most."""
+        self.door.close()
         self.authenticator.stop()
-        self.context.destroy(linger=0)
+        self.context.destroy(linger=1000)
 
 
 class Line:
-    """A process's end.
+    """A process's end. It connects again whenever a connection ends.
 
     Args:
-      address: The trainer's.
-      secret: The run's keys.
-      name: Name of the peer.
-      frame_bytes: Size of the largest frame that the trainer may send.
+      address: The trainer's, tcp://HOST:PORT.
+      secret: The peer's keys.
+      rank: Which of the peer's processes this is.
     """
 
-    def __init__(self, address: str, secret: Secret, name: bytes, frame_bytes: int):
+    def __init__(self, address: str, secret: PeerSecret, rank: int = 0):
+        self.address, self.secret, self.rank = address, secret, rank
+        self.connected, self.connections = False, 0  # whether, and how many there have been
+        self.since = time.monotonic()  # when it was connected, or ceased to be
+        self.failures = 0  # attempts since then, and of those:
+        self.turned_away = 0  # how often somebody was there, and ended the handshake
         self.context = zmq.Context()
-        self.socket = _prepared(self.context.socket(zmq.DEALER), frame_bytes)
-        self.socket.routing_id = name
-        self.socket.curve_serverkey = secret.server.encode()
-        self.socket.curve_publickey = secret.client.encode()
-        self.socket.curve_secretkey = secret.client_private.encode()
-        self.socket.connect(address)
+        self._numbers = count()
+        self._open()
 
-    def send(self, buffers: list[Buffer]) -> None:
-        """Send buffers, now or when there is a connection."""
-        self.socket.send_multipart(buffers, copy=False)
+    def _open(self) -> None:
+        self.socket = _prepared(self.context.socket(zmq.DEALER))
+        self.socket.immediate = True  # nothing waits for a connection that may never be
+        self.socket.reconnect_ivl = -1  # ZeroMQ would not after bytes that it cannot decrypt
+        self.socket.connect_timeout = HANDSHAKE_MS
+        self.socket.curve_serverkey = self.secret.server.encode()
+        private = self.secret.private[self.rank]
+        self.socket.curve_publickey = public_of(private).encode()
+        self.socket.curve_secretkey = private.encode()
+        address = f"inproc://line-{next(self._numbers)}"
+        self.socket.monitor(address, FAILED | ENDED | REFUSED | READY)
+        self.events = self.context.socket(zmq.PAIR)
+        self.events.connect(address)
+        self.again: float | None = None  # when to try again
+        self.opened = time.monotonic()
+        self.socket.connect(self.address)
+
+    def send(self, buffers: list[Buffer]) -> bool:
+        """Send buffers; return whether there is a connection, to which they may be lost."""
+        self._look()
+        if not self.socket.poll(0, zmq.POLLOUT):
+            return False
+        self.socket.send_multipart([*_parts(buffers)], flags=zmq.DONTWAIT, copy=False)
+        return True
 
     def receive(self, seconds: float) -> list[Buffer] | None:
-        """Return what the trainer sent next, or None after so long without anything."""
-        if not self.socket.poll(round(seconds * 1000)):
-            return None
-        return [frame.buffer for frame in self.socket.recv_multipart(copy=False)]
+        """Return what the trainer sent next, or None after so long, or with a new connection.
+
+        Raises:
+          LockstepError: The trainer does not accept the key.
+        """
+        until, connections = time.monotonic() + seconds, self.connections
+        while True:
+            self._look()
+            if self.connections != connections:
+                return None
+            if self.socket.poll(0):
+                return _joined(self.socket.recv_multipart(copy=False), NEVER)
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            poller = zmq.Poller()
+            poller.register(self.socket, zmq.POLLIN)
+            poller.register(self.events, zmq.POLLIN)
+            poller.poll(1000 * (left if self.connected else min(left, AGAIN[0])))
 
     def close(self) -> None:
         """Close the socket once what was sent is on its way, for a second at most."""
         self.context.destroy(linger=1000)
 
+    def _look(self) -> None:
+        """Take note of what became of the connection, and make another when it is time."""
+        now = time.monotonic()
+        while self.events.poll(0):
+            event = recv_monitor_message(self.events)["event"]
+            if event == REFUSED:
+                raise LockstepError(
+                    f"{self.address}: the trainer does not know the key of peer "
+                    f"{self.secret.peer}, expected that of its run, from secrets/ in its folder"
+                )
+            if event == READY:
+                self.connected, self.since, self.failures, self.turned_away = True, now, 0, 0
+                self.connections += 1
+            if event & FAILED:
+                self.turned_away += 1
+            if event & ENDED and self.again is None:
+                self._ended(now)
+        if not self.connected and self.again is None and now > self.opened + HANDSHAKE_MS / 1000:
+            self._ended(now)
+        if self.again is not None and now >= self.again:
+            self.socket.disable_monitor()
+            self.events.close(linger=0)
+            self.socket.close(linger=0)
+            self._open()
+
+    def _ended(self, now: float) -> None:
+        if self.connected:
+            self.connected, self.since = False, now
+        else:
+            self.failures += 1
+        self.again = now + min(AGAIN[0] * 2 ** min(self.failures, 10), AGAIN[1])
+
 
 class _Only:
-    """Lets in who has one public key."""
+    """Lets in who has one of some public keys."""
 
-    def __init__(self, key: str):
-        self.key = key.encode()
+    def __init__(self, keys: Iterable[str]):
+        self.keys = frozenset(key.encode() for key in keys)
 
     def callback(self, domain: str, key: bytes) -> bool:
         del domain
-        return key == self.key
+        return key in self.keys
 
 
-def _prepared(socket: zmq.Socket, frame_bytes: int) -> zmq.Socket:
-    socket.maxmsgsize = max(frame_bytes, HEADER_BYTES)
+def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
+    """Return the sizes of some buffers, and their bytes in parts."""
+    views = [memoryview(buffer) for buffer in buffers]
+    yield struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
+    for view in views:
+        yield from (view[at : at + PART_BYTES] for at in range(0, view.nbytes, PART_BYTES))
+
+
+def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
+    """Return the buffers of which these are the parts, and let go of each part that is copied.
+
+    Raises:
+      FrameError: They are not, or have more than `most` bytes together.
+    """
+    first = parts[0].buffer
+    if len(first) % 8 or len(first) > 8 * MOST_BUFFERS:
+        raise FrameError(f"{len(first)} bytes of sizes, expected 8 for each buffer")
+    sizes = struct.unpack(f"<{len(first) // 8}Q", first)
+    if sum(sizes) > most:
+        raise FrameError(f"a message of {sum(sizes)} bytes, expected at most {most}")
+    lengths = [min(PART_BYTES, size - at) for size in sizes for at in range(0, size, PART_BYTES)]
+    if lengths != [len(part) for part in parts[1:]]:
+        raise FrameError(f"parts of other sizes, expected those of {len(sizes)} buffers")
+    parts.reverse()
+    parts.pop()
+    return [_buffer(size, parts) for size in sizes]
+
+
+def _buffer(size: int, parts: list[zmq.Frame]) -> Buffer:
+    if not size:
+        return b""
+    if size <= PART_BYTES:
+        return parts.pop().buffer
+    whole = np.empty(size, np.uint8)
+    for at in range(0, size, PART_BYTES):
+        whole[at : at + PART_BYTES] = np.frombuffer(parts.pop().buffer, np.uint8)
+    return whole.data
+
+
+def _prepared(socket: zmq.Socket) -> zmq.Socket:
+    socket.maxmsgsize = PART_BYTES + OVERHEAD  # holds for a stranger's handshake too
     socket.linger = 0
+    socket.handshake_ivl = HANDSHAKE_MS
     socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
-    socket.rcvhwm = socket.sndhwm = 0  # one request at a time is the limit
+    socket.rcvhwm = socket.sndhwm = WAITING
     return socket

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -12,16 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.carrier.carrier import Answered, Asked
-from pipeline.carrier.channel import Hub, Secret
+from pipeline.carrier.channel import Heard, Hub
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode
+from pipeline.carrier.secret import Place
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1  # between looks at whether a child lives
-SECRET = "secret.json"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a child that ended is started again
-
-Place = tuple[int, int]  # a peer, and which of its processes
+AT_ONCE = 4  # messages of each process that are taken between two looks at anything else
 
 
 @dataclass
@@ -57,7 +55,7 @@ class _Open:
 
     sent: float
     buffers: list[Buffer]
-    hellos: int = 0  # since it was sent
+    connection: bytes | None  # over which it was sent the last time
     answer: Answered | None = None
 
 
@@ -70,8 +68,8 @@ class Processes:
 
     Attributes:
       hub: This end.
-      folder: Where the secret and the logs are.
-      command: The command of a child, without the peer's number.
+      folder: Where the logs are.
+      command: The command of a child, without its peer.
       environment: Its environment, whichever it is.
       environment_of: Returns what else is in that of one.
       spawned: The peers whose processes this one starts, and starts again when they end.
@@ -110,8 +108,8 @@ class Processes:
             buffers = one.buffers(self._trainer, self._number, gang[0].gang)
             for place, process in zip(self._places(peer), gang, strict=True):
                 process.fresh = False
-                self._open[place] = _Open(time.monotonic(), buffers)
-                self.hub.send(_name(place), buffers)  # again, where nobody is there for now
+                sent = time.monotonic()
+                self._open[place] = _Open(sent, buffers, self.hub.send(place, buffers))
         while self._waiting() and (left := until - time.monotonic()) > 0:
             self._hear(min(left, POLL_SECONDS))
             self._look_after_children()
@@ -166,7 +164,7 @@ class Processes:
 
     def _send_exit(self, places: Iterable[Place]) -> None:
         for place in places:
-            self.hub.send(_name(place), Asked("exit", {}).buffers(self._trainer, self._number))
+            self.hub.send(place, Asked("exit", {}).buffers(self._trainer, self._number))
 
     def _places(self, peer: int) -> list[Place]:
         return [(peer, rank) for rank in range(self.ranks)]
@@ -183,32 +181,30 @@ class Processes:
         return sorted(waiting - self._lost.keys())
 
     def _drain(self) -> None:
-        """Take note of all that has been said, and of children that ended."""
-        while self._hear(0):
-            pass
+        """Take note of what has been said, however much more there is, and of children's ends."""
+        for _ in range(AT_ONCE * len(self.hub.places)):
+            if not self._hear(0):
+                break
         self._look_after_children()
 
     def _hear(self, seconds: float) -> bool:
         """Take note of what is said next; return whether anything was."""
         heard = self.hub.receive(seconds)
-        if heard is None:
-            return False
-        name, buffers = heard
-        place = _place(name)
-        if place is not None and place[1] < self.ranks:
-            self._take(place, buffers)
-        return True
+        if heard is not None:
+            self._take(heard)
+        return heard is not None
 
-    def _take(self, place: Place, buffers: list[Buffer]) -> None:
-        peer, process = place[0], self._of.setdefault(place, _Process())
+    def _take(self, heard: Heard) -> None:
+        place, peer = heard.place, heard.place[0]
+        process = self._of.setdefault(place, _Process())
         try:
-            header, arrays = decode(AnswerHeader, buffers)
+            header, arrays = decode(AnswerHeader, heard.buffers)
         except FrameError as error:
-            self.lose(peer, f"nonsense: {error}")
+            self.lose(peer, f"nonsense: {heard.flaw or error}")
             return
         if header.says == "hello":
             process.gang = str(header.values.get("gang", ""))
-            self._greet(place, process, header.process)
+            self._greet(heard, process, header.process)
         elif header.process != process.name:
             return  # of a process before
         elif header.says == "leave":
@@ -219,27 +215,26 @@ class Processes:
             else:
                 self.lose(peer, header.error)
 
-    def _greet(self, place: Place, process: _Process, name: str) -> None:
-        """A process says hello when it starts, and whenever nobody has asked it for a while.
+    def _greet(self, heard: Heard, process: _Process, name: str) -> None:
+        """A process says hello over each new connection, and when nobody has asked it for a while.
 
-        One that says so twice while it is asked has lost the request, or its answer, and is asked
-        again.
+        One that is asked, and says so over another connection than that of the request, has lost
+        the request or its answer with the one before, and is asked again.
         """
-        one = self._open.get(place)
-        if one and process.name == name and not one.answer:
-            one.hellos += 1
-            if one.hellos % 2 == 0:
-                self.hub.send(_name(place), one.buffers)
+        one = self._open.get(heard.place)
+        if one and process.name == name and not one.answer and one.connection != heard.connection:
+            one.connection = self.hub.send(heard.place, one.buffers)
         if process.name is None:
             process.name, process.fresh = name, True
         elif process.name != name:
-            self.lose(place[0], "its process was started again")
+            self.lose(heard.place[0], "its process was started again")
             process.name, process.fresh = name, True
 
     def lose(self, peer: int, why: str) -> None:
         """Forget a peer's process; if it is there after all, it will say hello again.
 
-        Of several those end that have been asked anything: they are bound to each other.
+        If a peer has several processes, those already in use end too, since they depend on each
+        other.
         """
         self._lost.setdefault(peer, why)
         for place, process in zip(self._places(peer), self._gang(peer), strict=True):
@@ -278,7 +273,8 @@ class Processes:
         peer, rank = place
         with open(self._log(place), "ab") as file:
             process.child = subprocess.Popen(
-                [*self.command, "--peer", str(peer), "--rank", str(rank)],
+                [*self.command, "--secret", os.fspath(self.hub.secrets.path(peer))]
+                + ["--peer", str(peer), "--rank", str(rank)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -293,11 +289,10 @@ class Processes:
 
 
 def start(
+    hub: Hub,
     folder: Path,
     peers: Iterable[int],
     *,
-    listen: str,
-    frame_bytes: int,
     environment: Mapping[str, str],
     environment_of: Callable[[Place], dict[str, str]],
     backend: str,
@@ -306,39 +301,19 @@ def start(
     """Return a carrier to processes, and start those of `peers`.
 
     Args:
-      folder: Where the secret and the logs are kept.
+      hub: Where they connect to.
+      folder: Where the logs are kept.
       peers: The peers whose processes are started here; others connect by hand.
-      listen: tcp://HOST:PORT.
-      frame_bytes: Size of the largest array that is sent.
       environment: Environment of the processes, beside this one's.
       environment_of: Returns what else is in that of one: (peer, rank).
       backend: "cpu" or "cuda".
       ranks: How many processes a peer has.
     """
-    path = folder / SECRET
-    if path.exists():  # processes that were started by hand know it
-        secret = Secret.read(path)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        secret = Secret.new()
-        secret.write(path)
-    hub = Hub(listen, secret, frame_bytes)
     command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.sidecar"]
     command += ["--parent-pid", str(os.getpid()), "--init-method", hub.address]
-    command += ["--backend", backend, "--secret", str(path), "--frame-bytes", str(frame_bytes)]
-    command += ["--world-size", str(ranks)]
+    command += ["--backend", backend, "--world-size", str(ranks)]
     environment = {**os.environ, **environment}
     return Processes(hub, folder, command, environment, environment_of, frozenset(peers), ranks)
-
-
-def _name(place: Place) -> bytes:
-    return b"peer-%d.%d" % place
-
-
-def _place(name: bytes) -> Place | None:
-    """Which process of which peer a connection's name names; None of a stranger's."""
-    match = re.fullmatch(rb"peer-(\d{1,5})\.(\d{1,5})", name)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _end(children: list[subprocess.Popen], seconds: float = 3.0) -> None:

@@ -313,7 +313,7 @@ class Runtime(Network):
     that reaches the trainer. Applies to carrier = "processes"."""
     listen: Annotated[str, Field(pattern=r"^[^:/]+:[0-9]{1,5}$")] = "127.0.0.1:0"
     """Address, host:port, where the trainer waits for its peers' processes; port 0 is any free one.
-    Who connects must know the run's secret. Applies to carrier = "processes"."""
+    Who connects must know a key of the run. Applies to carrier = "processes"."""
     answer_seconds: Positive = 600.0
     """Seconds after which a peer's process that has not started, or not answered, is lost. The
     first step takes long, since it compiles."""

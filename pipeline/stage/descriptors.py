@@ -1,18 +1,25 @@
 """The number of files that a process may have open at once."""
 
 import resource
+from contextlib import suppress
 
 from pipeline.errors import LockstepError
 
 LEAST = 128  # orbax, with a few devices; with fewer it ends in tracebacks of its event loops
+ENOUGH = 2**16  # for a training with thousands of peers
 
 
 def check() -> None:
-    """Check the limit of this process.
+    """Raise the limit of this process as far as it may, and check that it is enough.
 
     Raises:
       LockstepError: It is too low.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if most == resource.RLIM_INFINITY else min(most, ENOUGH)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        with suppress(OSError, ValueError):  # macOS has a lower limit than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+            limit = wanted
     if limit != resource.RLIM_INFINITY and limit < LEAST:
         raise LockstepError(f"ulimit -n: {limit} open files, expected at least {LEAST}")

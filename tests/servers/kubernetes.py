@@ -44,8 +44,14 @@ def _main(folder: Path, arguments: list[str]) -> None:
         )
         print(f"job.batch/{name}")
     elif arguments[0] == "get":
-        condition = folder / arguments[1].removeprefix("job.batch/")
-        print(condition.read_text().strip() if condition.exists() else "", end="")
+        name = arguments[1].removeprefix("job.batch/")
+        condition = folder / name
+        if (folder / "down").exists():
+            sys.exit("Unable to connect to the server")
+        if (folder / f"{name}.json").exists():
+            print("Job", condition.read_text().strip() if condition.exists() else "", end="")
+        elif "--ignore-not-found" not in arguments:
+            sys.exit(f'Error from server (NotFound): jobs.batch "{name}" not found')
 
 
 if __name__ == "__main__":

@@ -7,27 +7,34 @@ leave    SIGTERM of a peer
 cut      a connection is closed, and opens again
 drop     a connection passes nothing on for a while
 delay    a connection holds back what it passes on
+harm     a connection spoils, loses or doubles a byte
+crowd    1,100 strangers connect and say nothing, or begin to say a lot; the trainer may have 1,024
+         files open
 trainer  SIGKILL of the trainer, which is started again
 """
 
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from pipeline.carrier.channel import PART_BYTES
 from tests import tiny
+from tests.pipeline.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
 ANSWER_SECONDS = 6.0
 PATIENCE = 120.0  # for the next rounds after an event: starting over takes most of it
 GAVE_UP = "no peer's process is left"  # "the same command goes on"
-EVENTS = ("kill", "stop", "slow", "leave", "cut", "drop", "delay", "trainer")
+EVENTS = ("kill", "crowd", "stop", "harm", "slow", "leave", "cut", "drop", "delay", "trainer")
+FILES = 1024  # that a trainer may have open
+WAIT = 20.0  # seconds that a process by hand waits for a trainer
 BY_HAND = (2, 3)  # the others are the trainer's children
 
 
@@ -35,54 +42,6 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-class Proxy:
-    """TCP connections to a port here that can be cut, held back or made to lose what they carry."""
-
-    def __init__(self, port: int):
-        self.port, self.delay, self.dropping = port, 0.0, False
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.open: list[socket.socket] = []
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection(("127.0.0.1", self.port), 5)
-            except OSError:
-                near.close()
-                continue
-            self.open += [near, far]
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self.pump, args=(one, other), daemon=True).start()
-
-    def pump(self, one: socket.socket, other: socket.socket) -> None:
-        try:
-            while data := one.recv(2**16):
-                time.sleep(self.delay)
-                if self.dropping:  # what ZeroMQ cannot repair: the stream ends
-                    break
-                other.sendall(data)
-        except OSError:
-            pass
-        one.close()
-        other.close()
-
-    def cut(self) -> None:
-        for one in self.open:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        self.open.clear()
-
-    def close(self) -> None:
-        self.listener.close()
-        self.cut()
 
 
 class Chaos:
@@ -112,7 +71,7 @@ class Chaos:
             runtime__answer_seconds=ANSWER_SECONDS,
         )
         tiny.write_run(self.run_file, document)
-        self.proxies = {peer: Proxy(port) for peer in BY_HAND}
+        self.taps = {peer: Tap(port) for peer in BY_HAND}
         self.by_hand: dict[int, subprocess.Popen] = {}
         self.trainer: subprocess.Popen | None = None
         self.log = (folder / "log.txt").open("ab")
@@ -126,6 +85,7 @@ class Chaos:
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
         )
 
     def look_after(self) -> None:
@@ -136,14 +96,12 @@ class Chaos:
             self.trainer = None
         if self.trainer is None or (self.trainer.poll() or 0) < 0:
             self.trainer = self.start("train", "--run", self.run_file, "--root", self.root)
-        for secret in (self.root / "data/runs").glob("*/secret.json"):
+        for secrets in (self.root / "data/runs").glob("*/secrets"):
             for peer in BY_HAND:
-                process = self.by_hand.get(peer)
-                if process is None or process.poll() is not None:
-                    connect = "--connect", self.proxies[peer].address
-                    self.by_hand[peer] = self.start(
-                        "sidecar", *connect, "--peer", str(peer), "--secret", secret
-                    )
+                process, secret = self.by_hand.get(peer), secrets / f"peer-{peer}.json"
+                if (process is None or process.poll() is not None) and secret.exists():
+                    connect = "--connect", self.taps[peer].address, "--wait", str(WAIT)
+                    self.by_hand[peer] = self.start("sidecar", *connect, "--secret", secret)
 
     def said(self) -> str:
         """What the processes said since the trainer was started the last time."""
@@ -188,15 +146,20 @@ class Chaos:
                 assert time.monotonic() < until, "a peer outlives its trainer"
                 time.sleep(0.05)
             return
-        if kind in ("cut", "drop", "delay"):
-            proxy = self.proxies[self.rng.choice(BY_HAND)]
+        if kind == "crowd":
+            self.crowd()
+            return
+        if kind in ("cut", "drop", "delay", "harm"):
+            tap = self.taps[self.rng.choice(BY_HAND)]
             if kind == "delay":
-                proxy.delay = 0.05
+                tap.delay = 0.05
+            elif kind == "harm":
+                tap.harm[self.rng.choice(("up", "down"))] = self.rng.choice([*HARMS])
             else:
-                proxy.dropping = kind == "drop"
-                proxy.cut()
+                tap.dropping = kind == "drop"
+                tap.cut()
             time.sleep(self.rng.uniform(0.2, 1.5))
-            proxy.delay, proxy.dropping = 0.0, False
+            tap.delay, tap.dropping = 0.0, False
             return
         if (pid := self.pid(self.rng.choice(self.peers))) is None:
             return
@@ -207,6 +170,15 @@ class Chaos:
         time.sleep(ANSWER_SECONDS + 1 if kind == "stop" else self.rng.uniform(0.1, 1.0))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+    def crowd(self) -> None:
+        port, large = self.taps[BY_HAND[0]].port, COMMAND + (PART_BYTES).to_bytes(8, "big")
+        with ExitStack() as open_ones:
+            for number in range(1100):
+                says = b"" if number % 10 else GREETING + large + bytes(PART_BYTES - 1)
+                with suppress(ConnectionError):  # it is cut off while it speaks
+                    open_ones.enter_context(stranger(port, says))
+            time.sleep(self.rng.uniform(0.2, 1.5))
 
     def go(self, events: int, kinds: tuple[str, ...] = EVENTS) -> None:
         """Trains to the end, while `events` things happen; some rounds pass between two."""
@@ -220,6 +192,10 @@ class Chaos:
             self.wait_for(self.rounds() - 10 + self.rng.randint(12, 16))  # a kill may cost 10
         self.wait_for(None)
         assert self.trainer.wait() == 0, f"the trainer ended with {self.trainer.returncode}"
+        until = time.monotonic() + WAIT + 10
+        while any(process.poll() is None for process in self.by_hand.values()):
+            assert time.monotonic() < until, "a process by hand outlives its run"
+            time.sleep(0.05)
 
     def finished(self) -> bool:
         return self.trainer is not None and self.trainer.poll() == 0
@@ -240,6 +216,6 @@ class Chaos:
             if process and process.poll() is None:
                 process.kill()
                 process.wait()
-        for proxy in self.proxies.values():
-            proxy.close()
+        for tap in self.taps.values():
+            tap.close()
         self.log.close()

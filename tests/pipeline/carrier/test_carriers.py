@@ -1,5 +1,6 @@
 """What every carrier does with what peers do: one list of behaviours, over real connections."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,11 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from pipeline.carrier import processes
+from pipeline.carrier import channel, processes
 from pipeline.carrier.carrier import Asked
-from pipeline.carrier.channel import Line, Secret
+from pipeline.carrier.channel import Hub, Line
 from pipeline.carrier.frames import AnswerHeader, RequestHeader, decode, encode
+from pipeline.carrier.secret import PeerSecret, Secrets
 from pipeline.errors import LockstepError
+from tests.pipeline.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
 
 GIB = 2**30
 NAMES = ["0" * 15 + digit for digit in "0123"]  # of processes
@@ -24,20 +27,28 @@ class Script:
     reply: (process, request, arrays) -> what is sent, each a list of buffers.
     """
 
-    def __init__(self, carrier, secret: Secret, peer: int, reply: Callable, name: str = NAMES[0]):
-        self.line = Line(carrier.hub.address, secret, b"peer-%d.0" % peer, 2 * GIB)
+    def __init__(self, carrier, peer: int, reply: Callable, name: str = NAMES[0], **given):
+        secret = PeerSecret.read(carrier.hub.secrets.path(peer))
+        self.line = Line(given.get("address", carrier.hub.address), given.get("secret", secret))
         self.reply, self.name, self.stopped = reply, name, threading.Event()
-        self.line.send(encode(AnswerHeader(process=name, says="hello")))
+        self.error: LockstepError | None = None
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
 
     def serve(self) -> None:
-        while not self.stopped.is_set():
-            buffers = self.line.receive(0.01)
-            if buffers is not None:
-                request, arrays = decode(RequestHeader, buffers)
-                for sent in self.reply(self.name, request, arrays):
-                    self.line.send(sent)
+        greeted = 0
+        try:
+            while not self.stopped.is_set():
+                buffers = self.line.receive(0.01)
+                if buffers is not None:
+                    request, arrays = decode(RequestHeader, buffers)
+                    for sent in self.reply(self.name, request, arrays):
+                        self.line.send(sent)
+                elif greeted != self.line.connections:
+                    self.line.send(encode(AnswerHeader(process=self.name, says="hello")))
+                    greeted = self.line.connections
+        except LockstepError as error:
+            self.error = error
         self.line.close()
 
     def stop(self) -> None:
@@ -51,28 +62,43 @@ def echo(name: str, request: RequestHeader, arrays: list) -> list:
     ]
 
 
+def port_of(carrier) -> int:
+    return int(carrier.hub.address.rpartition(":")[2])
+
+
 @contextmanager
-def carrying(folder, *replies: Callable, frame_bytes: int = 2**20) -> Iterator[tuple]:
-    """A carrier, and the scripts of its peers."""
+def carrying(
+    folder, *replies: Callable, message_bytes: int = 2**22, tapped: bool = False
+) -> Iterator[tuple]:
+    """A carrier, and the scripts of its peers, or the tap through which they connect."""
+    secrets = Secrets(folder / "secrets", len(replies))
     carrier = processes.start(
+        Hub("tcp://127.0.0.1:0", secrets, message_bytes),
         folder,
         (),
-        listen="tcp://127.0.0.1:0",
-        frame_bytes=frame_bytes,
         environment={},
         environment_of=lambda peer: {},
         backend="cpu",
     )
-    secret = Secret.read(folder / processes.SECRET)
-    scripts = [Script(carrier, secret, peer, reply) for peer, reply in enumerate(replies)]
+    tap = Tap(port_of(carrier)) if tapped else None
+    address = f"tcp://{tap.address}" if tap else carrier.hub.address
+    scripts = [Script(carrier, p, reply, address=address) for p, reply in enumerate(replies)]
     try:
         peers = frozenset(range(len(replies)))
         assert carrier.wait(peers, 10) == peers
-        yield carrier, scripts
+        yield carrier, tap or scripts
     finally:
         for script in scripts:
             script.stop()
+        if tap:
+            tap.close()
         carrier.close()
+
+
+def arrive(carrier, peer: int) -> None:
+    until = time.monotonic() + 10
+    while peer not in carrier.arrived() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def asked(value: int, *arrays: np.ndarray) -> Asked:
@@ -103,23 +129,38 @@ def last_byte(name: str, request: RequestHeader, arrays: list) -> list:
 def test_a_large_message_travels(tmp_path, size):
     big = np.zeros(size, np.uint8)
     big[-1] = 7
-    with carrying(tmp_path, last_byte, frame_bytes=2 * GIB) as (carrier, _):
+    with carrying(tmp_path, last_byte, message_bytes=2 * GIB) as (carrier, _):
         assert carrier.ask({0: asked(0, big)}, 60)[0].header.values == {"last": 7}
 
 
-def test_a_request_or_answer_that_a_connection_lost_is_sent_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "POLL_SECONDS", 0.01)
+def test_a_request_or_answer_that_a_connection_lost_is_sent_again(tmp_path):
     seen = []
 
     def deaf_at_first(name: str, request: RequestHeader, arrays: list) -> list:
         seen.append(request.number)
-        if len(seen) == 1:  # idle, as far as it knows
-            return [encode(AnswerHeader(process=name, says="hello"))] * 2
+        if len(seen) == 1:
+            tap.cut()
+            return []
         return echo(name, request, arrays)
 
-    with carrying(tmp_path, deaf_at_first) as (carrier, _):
+    with carrying(tmp_path, deaf_at_first, tapped=True) as (carrier, tap):
         assert carrier.ask({0: asked(5)}, 10)[0].header.values == {"value": 5}
-    assert seen == [1, 1]
+    assert seen == [1, 1] and tap.count == 2
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_spoiled_lost_or_doubled_byte_costs_a_connection_and_no_more(
+    tmp_path, monkeypatch, harm, way
+):
+    monkeypatch.setattr(channel, "HEARTBEAT_MS", 50)  # shows that a byte is missing
+    monkeypatch.setattr(channel, "HEARTBEAT_TIMEOUT_MS", 200)
+    monkeypatch.setattr(channel, "AGAIN", (0.01, 0.1))
+    with carrying(tmp_path, echo, tapped=True) as (carrier, tap):
+        tap.harm[way] = harm
+        answers = carrier.ask({0: asked(7, np.zeros(999, np.uint8))}, 60)
+        assert answers[0].header.values == {"value": 7}
+        assert carrier.lost() == {} and tap.count > 1
 
 
 def two(name: str, request: RequestHeader, arrays: list) -> list:
@@ -192,42 +233,97 @@ def test_a_peer_that_fails_is_lost_with_one_line_and_the_others_answer(tmp_path,
         assert carrier.lost() == {0: "its process is not there"}
 
 
-def test_a_frame_above_the_limit_cuts_its_sender_off(tmp_path):
-    def too_much(name: str, request: RequestHeader, arrays: list) -> list:
-        return [
-            encode(AnswerHeader(number=request.number, process=name), [np.zeros(2**23, np.uint8)])
-        ]
-
-    with carrying(tmp_path, too_much, echo) as (carrier, _):
-        assert carrier.ask({0: asked(1), 1: asked(2)}, 0.5).keys() == {1}
-
-
 def test_a_process_started_again_is_another_one_and_has_arrived_anew(tmp_path):
     with carrying(tmp_path, echo) as (carrier, scripts):
         assert carrier.ask({0: asked(1)}, 10)
         assert carrier.arrived() == frozenset()  # it was asked something
         scripts[0].stop()
-        secret = Secret.read(tmp_path / processes.SECRET)
-        scripts[0] = Script(carrier, secret, 0, echo, NAMES[1])
-        until = time.monotonic() + 10
-        while carrier.arrived() != {0} and time.monotonic() < until:
-            time.sleep(0.01)
+        scripts[0] = Script(carrier, 0, echo, NAMES[1])
+        arrive(carrier, 0)
         assert carrier.lost() == {0: "its process was started again"}
         assert carrier.ask({0: asked(2)}, 10)[0].header.process == NAMES[1]
 
 
-def test_nobody_gets_in_without_the_runs_secret(tmp_path):
+def test_a_key_that_the_trainer_does_not_know_ends_its_process_in_one_line(tmp_path):
+    with carrying(tmp_path, echo) as (carrier, scripts):
+        unknown = Secrets(tmp_path / "other", 1).path(0)
+        secret = PeerSecret.read(unknown).model_copy(update={"server": carrier.hub.secrets.public})
+        script = Script(carrier, 0, echo, NAMES[1], secret=secret)
+        script.thread.join(10)
+        assert "the trainer does not know the key of peer 0, expected" in str(script.error)
+        assert carrier.ask({0: asked(1)}, 10)[0].header.process == NAMES[0]
+
+
+def test_a_peers_key_says_which_peer_it_is_whatever_its_process_says(tmp_path):
+    def as_another(name: str, request: RequestHeader, arrays: list) -> list:
+        values = {"peer": 0, "name": "peer-0.0"}
+        return [
+            encode(AnswerHeader(process=NAMES[1], says="hello", values=values)),
+            encode(AnswerHeader(number=request.number, process=NAMES[0], values={"value": -1})),
+        ]
+
+    with carrying(tmp_path, echo, as_another) as (carrier, _):
+        answers = carrier.ask({0: asked(8), 1: asked(9)}, 10)
+        assert answers[0].header.values == {"value": 8}
+        assert carrier.lost() == {1: "its process was started again"}
+
+
+def is_cut_off(connection: socket.socket) -> bool:
+    """Waits for the end; what is said before it is no matter."""
+    try:
+        while connection.recv(2**16):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_of_too_many_strangers_the_oldest_are_cut_off_and_peers_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(channel, "STRANGERS", 3)
+    with carrying(tmp_path, echo, echo) as (carrier, _):
+        idle = [stranger(port_of(carrier)) for _ in range(40)]
+        assert all(is_cut_off(connection) for connection in idle[:-5])
+        newest = idle[-1]
+        newest.settimeout(0.05)
+        assert not is_cut_off(newest)
+        assert carrier.ask({0: asked(1), 1: asked(2)}, 10).keys() == {0, 1}
+        assert carrier.lost() == {}
+
+
+def test_a_frame_of_a_stranger_above_a_part_is_not_waited_for(tmp_path):
     with carrying(tmp_path, echo) as (carrier, _):
-        stranger = Secret.new()._replace(server=Secret.read(tmp_path / processes.SECRET).server)
-        script = Script(carrier, stranger, 1, echo)
-        assert carrier.wait(frozenset({1}), 0.5) == frozenset()
-        script.stop()
+        large = COMMAND + (2 * channel.PART_BYTES).to_bytes(8, "big")
+        assert is_cut_off(stranger(port_of(carrier), GREETING + large))
 
 
-def test_a_secret_that_others_may_read_is_refused(tmp_path):
-    path = tmp_path / "secret.json"
-    Secret.new().write(path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    path.chmod(0o640)
-    with pytest.raises(LockstepError, match="others may read it, expected mode 600"):
-        Secret.read(path)
+def test_a_message_above_the_limit_loses_its_peer(tmp_path):
+    def many(name: str, request: RequestHeader, arrays: list) -> list:
+        arrays = [np.zeros(2**19, np.uint8)] * 9
+        return [encode(AnswerHeader(number=request.number, process=name), arrays)]
+
+    with carrying(tmp_path, many, echo) as (carrier, _):
+        assert carrier.ask({0: asked(1), 1: asked(2)}, 10).keys() == {1}
+        assert carrier.lost()[0].startswith("nonsense: a message of 47")
+
+
+class Talk:
+    """A hub at which a process says hello, again and again."""
+
+    places = {"key": (0, 0)}
+
+    def __init__(self):
+        self.taken = 0
+
+    def receive(self, seconds: float) -> channel.Heard:
+        self.taken += 1
+        assert self.taken < 1000, "heard without end"
+        hello = encode(AnswerHeader(process=NAMES[self.taken % 2], says="hello"))
+        return channel.Heard((0, 0), b"", hello)
+
+
+def test_a_peer_that_never_stops_talking_does_not_hold_the_trainer(tmp_path):
+    carrier = processes.Processes(Talk(), tmp_path, [], {}, lambda peer: {}, frozenset())
+    assert carrier.arrived() == {0} and carrier.leaving() == frozenset()
+    assert carrier.lost() == {0: "its process was started again"}
