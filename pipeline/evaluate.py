@@ -25,9 +25,8 @@ from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT
 from pipeline.tasks import next_line, task_model
-from pipeline.tasks.result import TaskResult
 from pipeline.tasks.run_file_tasks import RunFileTasks
-from pipeline.tasks.scores import flat, one_line, report
+from pipeline.tasks.scores import TaskResult, flat, one_line, report
 from pipeline.tokens.columns import counted, split
 from pipeline.weights import hf
 from pipeline.weights.exported import Exported, read

@@ -26,6 +26,10 @@ class Evaluate(Table):
     held-out text. The others need `pip install -c constraints.txt -e '.[eval]'`: tasks and groups
     of lm_eval by their names, Psyche's ten by Psyche's names, and YAML files of tasks in lm_eval's
     form (docs/reference/tasks.md)."""
+    trust_task_code: bool = False
+    """Whether tasks may run code that is not lm_eval's own: functions that YAML files name
+    (`!function`), and metrics that are fetched from the hub as code. What they run has all rights
+    of yours."""
     questions: Annotated[int, Field(ge=1)] = 500
     """Number of questions of next_line, at most."""
     few_shot: Annotated[int, Field(ge=0, le=100)] | None = None

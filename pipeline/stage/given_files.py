@@ -188,6 +188,28 @@ def check_regular(folder: Path) -> None:
             check_file(path)
 
 
+def check_file(path: Path, most: int | None = None) -> None:
+    """Check that a path leads to a regular file, whose bytes come to an end.
+
+    From a pipe nothing may ever come, and from a device without end.
+
+    Args:
+      path: The file, or a link to it.
+      most: Its largest size in bytes; None: any.
+
+    Raises:
+      LockstepError: it is missing, something else, or larger.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise LockstepError(f"{path}: {error.strerror}, expected a file") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise LockstepError(f"{path}: no regular file, expected one")
+    if most is not None and status.st_size > most:
+        raise LockstepError(f"{path}: {status.st_size} bytes, expected at most {most}")
+
+
 def no_link(path: str, flags: int) -> int:
     """Open a file unless it is a link: an `opener` for folders in which others may have been."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

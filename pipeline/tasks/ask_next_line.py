@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.tasks import choices, held_out_texts, next_line
 from pipeline.tasks.choices import AskedQuestions, Scores
-from pipeline.tasks.result import TaskResult
+from pipeline.tasks.scores import TaskResult
 from pipeline.tasks.task_file import to_jsonl
 from pipeline.tasks.task_model import TaskModel
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.tasks.likelihood import Likelihood, Request
 from pipeline.tasks.next_line import Question
-from pipeline.tasks.result import Metric
+from pipeline.tasks.scores import Metric
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import LockstepError, brief
 from pipeline.stage.artifacts import listing_sha256
+from pipeline.tasks import task_trust
 from pipeline.tasks.psyche_tasks import PSYCHE_TASKS
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install -c constraints.txt -e '.[eval]'"
 YAML = (".yaml", ".yml")
+REPEATS = 10_000  # of a request, at most
 # Of a definition: where this machine keeps its files. Their content is in the documents.
 PLACES = {"config_source", "data_files", "data_dir", "cache_dir"}
 
@@ -64,10 +66,15 @@ def version() -> str:
 
 
 @contextmanager
-def data_in(folder: Path) -> Iterator[None]:
+def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
     """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone.
 
-    The libraries say nothing but errors, and show their bars in a terminal only.
+    The libraries say nothing but errors, and show their bars in a terminal only. Templates are
+    rendered in a sandbox.
+
+    Args:
+      folder: The folder.
+      trusted: `[evaluate] trust_task_code`.
     """
     with ExitStack() as before:
         for library in ("lm_eval", "datasets", "huggingface_hub"):
@@ -77,6 +84,7 @@ def data_in(folder: Path) -> Iterator[None]:
 
         import datasets.config
         from huggingface_hub import constants
+        from lm_eval import utils
         from lm_eval.api import task
 
         quiet = not sys.stderr.isatty()
@@ -86,35 +94,49 @@ def data_in(folder: Path) -> Iterator[None]:
             (datasets.config, "DOWNLOADED_DATASETS_PATH"): folder / "downloads",
             (datasets.config, "EXTRACTED_DATASETS_PATH"): folder / "downloads" / "extracted",
             (task, "tqdm"): partial(task.tqdm, disable=quiet),
+            (utils, "apply_template"): task_trust.render,
         }
-        for (module, name), place in places.items():
-            before.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, place)
+        before.enter_context(task_trust.replaced(places))
+        if not trusted:
+            before.enter_context(task_trust.without_metric_code())
         if quiet and not datasets.are_progress_bars_disabled():
             before.callback(datasets.enable_progress_bars)
             datasets.disable_progress_bars()
         yield
 
 
-def load(names: Sequence[str], folder: Path) -> list[Loaded]:
+def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[Loaded]:
     """Load tasks and their data, which `data_in(folder)` keeps; what is there is not asked for.
 
+    Args:
+      names: The names of the run file.
+      folder: Where data are kept.
+      trusted: `[evaluate] trust_task_code`.
+
     Raises:
-      LockstepError: A name is no task's, its data cannot be had, or a task comes twice.
+      LockstepError: A name is no task's, its data cannot be had, it is code that is not trusted, or
+        a task comes twice.
     """
     finder = _finder()
     loaded, owner = [], {}
     for name in names:
         of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
-        manager, spec = finder.find(name, of_lm_eval)
+        own = not name.endswith(YAML)
         try:
-            found = _load(manager, spec)
+            with task_trust.loading(own=own, trusted=trusted):
+                manager, spec = finder.find(name, of_lm_eval)
+                found = _load(manager, spec)
+        except LockstepError as error:
+            where = "" if str(error).startswith(f"{name}:") else f"{name}: "
+            raise LockstepError(f"[evaluate] tasks: {where}{error}") from error
         except Exception as error:  # of lm_eval, of datasets or of a task's own code
-            offline = "" if name.endswith(YAML) else f" in {folder}, or the hub's"
+            offline = f" in {folder}, or the hub's" if own else ""
             raise LockstepError(
                 f"[evaluate] tasks: {name}: {brief(f'{type(error).__name__}: {error}', 200)}; "
                 f"expected its data{offline}"
             ) from error
+        if not found["tasks"]:
+            raise LockstepError(f"[evaluate] tasks: {name}: a group without tasks, expected some")
         for task, definition in found["tasks"].items():
             _check_kind(name, definition)
             if task in owner:
@@ -139,11 +161,14 @@ def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
 
 
 def _check_kind(name: str, task: "Task") -> None:
-    """Refuse a task that runs what a model writes, or asks about more than text."""
+    """Refuse a task that runs what a model writes, asks about more than text, or too often."""
+    repeats = task.get_config("repeats")
     if getattr(task, "UNSAFE_CODE", False):
         what = "runs code that the model writes, expected a task that does not"
     elif getattr(task, "MULTIMODAL", False):
         what = "asks about images or sounds, expected a task about text"
+    elif type(repeats) is int and repeats > REPEATS:
+        what = f"repeats = {repeats}, expected at most {REPEATS}"
     else:
         return
     raise LockstepError(f"[evaluate] tasks: {name}: {what}")
@@ -198,23 +223,28 @@ class _Finder:
         if of_lm_eval not in self._whole.all_tasks:
             close = get_close_matches(name, {*PSYCHE_TASKS, *self._whole.all_tasks}, 3)
             like = f", such as {', '.join(close)}" if close else ""
-            raise LockstepError(
-                f"[evaluate] tasks: found {name}, expected a task of lm_eval {version()}{like}"
-            )
+            raise LockstepError(f"expected a task of lm_eval {version()}{like}")
         return self._whole, of_lm_eval
 
     def _own(self, path: Path) -> tuple["TaskManager", str]:
         """A file of the user's; the members of a group stand in it, or in its folder."""
-        if not path.is_file():
-            raise LockstepError(f"[evaluate] tasks: {path}: no such file, expected a task")
+        if not path.exists():
+            raise LockstepError("no such file, expected a task")
+        task_trust.check_yaml(path, functions=True)  # names of functions, so far
         defined = _plain(path)
         if not isinstance(defined, dict) or not {"task", "group"} & defined.keys():
-            raise LockstepError(f"[evaluate] tasks: {path}: expected a key task or group")
+            raise LockstepError("expected a key task or group")
         if "group" not in defined:
             return self._quick, str(path)
         from lm_eval.tasks import TaskManager
 
         manager = TaskManager(include_defaults=False, include_path=path.parent)
+        for member in defined.get("task") or []:
+            if isinstance(member, str) and member not in manager.all_tasks:
+                raise LockstepError(
+                    f"{brief(member)} is no task of a readable YAML file in {path.parent}, "
+                    "expected one"
+                )
         return manager, defined["group"]
 
     def _file(self, name: str) -> Path | None:
@@ -227,19 +257,10 @@ class _Finder:
 
 
 def _plain(path: Path) -> Any:
-    """What a YAML file says, its functions as their names.
-
-    Raises:
-      LockstepError: It is not YAML.
-    """
+    """What a YAML file says, its functions as their names."""
     import yaml
 
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise LockstepError(
-            f"[evaluate] tasks: {path}: {brief(str(error), 200)}, expected YAML"
-        ) from error
+    return yaml.load(path.read_bytes(), yaml.BaseLoader)
 
 
 def _task_sha256(task: "Task", few_shot: int | None) -> str:
@@ -251,7 +272,7 @@ def _task_sha256(task: "Task", few_shot: int | None) -> str:
     canonical = json.dumps(
         content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_as_text
     )
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()
 
 
 def _placeless(value: Any) -> Any:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import runfile
+from pipeline.errors import LockstepError, brief
 from pipeline.stage import pins
 from pipeline.stage.artifacts import listing_sha256, write_json, write_text
 from pipeline.tasks import definitions
 from pipeline.tasks.definitions import Loaded
 from pipeline.tasks.psyche_tasks import main_first
-from pipeline.tasks.result import Metric, TaskResult
+from pipeline.tasks.scores import Metric, TaskResult
 from pipeline.tasks.task_model import TaskModel
 
 if TYPE_CHECKING:
@@ -55,27 +56,29 @@ def run_tasks(
         others than those that were pinned.
     """
     library = f"lm_eval {definitions.version()}"
-    with definitions.data_in(store / DATASETS), _repeatable():
+    trusted = settings.trust_task_code
+    with definitions.data_in(store / DATASETS, trusted=trusted), _repeatable():
         from lm_eval.evaluator import evaluate
 
         from pipeline.tasks.lm_eval_model import LmEvalModel
 
-        loaded = definitions.load(names, store / DATASETS)
+        loaded = definitions.load(names, store / DATASETS, trusted=trusted)
         hashes = {one.name: definitions.sha256_of(one, settings.few_shot) for one in loaded}
         pins.check("tasks", pin, listing_sha256(hashes.items()), ", ".join(names))
         for one in loaded:
             for task in one.tasks.values():
-                _set_examples(task, settings)
-        found = evaluate(
-            LmEvalModel(model, settings.seed),
-            {
-                "tasks": {key: task for one in loaded for key, task in one.tasks.items()},
-                "groups": {key: group for one in loaded for key, group in one.groups.items()},
-                "group_map": {key: names for one in loaded for key, names in one.members.items()},
-            },
-            limit=settings.limit,
-            bootstrap_iters=RESAMPLED,
-        )
+                _set_examples(one.name, task, settings)
+        with _one_line(", ".join(names)):
+            found = evaluate(
+                LmEvalModel(model, settings.seed),
+                {
+                    "tasks": {key: task for one in loaded for key, task in one.tasks.items()},
+                    "groups": {key: group for one in loaded for key, group in one.groups.items()},
+                    "group_map": {key: of for one in loaded for key, of in one.members.items()},
+                },
+                limit=settings.limit,
+                bootstrap_iters=RESAMPLED,
+            )
         results = [
             _result(one, name, found, hashes[one.name], library)
             for one in loaded
@@ -87,14 +90,37 @@ def run_tasks(
     return results
 
 
-def _set_examples(task: "Task", settings: runfile.Evaluate) -> None:
-    """Set the number of solved examples as `lm_eval.simple_evaluate` does, and their seed."""
+def _set_examples(name: str, task: "Task", settings: runfile.Evaluate) -> None:
+    """Set the number of solved examples as `lm_eval.simple_evaluate` does, and their seed.
+
+    Raises:
+      LockstepError: There are fewer documents to show; `name` is the task's in the run file.
+    """
     by_definition = task.get_config("num_fewshot")
     if settings.few_shot is not None and by_definition != 0:
         task.set_config(key="num_fewshot", value=settings.few_shot)
     elif by_definition is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=settings.few_shot_seed)
+    shown, most = task.get_config("num_fewshot"), _most_examples(task)
+    if most is not None and shown > most:
+        key = "its num_fewshot" if shown == by_definition else "[evaluate] few_shot"
+        raise LockstepError(
+            f"[evaluate] tasks: {name}: {key} is {shown}, expected at most {most}, the documents "
+            "that can be shown"
+        )
+
+
+def _most_examples(task: "Task") -> int | None:
+    """The largest number of solved examples, unless a sampler of the task's own decides."""
+    from lm_eval.api.samplers import ContextSampler, FirstNSampler
+
+    sampler = getattr(task, "sampler", None)
+    if type(sampler) not in (ContextSampler, FirstNSampler):
+        return None
+    # a random draw has one more, for the document that is asked may be among them
+    asked = task.fewshot_cfg.split == task.get_config("test_split")
+    return len(sampler.df) - (asked and type(sampler) is ContextSampler)
 
 
 def _told(one: Loaded, found: dict[str, Any]) -> list[str]:
@@ -152,6 +178,24 @@ def _lines(samples: dict[str, list[dict]]) -> Iterator[str]:
     for task, documents in samples.items():
         for sample in documents:
             yield json.dumps({"task": task} | sample, ensure_ascii=False, default=str) + "\n"
+
+
+@contextmanager
+def _one_line(names: str) -> Iterator[None]:
+    """Say in one line what a task's templates, functions, metrics or data end with."""
+    try:
+        yield
+    except LockstepError as error:
+        text = str(error)
+        named = text if text.startswith("[evaluate]") else f"[evaluate] tasks: {names}: {text}"
+        raise LockstepError(named) from error
+    except OSError:  # of a disk
+        raise
+    except Exception as error:
+        reason = brief(f"{type(error).__name__}: {error}", 200)
+        raise LockstepError(
+            f"[evaluate] tasks: {names}: {reason}, expected tasks that run to the end"
+        ) from error
 
 
 @contextmanager

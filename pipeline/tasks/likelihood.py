@@ -123,6 +123,8 @@ def log_likelihoods(
     Raises:
       LockstepError: A context or a continuation is empty, or a continuation is too long.
     """
+    if not requests:
+        return []
     groups = list(params_on)
     parts = len(groups[0].devices)
     rows = _rows(requests, context)

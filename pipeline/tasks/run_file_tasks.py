@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.stage.progress import Progress
 from pipeline.tasks import ask_next_line, harness, next_line, task_file
-from pipeline.tasks.result import TaskResult
+from pipeline.tasks.scores import TaskResult
 from pipeline.tasks.task_model import TaskModel
 
 

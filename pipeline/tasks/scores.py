@@ -1,4 +1,4 @@
-"""A task's result in numbers: with the interval that it is known to, and beside chance.
+"""What a task found: its numbers, with the interval that each is known to, and beside chance.
 
 95 % of such intervals contain the true value. Of a share p of n documents it is Wilson's score
 interval, which stays within 0 and 1 and holds for small n:
@@ -8,12 +8,46 @@ interval, which stays within 0 and 1 and holds for small n:
 Of any other number with a standard error s it is the number ± z s.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipeline.tasks.result import TaskResult
+from pipeline.errors import shown
 
 Z = 1.959964  # 97.5 % of a normal distribution lie below it
 SHARES = ("acc", "exact_match")  # metrics whose names begin so are shares of documents
+
+
+class Metric(NamedTuple):
+    """One number of a task.
+
+    Attributes:
+      value: The number.
+      stderr: Its standard error over documents, or None where there is none.
+    """
+
+    value: float
+    stderr: float | None
+
+
+class TaskResult(NamedTuple):
+    """The result of one task.
+
+    Attributes:
+      name: Name of the task as the run file has it; of a YAML file, the task's own.
+      metrics: Numbers by name, such as acc; the first is the task's main one.
+      chance: Accuracy of a guess, the mean of 1 / (number of choices); None if it is no choice.
+      documents: Number of documents.
+      few_shot: Number of solved examples before each document.
+      sha256: Hash of the task's definition and documents.
+      source: Where the task comes from.
+    """
+
+    name: str
+    metrics: dict[str, Metric]
+    chance: float | None
+    documents: int
+    few_shot: int
+    sha256: str
+    source: str
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -57,4 +91,4 @@ def one_line(result: TaskResult) -> str:
         around = f" ({between[0]:.3f} to {between[1]:.3f})" if between else ""
         said.append(f"{name} {metric.value:.3f}{around}")
     chance = "" if result.chance is None else f"; chance {result.chance:.3f}"
-    return f"{result.name}, {result.documents} documents: {', '.join(said)}{chance}"
+    return f"{shown(result.name)}, {result.documents} documents: {', '.join(said)}{chance}"

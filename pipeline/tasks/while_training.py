@@ -19,9 +19,8 @@ from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import device_groups
 from pipeline.stage.artifacts import Paths, write_text
 from pipeline.tasks import task_model
-from pipeline.tasks.result import TaskResult
 from pipeline.tasks.run_file_tasks import RunFileTasks
-from pipeline.tasks.scores import interval, one_line
+from pipeline.tasks.scores import TaskResult, interval, one_line
 from pipeline.tokens.tokenizer_files import TOKENIZER, load_tokenizer
 from pipeline.weights import exported, hf, model_folder
 
@@ -131,7 +130,10 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
     aside = bool(spare) and run.runtime.carrier == "in_process"
     where = spare if aside else groups[:1]
     settings = runfile.Evaluate(
-        tasks=chosen.sample_tasks, questions=chosen.sample, limit=chosen.sample
+        tasks=chosen.sample_tasks,
+        trust_task_code=chosen.trust_task_code,
+        questions=chosen.sample,
+        limit=chosen.sample,
     )
     own, given = init / "hf", shards / "tokenizer"
     folder = given if given.is_dir() else own  # the tokenizer's, as of the export

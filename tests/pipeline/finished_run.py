@@ -16,7 +16,7 @@ from pipeline.protocol.round import Decision, Message, Round
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.tasks import scores as task_scores
-from pipeline.tasks.result import Metric, TaskResult
+from pipeline.tasks.scores import Metric, TaskResult
 from pipeline.transcript import curves
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Writer

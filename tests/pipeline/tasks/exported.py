@@ -61,3 +61,15 @@ def model(folder: Path, batch_size: int = 4, devices: int = 1) -> TaskModel:
     return task_model.of_folder(
         read, folder, {group: group.put(read.params) for group in groups}, batch_size
     )
+
+
+def go_offline(monkeypatch) -> None:
+    """Let no test ask the network: the libraries read these at their import.
+
+    They are imported where they are used: every process of the tests reads the files of tests.
+    """
+    import datasets.config
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

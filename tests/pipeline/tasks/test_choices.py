@@ -7,8 +7,7 @@ from pipeline.tasks import choices
 from pipeline.tasks.choices import AskedQuestions, Scores
 from pipeline.tasks.likelihood import Likelihood
 from pipeline.tasks.next_line import Question
-from pipeline.tasks.result import TaskResult
-from pipeline.tasks.scores import interval, wilson
+from pipeline.tasks.scores import TaskResult, interval, wilson
 from tests.pipeline import trained_run
 
 BEGINNING = 0

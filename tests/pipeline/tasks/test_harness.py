@@ -60,15 +60,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    """Nothing may ask the network: the libraries read these at their import.
-
-    They are imported where they are used: every process of the tests reads this file.
-    """
-    import datasets.config
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    exported.go_offline(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +270,39 @@ def test_a_task_that_cannot_be_is_one_line(folder, tasks, tmp_path, monkeypatch)
     monkeypatch.setattr(definitions.metadata, "version", absent)
     with pytest.raises(LockstepError, match=r"lm_eval is not installed, .* '.\[eval\]'"):
         run(folder, ["arc_easy"], tmp_path)
+
+
+def test_more_examples_than_documents_are_one_line(folder, tasks, tmp_path):
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(f"{Path(tasks['choices']).read_text()}num_fewshot: 50\n")
+    for name, settings, said in (
+        (tasks["choices"], {"few_shot": 7}, r"\[evaluate\] few_shot is 7, expected at most 6"),
+        (str(shown), {}, "its num_fewshot is 50, expected at most 6"),
+    ):
+        with pytest.raises(LockstepError, match=rf"^\[evaluate\] tasks: {name}: {said}"):
+            run(folder, [name], tmp_path, **settings)
+    shown.write_text(shown.read_text().replace("50", "6") + "fewshot_split: test\n")
+    with pytest.raises(LockstepError, match="its num_fewshot is 6, expected at most 5"):
+        run(folder, [str(shown)], tmp_path)  # its own document is left out
+    run(folder, [tasks["choices"]], tmp_path, few_shot=6, limit=1)
+
+
+def test_empty_texts_score_as_with_transformers_and_what_a_metric_cannot_say_is_one_line(
+    folder, tasks, tmp_path
+):
+    data, task = tmp_path / "texts.jsonl", tmp_path / "texts.yaml"
+    data.write_text('{"t": ""}\n')
+    rolling = Path(tasks["rolling"]).read_text().replace("task: rolling", "task: texts")
+    rolling, metrics = re.sub(r"test: /\S+jsonl", f"test: {data}", rolling).split("metric_list")
+    task.write_text(f"{rolling}metric_list: [{{metric: word_perplexity}}]\n")
+    results, _ = run(folder, [str(task)], tmp_path)
+    assert results["texts"].metrics["word_perplexity"].value == 1  # as lm_eval's `hf` has it
+    task.write_text(f"{rolling}metric_list{metrics}")
+    with pytest.raises(LockstepError, match=r"^\[evaluate\] tasks: .*: ZeroDivisionError"):
+        run(folder, [str(task)], tmp_path)
+    task.write_text(rolling.replace("{{t}}", "{{t}}{{'\\\\ud800'}}"))
+    with pytest.raises(LockstepError, match=r"^\[evaluate\] tasks: .*: TypeError: TextInput"):
+        run(folder, [str(task)], tmp_path)
 
 
 def test_the_hash_is_of_documents_and_definition_and_not_of_their_places(tasks, tmp_path):

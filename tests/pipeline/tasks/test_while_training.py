@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import train
 from pipeline.stage.keys import PROJECT
-from pipeline.tasks.result import Metric, TaskResult
+from pipeline.tasks.scores import Metric, TaskResult
 from pipeline.tasks.while_training import TrainingScores
 from tests import tiny
 
