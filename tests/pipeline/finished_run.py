@@ -125,7 +125,7 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
         header = Header(
             key=paths.key,
             run=run.model_dump(mode="json", include=TABLES),
-            model={"model_type": "llama", "vocab_size": 4096},
+            model=run.llm.checkpoint.config,
             environment={"platform": "cpu", "threads": "4", "jax": "0.0"},
             bitwise=True,
             held_out_loss=_loss(0) if held_out else None,
