@@ -2,8 +2,11 @@
 
 PYTHON ?= python3
 RUN ?=
+# GPU=1 is CUDA 13; GPU=cuda12 or GPU=cuda13 say which. Each has an environment of its own.
 GPU ?=
-VENV := .venv$(if $(GPU),-gpu)
+CUDA := $(patsubst 1,cuda13,$(GPU))
+$(if $(filter-out cuda12 cuda13,$(CUDA)),$(error GPU=$(GPU): expected 1, cuda12 or cuda13))
+VENV := .venv$(if $(GPU),-$(subst cuda13,gpu,$(CUDA)))
 COMMA := ,
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -44,7 +47,7 @@ docs: $(VENV)/installed-docs
 	@echo "The site is ready: docs/_build/html/index.html"
 
 clean:
-	rm -rf .venv .venv-gpu
+	rm -rf .venv .venv-gpu .venv-cuda12
 
 # One marker file per set of packages; pip is asked again only when these files change.
 $(VENV)/installed%: pyproject.toml $(VENV)/constraints.txt
@@ -61,7 +64,7 @@ $(VENV)/constraints.txt: constraints.txt constraints-gpu.txt
 	awk -F== '!($$1 in seen) { seen[$$1]; print }' $(if $(GPU),constraints-gpu.txt) constraints.txt > $@
 
 PIP := python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
-ON := $(if $(GPU),$(COMMA)cuda13)
+ON := $(addprefix $(COMMA),$(CUDA))
 EXTRA := [engines$(ON)]
 EXTRA-docs := [docs]
 EXTRA-test := [engines,test$(ON)]

@@ -166,7 +166,8 @@ def _train(run_file: Path, root: Path, compiled: Path) -> _Outcome:
         if done.returncode:
             raise SystemExit(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
     metrics = read_json(root / "metrics/train.json")
-    header, *lines = (root / "metrics/held_out.tsv").read_text().splitlines()
+    # the second line is before the first round: no bytes, which a logarithmic axis has no place for
+    header, _, *lines = (root / "metrics/held_out.tsv").read_text().splitlines()
     rows = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
     curve = [(int(r["tokens"]), int(r["bytes_up"]), float(r["held_out_loss"])) for r in rows]
     return _Outcome(metrics["held_out_loss"], metrics["bits_per_parameter_and_round"], curve)

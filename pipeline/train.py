@@ -25,6 +25,7 @@ from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.language_model import programs_of
+from pipeline.programs.optimizers import learning_rate_of_run
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver
 from pipeline.protocol.round import Round
@@ -81,7 +82,12 @@ def run(run: runfile.Run, paths: Paths) -> None:
         # hard links: no bytes are copied, and a kill before the end leaves the source whole
         shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)
         shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
-        curves.write(rows, folder / METRICS)
+        curves.write(
+            rows,
+            transcript.header.held_out_loss,
+            learning_rate_of_run(run, setup.start.step),
+            folder / METRICS,
+        )
         shutil.copy(training.scores.path, folder / METRICS / while_training.FILE)
         artifacts.write_json(folder / METRICS / "train.json", metrics)
         artifacts.write_json(folder / "final.json", curves.final(transcript))

@@ -59,3 +59,26 @@ def test_what_a_killed_dvc_left_half_written_does_not_stop_the_next(project, con
     lock.write_text(content)
     repro(project)
     assert lock.exists() == stays
+
+
+@pytest.mark.parametrize(
+    ("gpu", "folder", "extras"),
+    [
+        ("", ".venv", "engines"),
+        ("1", ".venv-gpu", "engines,cuda13"),
+        ("cuda13", ".venv-gpu", "engines,cuda13"),
+        ("cuda12", ".venv-cuda12", "engines,cuda12"),
+    ],
+)
+def test_each_cuda_has_its_packages_in_an_environment_of_its_own(project, gpu, folder, extras):
+    shutil.rmtree(project / ".venv")
+    command = ["make", "-n", "repro", f"GPU={gpu}"]
+    said = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
+    assert f"venv {folder}\n" in said and f"-e '.[{extras}]'" in said
+    assert ("constraints-gpu.txt constraints.txt >" in said) == bool(gpu)
+    assert (PROJECT / ".gitignore").read_text().count(f"/{folder}/\n") == 1
+
+
+def test_a_cuda_that_there_is_not_is_one_line(project):
+    done = subprocess.run(["make", "GPU=cuda11"], cwd=project, capture_output=True, text=True)
+    assert done.returncode and "GPU=cuda11: expected 1, cuda12 or cuda13." in done.stderr

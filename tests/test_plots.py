@@ -1,10 +1,13 @@
 """What `dvc plots show` and editors draw: every curve with a title, and units at its axes."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +18,7 @@ from pipeline.transcript.curves import COLUMNS
 
 DOCUMENT = yaml.safe_load((PROJECT / "dvc.yaml").read_text())
 FILES = {f"metrics/{name}.tsv": columns for name, columns in COLUMNS.items()}
-FILES |= {f"metrics/{while_training.FILE}": while_training.COLUMNS}
+TASKS = f"metrics/{while_training.FILE}"
 
 
 def plots() -> Iterator[tuple[str, str, dict]]:
@@ -40,8 +43,19 @@ def test_each_plot_has_a_title_labels_and_columns_that_its_file_has(name):
     assert {said["x"], said["y"]} <= {*FILES[file]}
 
 
-def test_every_table_of_curves_has_a_plot():
+def test_every_table_of_curves_has_a_plot_and_no_plot_is_empty_in_the_default_run():
     assert {file for file, _ in PLOTS.values()} == {*FILES}
+    for file in FILES:
+        assert len((PROJECT / file).read_text().splitlines()) > 2, file
+
+
+def test_held_out_loss_and_training_loss_have_the_same_axes():
+    axes = {
+        file: {said["x"] for of, said in PLOTS.values() if of == file and said["y"] == y}
+        for file, y in (("metrics/loss.tsv", "loss"), ("metrics/held_out.tsv", "held_out_loss"))
+    }
+    assert axes["metrics/loss.tsv"] == axes["metrics/held_out.tsv"]
+    assert len(axes["metrics/loss.tsv"]) == 4
 
 
 def drawn(content: dict) -> Iterator[tuple[str, str]]:
@@ -55,6 +69,15 @@ def drawn(content: dict) -> Iterator[tuple[str, str]]:
             yield from drawn(part)
 
 
+def dvc_plots(project: Path, *arguments: str) -> dict:
+    """What `dvc plots show` draws."""
+    command = [sys.executable, "-m", "dvc", "plots", "show", "--json", *arguments]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True)
+    shown = json.loads(done.stdout)
+    assert "errors" not in shown
+    return {name: picture["content"] for name, (picture,) in shown["data"].items()}
+
+
 def test_dvc_draws_each_of_them_as_editors_read_it(tmp_path):
     for name in ("dvc.yaml", ".dvc/config", ".dvc/plots"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -62,16 +85,19 @@ def test_dvc_draws_each_of_them_as_editors_read_it(tmp_path):
         copy(PROJECT / name, tmp_path / name)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "metrics").mkdir()
-    for file, columns in FILES.items():
+    for file, columns in (FILES | {TASKS: while_training.COLUMNS}).items():
         rows = (columns, *([str(n)] * len(columns) for n in (1, 2)))
         (tmp_path / file).write_text("".join("\t".join(row) + "\n" for row in rows))
-    command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    shown = json.loads(done.stdout)
-    assert "errors" not in shown and shown["data"].keys() == PLOTS.keys()
-    for name, ((picture,), (_, said)) in {n: (shown["data"][n], PLOTS[n]) for n in PLOTS}.items():
-        content = picture["content"]
+    shown = dvc_plots(tmp_path)
+    assert shown.keys() == PLOTS.keys()
+    for name, (_, said) in PLOTS.items():
+        content = shown[name]
         title = content["title"] if isinstance(content["title"], str) else content["title"]["text"]
         assert title == said["title"]
         axes = {(said["x"], said["x_label"]), (said["y"], said["y_label"])}
         assert axes <= {*drawn(content)}, name
+    # as docs/how-to/watch-a-run.md shows scores over time
+    page = (PROJECT / "docs/how-to/watch-a-run.md").read_text()
+    (command,) = re.findall(rf"^dvc plots show ({TASKS} .*?) *(?:#|$)", page, re.MULTILINE)
+    (content,) = dvc_plots(tmp_path, *shlex.split(command)).values()
+    assert content["encoding"]["y"]["field"] == "value" and len(content["data"]["values"]) == 2

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipeline import __version__, runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import summary
+from pipeline.pages.public import without_folders, without_secrets
 from pipeline.pages.summary import Results
 from pipeline.stage.artifacts import METRICS, Paths, read_json, read_made, sha256_file
 from pipeline.stage.keys import STAGES, Keys, needs, tracked
@@ -97,7 +98,7 @@ def read(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: 
 def render(facts: Facts) -> str:
     """Return the card: front matter in YAML as the hub reads it, and Markdown."""
     written = run_file(facts.keys)
-    public = _without_secrets(written)
+    public = without_secrets(written)
     llm = facts.results.header["run"]["model"]["LLM"]
     files = facts.shards["files"]
     return (
@@ -167,27 +168,6 @@ def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
     return name, {key: setting for key, setting in settings.items() if setting is not None}
 
 
-# ---- Secrets ----
-
-
-def _without_secrets(value: Any) -> Any:
-    """A copy whose addresses have neither user and password nor a query, which may be signed."""
-    match value:
-        case dict():
-            return {key: _without_secrets(inner) for key, inner in value.items()}
-        case list():
-            return [_without_secrets(inner) for inner in value]
-        case str():
-            value = re.sub(r"(\w://)[^/\s]*@", r"\1", value)
-            return re.sub(r"(\w://[^\s?#]*[?#])\S+", r"\1...", value)
-    return value
-
-
-def _without_folders(text: str) -> str:
-    """Text of the environment without absolute paths, as in --xla_dump_to=/home/me."""
-    return re.sub(r"(?<![^\s='\":,])/[^\s'\",]+", "...", text)
-
-
 # ---- Markdown ----
 
 
@@ -205,14 +185,14 @@ def _environment() -> Environment:
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "number": "{:,}".format,
         "peers": verdict_text.peers,
-        "public": _without_secrets,
+        "public": without_secrets,
         "size": size,
         "times": summary.times,
         "verdict": verdict_text.summarize,
         "who": verdict_text.who,
         "seed_origin": verdict_text.seed_origin,
         "reason": verdict_text.reason,
-        "without_folders": _without_folders,
+        "without_folders": without_folders,
     }
     return environment
 

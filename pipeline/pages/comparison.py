@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline import runfile
+from pipeline.audit import verdict_text
 from pipeline.monitor.profile import RoundTimes
 from pipeline.pages import plots
-from pipeline.pages.report import fill, flat, read_tsv
+from pipeline.pages.known_settings import UNKNOWN, KnownSettings, differences
+from pipeline.pages.report import fill, read_tsv
+from pipeline.pages.task_scores import main_scores
 from pipeline.stage.artifacts import METRICS, Paths, read_json
 from pipeline.stage.progress import size
 
@@ -19,25 +22,31 @@ class ComparedRun(NamedTuple):
 
     Attributes:
       name: What the page calls it.
-      settings: Tables of its run file.
+      settings: What is known of its run file.
       rows: Its loss.tsv.
       held_out: Its held_out.tsv.
       trained: Its train.json; of a training in progress, only rounds, tokens and bytes_up.
       times: Where the time of its rounds went, if it was profiled.
+      verdict: Its verdict.json, if it was audited.
+      evaluated: Its evaluate.json, if it was evaluated.
     """
 
     name: str
-    settings: dict
+    settings: KnownSettings
     rows: list[dict[str, float]]
     held_out: list[dict[str, float]]
     trained: dict
     times: RoundTimes | None = None
+    verdict: dict | None = None
+    evaluated: dict | None = None
 
     @classmethod
     def read(cls, name: str, paths: Paths) -> "ComparedRun":
         """Read what stage train left, with the whole of its run file."""
         metrics = paths.out("train") / METRICS
-        settings = runfile.load(paths.run).model_dump(mode="json", exclude={"runtime"})
+        settings = KnownSettings.of(
+            runfile.load(paths.run).model_dump(mode="json", exclude={"runtime"}), {}
+        )
         rows, held_out = (read_tsv(metrics / f"{table}.tsv") for table in ("loss", "held_out"))
         return cls(name, settings, rows, held_out, read_json(metrics / "train.json"))
 
@@ -54,6 +63,10 @@ class ComparedRun(NamedTuple):
         numbers = {"Loss, mean over the last tenth of the rounds": f"{self.loss:.3f}"}
         if self.held_out:
             numbers["Held-out loss, last measured"] = f"{self.held_out[-1]['held_out_loss']:.3f}"
+        for score in main_scores(self.evaluated["tasks"]) if self.evaluated else []:
+            numbers[f"Score of the export, {score.task} {score.metric}"] = score.said
+        if self.verdict:
+            numbers["Verdict"] = verdict_text.summarize(self.verdict)
         numbers |= {"Rounds": f"{trained['rounds']:,}", "Tokens": f"{trained['tokens']:,}"}
         if "parameters" in trained:
             bits = trained["bits_per_parameter_and_round"]
@@ -65,6 +78,7 @@ class ComparedRun(NamedTuple):
 
 def render(runs: Sequence[ComparedRun]) -> str:
     """Return the page."""
+    found = differences([run.settings for run in runs])
     return fill(
         TEMPLATE,
         title=" against ".join(run.name for run in runs),
@@ -74,7 +88,8 @@ def render(runs: Sequence[ComparedRun]) -> str:
             {run.name: run.rows for run in runs}, {run.name: run.held_out for run in runs}
         ),
         times=_side_by_side([_times(run) for run in runs]),
-        differences=_differences([run.settings for run in runs]),
+        differences=found,
+        unknown=any(UNKNOWN in values for _, values in found),
     )
 
 
@@ -89,9 +104,3 @@ def _side_by_side(columns: Sequence[dict[str, str]]) -> list[tuple[str, list[str
     """Rows of a table: a name, and each column's value."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [(name, [column.get(name, "") for column in columns]) for name in names]
-
-
-def _differences(settings: Sequence[dict]) -> list[tuple[str, list[str]]]:
-    """The values of the run files that are not the same in all; one run has all its model's."""
-    rows = _side_by_side([dict(flat(document, "")) for document in settings])
-    return [(name, values) for name, values in rows if len(values) == 1 or len(set(values)) > 1]

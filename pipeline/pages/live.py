@@ -4,17 +4,19 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.monitor import show, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.training import Training
 from pipeline.pages import plots
-from pipeline.pages.report import fill
+from pipeline.pages.report import fill, read_text_tsv
 from pipeline.runfile.explain import validate_json
 from pipeline.stage import signals
-from pipeline.stage.artifacts import read_json, write_text
+from pipeline.stage.artifacts import METRICS, read_json, write_text
 from pipeline.stage.keys import OUT
+from pipeline.tasks import while_training
 from pipeline.transcript import curves
 from pipeline.transcript.curves import Totals
 from pipeline.transcript.entry import Entry
@@ -25,6 +27,20 @@ POLL_SECONDS = 0.2
 TILES = ("state", "round", "rate", "left", "loss", "sent")
 
 
+class Recorded(NamedTuple):
+    """What a training has recorded so far.
+
+    Attributes:
+      rows: A row of each of its rounds.
+      before: Held-out loss before the first round; None if it was not measured.
+      scores: Lines of its tasks.tsv.
+    """
+
+    rows: list[dict]
+    before: float | None
+    scores: list[dict[str, str]]
+
+
 class GrowingRows:
     """The rows of a transcript that grows, each line of it read once.
 
@@ -33,7 +49,8 @@ class GrowingRows:
     """
 
     def __init__(self, folder: Path):
-        run = Transcript(folder).header.run
+        header = Transcript(folder).header
+        run, self.before = header.run, header.held_out_loss
         self.file = folder / "rounds.jsonl"
         self._length, self._peers = run["model"]["LLM"]["max_seq_len"], run["peers"]["count"]
         self._start_over(0)
@@ -74,13 +91,14 @@ def watch(root: Path, page: Path, every: float) -> None:
     """
     seen = training.newest(root)
     print(f"report: {page}, anew every {every:g} s; Ctrl-C ends it, and not the training")
-    growing = None
+    growing, recorded = None, Recorded([], None, [])
     with signals.stopping() as asked_to_stop:
         while not asked_to_stop():
             try:
                 seen = training.read(seen.folder)
                 growing = growing or GrowingRows(seen.folder / "transcript")
-                write_text(page, render(seen, growing.read(), every))
+                recorded = Recorded(growing.read(), growing.before, _scores(seen.folder))
+                write_text(page, render(seen, recorded, every))
             except (FileNotFoundError, LockstepError):  # not begun, or over
                 if not seen.folder.exists():
                     break
@@ -88,19 +106,20 @@ def watch(root: Path, page: Path, every: float) -> None:
             while time.monotonic() < until and not asked_to_stop() and seen.folder.exists():
                 time.sleep(POLL_SECONDS)
     if not seen.folder.exists():
-        write_text(page, render(seen, _final_rows(root, seen.folder.name, growing), None))
+        write_text(page, render(seen, _final(root, seen.folder.name) or recorded, None))
         print(f"report: training {seen.folder.name} is over")
 
 
-def render(seen: Training, rows: list[dict], every: float | None) -> str:
+def render(seen: Training, recorded: Recorded, every: float | None) -> str:
     """Return the page.
 
     Args:
       seen: The training.
-      rows: A row of each of its rounds.
+      recorded: What it has recorded.
       every: Seconds after which a browser loads it again; None: the training is over.
     """
-    losses, held_out = (curves.measured(rows, name) for name in ("loss", "held_out"))
+    rows, scores = recorded.rows, recorded.scores
+    losses, held_out = curves.trained(rows), curves.held_out(rows, recorded.before)
     said = dict(show.rows(seen)) if every else {"round": f"{len(rows)} rounds", "state": "over"}
     return fill(
         TEMPLATE,
@@ -109,14 +128,22 @@ def render(seen: Training, rows: list[dict], every: float | None) -> str:
         tiles=[(name, said.pop(name)) for name in TILES if name in said],
         rest=list(said.items()),
         pictures=plots.curve_pictures(losses, held_out) if losses else [],
+        scores=list({(line["task"], line["metric"]): line for line in scores}.values()),
+        of_scores=plots.training_scores_picture(scores),
         times=times_of(seen.folder.parent, seen.folder.name),
     )
 
 
-def _final_rows(root: Path, key: str, growing: GrowingRows | None) -> list[dict]:
-    """All rows of a training that has ended, if it left them; else those that were seen."""
-    trained = root / OUT["train"] / "transcript"
+def _final(root: Path, key: str) -> Recorded | None:
+    """What a training that has ended left, if it did."""
+    trained = root / OUT["train"]
     with suppress(LockstepError, OSError):
-        if read_json(trained / "header.json")["key"] == key:
-            return GrowingRows(trained).read()
-    return growing.rows if growing else []
+        if read_json(trained / "transcript" / "header.json")["key"] == key:
+            growing = GrowingRows(trained / "transcript")
+            return Recorded(growing.read(), growing.before, _scores(trained / METRICS))
+    return None
+
+
+def _scores(folder: Path) -> list[dict[str, str]]:
+    file = folder / while_training.FILE
+    return read_text_tsv(file) if file.is_file() else []

@@ -6,6 +6,7 @@ Each plot is drawn twice, for a light page and for a dark one.
 import base64
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from pipeline.pages.summary import Results
 from pipeline.pages.task_scores import Score
 from pipeline.stage.progress import size
 
-SIZE, DPI = (5.6, 3.3), 160  # inches; pixels per inch
+SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
 MORE_COLOURS = ("#009e73", "#cc79a7", "#e69f00", "#8b6fc0")  # for both pages
 MARKED = 60  # markers on more points than this would hide the line
 
@@ -98,10 +99,6 @@ class Picture(NamedTuple):
 
 def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> list[Picture]:
     """Plot the loss in rows of loss.tsv and held_out.tsv by step, tokens, bytes and time."""
-    before = results.trained["held_out_loss_before"]
-    if before is not None:
-        start = {column: 0.0 for column in rows[0]} | {"step": rows[0]["step"] - 1}
-        measured = [start | {"held_out_loss": before}, *measured]
     findings = results.verdict["findings"]
     caught = min((finding["round"] for finding in findings), default=None)
     parallel = results.trained["bytes_up_of_data_parallel"]
@@ -186,6 +183,24 @@ def curve_pictures(rows: list[dict], measured: list[dict]) -> list[Picture]:
     return pictures
 
 
+def learning_rate_picture(rows: list[dict]) -> Picture:
+    """Plot the learning rate in rows of loss.tsv by step."""
+    steps, rates = zip(*((row["step"], row["learning_rate"]) for row in rows), strict=True)
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        axes.plot(steps, rates, color=theme.held_out, lw=2)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("step")
+        axes.set_ylabel("learning rate")
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.3g}"))
+
+    drawn = [_png(partial(draw, theme=theme), SIZE, theme) for theme in THEMES]
+    alt = f"Line plot: learning rate by step, {rates[0]:.3g} at first, at most {max(rates):.3g}, "
+    alt += f"{rates[-1]:.3g} at the end."
+    return Picture("learning_rate", "Learning rate by step", alt, *drawn)
+
+
 def traffic_picture(results: Results) -> Picture:
     """Plot the bytes per peer and round, beside those of plain data parallelism."""
     trained = results.trained
@@ -262,7 +277,7 @@ def _traffic(bars: Sequence[tuple[str, float, str]], theme: Theme) -> bytes:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
 
-    return _png(draw, (2 * SIZE[0], 0.9 + 0.42 * len(bars)), theme)
+    return _png(draw, (SIZE[0], 0.9 + 0.42 * len(bars)), theme)
 
 
 def tasks_picture(found: Sequence[Score]) -> Picture | None:
@@ -294,9 +309,10 @@ def _tasks(shares: Sequence[Score], theme: Theme) -> bytes:
         axes.set_xlabel("share of right answers")
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
-        axes.legend(framealpha=0.9, edgecolor="none", loc="center right")
+        above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2}
+        axes.legend(edgecolor="none", **above)  # inside, it would cover a score
 
-    return _png(draw, (2 * SIZE[0], 0.9 + 0.42 * len(shares)), theme)
+    return _png(draw, (SIZE[0], 1.2 + 0.42 * len(shares)), theme)
 
 
 def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
@@ -329,7 +345,7 @@ def _training_scores(curves: Mapping[str, list[tuple[float, ...]]], theme: Theme
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
         axes.legend(framealpha=0.9, edgecolor="none", loc="upper left")
 
-    return _png(draw, (2 * SIZE[0], SIZE[1]), theme)
+    return _png(draw, SIZE, theme)
 
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:

@@ -11,10 +11,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
+from pipeline.pages.known_settings import flat
+from pipeline.pages.public import without_secrets
 from pipeline.pages.summary import Results, times
 from pipeline.pages.task_scores import scores
 from pipeline.stage import artifacts
-from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.artifacts import METRICS, Paths, read_json
 from pipeline.stage.keys import STAGES
 from pipeline.stage.progress import size
 
@@ -25,16 +27,16 @@ FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[plots.Picture]]:
     """Return the page and its plots; what the stage needs was checked against its hashes."""
     trained = paths.out("train")
-    pictures = plots.loss_pictures(
-        results,
-        read_tsv(trained / METRICS / "loss.tsv"),
-        read_tsv(trained / METRICS / "held_out.tsv"),
+    losses, measured = (
+        read_tsv(trained / METRICS / f"{name}.tsv") for name in ("loss", "held_out")
     )
+    pictures = plots.loss_pictures(results, losses, measured)
+    learning_rate = plots.learning_rate_picture(losses)
     traffic = plots.traffic_picture(results)
     found = scores(results.evaluated["tasks"])
     of_tasks = plots.tasks_picture(found)
-    in_training = plots.training_scores_picture(_read_text_tsv(trained / METRICS / "tasks.tsv"))
-    drawn = [one for one in (*pictures, traffic, of_tasks, in_training) if one]
+    in_training = plots.training_scores_picture(read_text_tsv(trained / METRICS / "tasks.tsv"))
+    drawn = [one for one in (*pictures, learning_rate, traffic, of_tasks, in_training) if one]
     rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     verdict, count = results.verdict, run.peers.count
@@ -48,6 +50,8 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.named_layout}",
         tiles=_tiles(results, count),
         pictures=pictures,
+        learning_rate=learning_rate,
+        data=list(_data(run, read_json(paths.out("download") / "shards.json"), rounds)),
         traffic=traffic,
         scores=found,
         of_tasks=of_tasks,
@@ -66,6 +70,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         parameters=_parameters(run),
         environment=_made(paths, "train")["environment"] | results.header["environment"],
         files=_made(paths, "export")["files"],
+        rounds_sha256=_made(paths, "train")["files"]["transcript/rounds.jsonl"]["sha256"],
         keys={stage: paths.keys.key(stage) for stage in STAGES},
     )
     return page, drawn
@@ -83,6 +88,7 @@ def fill(template: str, **values: object) -> str:
     environment.filters |= {
         "caught": verdict_text.caught,
         "peers": verdict_text.peers,
+        "rounded": lambda number: f"{float(number):.3f}",
         "seed_origin": verdict_text.seed_origin,
         "size": size,
         "times": times,
@@ -124,6 +130,29 @@ def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
 
 def _or_not(value: float | None, form: str) -> str:
     return "not measured" if value is None else format(value, form)
+
+
+# ---- Data ----
+
+
+def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[str, str]]:
+    """Where the tokens come from, and how many of them were used."""
+    source, length = shards["source"], run.llm.max_seq_len
+    split = {
+        name: sum(file["tokens"] for file in shards["files"] if file["split"] == name)
+        for name in ("train", "held_out")
+    }
+    first, last = rounds[0]["round"], rounds[-1]["round"]
+    sequences = last["data_index"] + last["batch_size"] - first["data_index"]
+    used = sequences * length
+    yield "Source", without_secrets(str(source["read"]))
+    yield "SHA-256 of the source", str(source["sha256"])
+    yield "To train on", f"{split['train']:,} tokens"
+    share = f"{100 * used / split['train']:.3g} %"
+    yield "Used", f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, none twice"
+    yield "Held out", f"{split['held_out']:,} tokens, never trained on"
+    if shards["vocab_size"] is not None:
+        yield "Vocabulary", f"{shards['vocab_size']:,} tokens"
 
 
 # ---- Audit ----
@@ -209,25 +238,17 @@ def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:
     return {table: list(flat(dumped[table], "")) for table in dumped}
 
 
-def flat(value: object, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the JSON of each value in a table."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from flat(inner, f"{name}.{key}" if name else key)
-    elif value is not None:
-        yield name, json.dumps(value, ensure_ascii=False)
-
-
 def _made(paths: Paths, stage: str) -> dict:
     return artifacts.read_made(paths.made(stage))
 
 
 def read_tsv(path: Path) -> list[dict[str, float]]:
     """Return the rows of a table of numbers, each by column name."""
-    return [{name: float(value) for name, value in line.items()} for line in _read_text_tsv(path)]
+    return [{name: float(value) for name, value in line.items()} for line in read_text_tsv(path)]
 
 
-def _read_text_tsv(path: Path) -> list[dict[str, str]]:
+def read_text_tsv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table, each by column name."""
     return list(csv.DictReader(_lines(path), delimiter="\t"))
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.monitor.profile import times_of
-from pipeline.pages import comparison
+from pipeline.pages import around, comparison
 from pipeline.pages.comparison import ComparedRun
+from pipeline.pages.known_settings import KnownSettings
 from pipeline.pages.report import read_tsv
 from pipeline.stage import dvc_cache
 from pipeline.stage.artifacts import METRICS, Paths, read_json, write_text
@@ -49,14 +50,14 @@ def find(what: str, root: Path) -> ComparedRun:
     runs = Paths("train", Path(RUN_FILE), root).runs
     for folder in (Path(what), Path(what) / OUT["train"]):
         if (folder / HEADER).is_file():
-            return _read(what, _files(folder), runs)
+            return _read(what, _files(folder), runs, [folder.absolute().parents[1], root])
     known = _known(root, runs)
     if what not in known:
         raise LockstepError(
             f"{what}: no such training, expected a folder, or one of the keys in {root / 'data'} "
             f"and DVC's cache: {', '.join(sorted(known)) or 'there is none'}"
         )
-    return _read(what, known[what], runs)
+    return _read(what, known[what], runs, [root])
 
 
 def _known(root: Path, runs: Path) -> dict[str, Mapping[str, Path]]:
@@ -68,24 +69,30 @@ def _known(root: Path, runs: Path) -> dict[str, Mapping[str, Path]]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    return {name: folder / name for name in FINISHED if (folder / name).is_file()}
+    names = [*FINISHED, *(path.name for path in folder.glob("made-*.json"))]
+    return {name: folder / name for name in names if (folder / name).is_file()}
 
 
 def _key(header: Path) -> str:
     return str(read_json(header).get("key"))
 
 
-def _read(name: str, files: Mapping[str, Path], runs: Path) -> ComparedRun:
-    times = times_of(runs, _key(files[HEADER]))
+def _read(name: str, files: Mapping[str, Path], runs: Path, roots: Sequence[Path]) -> ComparedRun:
+    key = _key(files[HEADER])
+    times = times_of(runs, key)
     if not files.keys() >= FINISHED:
         return _in_progress(name, files[HEADER].parent)._replace(times=times)
+    made = files.get(f"made-{key}.json")
+    others = around.read(made, roots, runs.parent.parent) if made else around.Around({})
     return ComparedRun(
         name,
-        read_json(files[HEADER])["run"],
+        KnownSettings.of(read_json(files[HEADER])["run"], others.tables),
         read_tsv(files[LOSS]),
         read_tsv(files[HELD_OUT]),
         read_json(files[TRAINED]),
         times,
+        others.verdict,
+        others.evaluated,
     )
 
 
@@ -98,8 +105,8 @@ def _in_progress(name: str, folder: Path) -> ComparedRun:
     up = rows[-1]["bytes_up"] / len(rows)
     return ComparedRun(
         name,
-        transcript.header.run,
-        curves.measured(rows, "loss"),
-        curves.measured(rows, "held_out"),
+        KnownSettings.of(transcript.header.run, {}),
+        curves.trained(rows),
+        curves.held_out(rows, transcript.header.held_out_loss),
         {"rounds": len(rows), "tokens": rows[-1]["tokens"], "bytes_up": up},
     )

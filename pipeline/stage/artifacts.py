@@ -279,8 +279,9 @@ class Paths:
 
         Results to publish go into its `metrics`. `made-<key>.json` is written last. It holds the
         SHA-256 and size of each file, the SHA-256 of the made files of the stages that were read,
-        what the key digests, the versions of `environment`, and a SHA-256 of all that; nothing that
-        differs between two equal runs, so equal results are equal folders.
+        what the key digests, the stage's tables of the run file, the versions of `environment`, and
+        a SHA-256 of all that; nothing that differs between two equal runs, so equal results are
+        equal folders.
         """
         aside = self._aside()
         yield aside
@@ -292,6 +293,7 @@ class Paths:
                 for need in needs(self.stage)
             },
             "content": self.keys.content(self.stage),
+            "tables": self.keys.tables(self.stage),
             "environment": environment(),
             "files": _listing(aside),
         }

@@ -70,6 +70,10 @@ class Keys:
                 "with every table"
             ) from error
 
+    def tables(self, name: str) -> dict[str, object]:
+        """Return what stage `name` depends on of the run file, as it is written there."""
+        return {table: self.table(table) for table in tracked(name)}
+
     def key(self, name: str) -> str:
         """Return the key of stage `name`, 12 hexadecimal digits.
 
@@ -82,7 +86,7 @@ class Keys:
 
     def content(self, name: str) -> dict[str, str]:
         """Return what the key of stage `name` digests: a hash of each table, room and stage."""
-        tables = {f"[{table}]": _sha256(self.table(table)) for table in tracked(name)}
+        tables = {f"[{table}]": _sha256(value) for table, value in self.tables(name).items()}
         rooms = {path: _digest(PROJECT / path) for path in code(name)}
         return tables | rooms | {f"stage {need}": self.key(need) for need in needs(name)}
 

@@ -5,15 +5,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from pipeline.optim.schedules import LearningRate
 from pipeline.stage.artifacts import write_text
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 
 COLUMNS = {
-    "loss": ("step", "loss", "tokens", "bytes_up", "bytes_down", "seconds"),
+    "loss": ("step", "loss", "tokens", "bytes_up", "bytes_down", "seconds", "learning_rate"),
     "held_out": ("step", "held_out_loss", "tokens", "bytes_up", "seconds"),
 }
-"""Columns of loss.tsv and held_out.tsv; the second is what a line must have."""
+"""Columns of loss.tsv and held_out.tsv."""
 
 
 class Totals:
@@ -58,16 +59,41 @@ def rows(transcript: Transcript) -> list[dict]:
     return [totals.row(entry) for entry in transcript.rounds]
 
 
-def measured(rows: list[dict], name: str) -> list[dict]:
-    """Return the rows that are a line of one of the two files."""
-    return [row for row in rows if row[COLUMNS[name][1]] is not None]
+def trained(rows: list[dict]) -> list[dict]:
+    """Return the rows of the rounds in which anybody trained, the lines of loss.tsv."""
+    return [row for row in rows if row["loss"] is not None]
 
 
-def write(rows: list[dict], folder: Path) -> None:
-    """Write loss.tsv, a line for each round, and held_out.tsv, a line for each measurement."""
-    for name, columns in COLUMNS.items():
-        values = [[row[c] for c in columns] for row in measured(rows, name)]
-        text = "".join("\t".join(map(str, line)) + "\n" for line in (columns, *values))
+def held_out(rows: list[dict], before: float | None) -> list[dict]:
+    """Return the rows with a held-out loss, the lines of held_out.tsv.
+
+    Args:
+      rows: A row of each round, as `Totals` has them.
+      before: Held-out loss before the first round, which has a row too; None if it is unknown.
+    """
+    start = {"tokens": 0, "bytes_up": 0, "seconds": 0.0, "held_out_loss": before}
+    first = [start | {"step": row["step"] - 1} for row in rows[:1]]
+    return [row for row in (*first, *rows) if row["held_out_loss"] is not None]
+
+
+def write(
+    rows: list[dict], before: float | None, learning_rate: LearningRate, folder: Path
+) -> None:
+    """Write loss.tsv, a line for each round, and held_out.tsv, a line for each measurement.
+
+    Args:
+      rows: A row of each round, as `Totals` has them.
+      before: Held-out loss before the first round; None if it was not measured.
+      learning_rate: The run's schedule.
+      folder: Where the two files go.
+    """
+    lines = trained(rows)
+    rates = np.asarray(learning_rate(np.array([row["step"] for row in lines])), np.float32)
+    # as a float32 is written, which is shorter than the float64 that is equal to it
+    lines = [row | {"learning_rate": rate} for row, rate in zip(lines, rates, strict=True)]
+    for name, table in {"loss": lines, "held_out": held_out(rows, before)}.items():
+        values = [[row[column] for column in COLUMNS[name]] for row in table]
+        text = "".join("\t".join(map(str, line)) + "\n" for line in (COLUMNS[name], *values))
         write_text(folder / f"{name}.tsv", text)
 
 

@@ -12,18 +12,24 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.audit.verdict import Verdict
 from pipeline.audit.verdict_text import blame
+from pipeline.programs.optimizers import learning_rate_of_run
 from pipeline.protocol.round import Decision, Message, Round
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
 from pipeline.stage.keys import PROJECT, RUN_FILE
 from pipeline.tasks import scores as task_scores
 from pipeline.tasks.scores import Metric, TaskResult
 from pipeline.transcript import curves
-from pipeline.transcript.entry import Entry, Header
+from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.transcript import Writer
 from tests.pipeline.protocol import records
 
 ROUNDS, EVERY, PEERS, BYTES = 40, 10, 4, 34_000
 PARAMETERS = 2_000_000
+SHARDS = {
+    "vocab_size": 4096,
+    "files": [{"split": "train", "tokens": 1_000_000}, {"split": "held_out", "tokens": 50_000}],
+    "source": {"read": "s3://me:secret@bucket/tokens?key=1", "sha256": "da7a" * 16},
+}
 LIAR = {
     "round": 12,
     "peer": 2,
@@ -82,7 +88,7 @@ def finish(
     run = runfile.load(run_file)
     for stage in ("download", "convert"):
         with Paths(stage, run_file, root).building() as folder:
-            write_text(folder / "here", stage)
+            write_json(folder / "shards.json", SHARDS)
     accepted = not any(finding["applied"] for finding in findings)
     _train(run, Paths("train", run_file, root), held_out)
     _witness(Paths("witness", run_file, root), findings, method or {})
@@ -119,8 +125,8 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
         writer = Writer(folder / "transcript", run.snapshots(), keep_payloads=True)
         header = Header(
             key=paths.key,
-            run={},
-            model={"model_type": "llama", "vocab_size": 4096},
+            run=run.model_dump(mode="json", include=TABLES),
+            model=run.llm.checkpoint.config,
             environment={"platform": "cpu", "threads": "4", "jax": "0.0"},
             bitwise=True,
             held_out_loss=_loss(0) if held_out else None,
@@ -130,7 +136,9 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
             writer.round(entry, {peer: b"x" for peer in range(PEERS)})
         for step in run.snapshots().steps:
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
-        curves.write(rows, folder / METRICS)
+        curves.write(
+            rows, _loss(0) if held_out else None, learning_rate_of_run(run), folder / METRICS
+        )
         write_text(folder / METRICS / "tasks.tsv", SCORED if held_out else SCORED.split("\n")[0])
         write_metrics(
             folder,

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 from html.parser import HTMLParser
 from itertools import combinations
@@ -21,7 +22,7 @@ from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
 
 VOID = {"meta", "img", "br"}
 PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")}
-PNGS |= {"traffic.png", "tasks.png", "tasks_by_step.png"}
+PNGS |= {"learning_rate.png", "traffic.png", "tasks.png", "tasks_by_step.png"}
 
 
 class Page(HTMLParser):
@@ -133,6 +134,31 @@ def test_page_gives_the_verdict_and_the_numbers(accepted):
     assert accepted.key in text
     assert "LLM.optimizer.Distro.compression_topk 32" in text
     assert "log_level" not in text  # it changes no result
+
+
+def test_page_says_where_the_tokens_come_from_and_how_many_were_used(accepted):
+    page = page_of(accepted)
+    assert "Source s3://bucket/tokens?... SHA-256 of the source da7ada7a" in page.text
+    assert (
+        "To train on 1,000,000 tokens Used 163,840 tokens, 16.4 %: 640 sequences of 256"
+        in page.text
+    )
+    assert "Held out 50,000 tokens" in page.text and "secret" not in page.text
+    rates = "learning rate by step, 0.0001 at first, at most 0.002, 0.0002 at the end."
+    assert any(rates in img["alt"] for img in page.all("img"))
+
+
+def test_page_says_how_weights_card_and_proof_belong_together(accepted, refused):
+    text = page_of(accepted).text
+    made = json.loads(accepted.made("train").read_text())["files"]
+    assert f"transcript's rounds {made['transcript/rounds.jsonl']['sha256']}" in text
+    assert text.index("names the weights and the rounds") < text.index("lockstep verify FOLDER")
+    assert "lockstep verify" not in page_of(refused).text
+
+
+def test_no_picture_is_so_wide_that_a_phone_makes_it_illegible(accepted):
+    for path in accepted.out("report").glob("*.png"):
+        assert Image.open(path).width == round(plots.SIZE[0] * plots.DPI), path.name
 
 
 def test_what_a_model_or_a_liar_wrote_stays_text(accepted, refused):

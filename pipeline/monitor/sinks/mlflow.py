@@ -1,4 +1,4 @@
-"""MLflow: a run with the key as its name and tag, on a server or in files below `mlruns`."""
+"""MLflow: a run with the key as its tag, on a server or in files below `mlruns`."""
 
 import os
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class MlflowSink:
             self._id = found[0].info.run_id
             client.update_run(self._id, status="RUNNING")
             return max((point.step for point in self._points()), default=-1)
-        self._id = client.create_run(number, run_name=run.key).info.run_id
+        self._id = client.create_run(number, run_name=run.name).info.run_id
         params = [Param(name, value) for name, value in _flat(run.settings, "")]
         client.log_batch(self._id, tags=[RunTag(TAG, run.key)])
         for begin in range(0, len(params), MOST):

@@ -12,7 +12,8 @@ class TrackedRun(NamedTuple):
     """The training that a sink shows.
 
     Attributes:
-      key: Key of its stage train, which names it in every tracker.
+      key: Key of its stage train, by which a tracker finds it again.
+      name: What trackers call it: optimizer, size and key, as in distro-1.9M-18b4f5f188fd.
       project: The project, or experiment, that it belongs to.
       folder: Where trackers that write files put them.
       settings: Its run file, without what changes no result.
@@ -20,6 +21,7 @@ class TrackedRun(NamedTuple):
     """
 
     key: str
+    name: str
     project: str
     folder: Path
     settings: dict

@@ -1,4 +1,4 @@
-"""TensorBoard: event files below `tensorboard/<key>`, one for each start of the training."""
+"""TensorBoard: event files below `tensorboard/<name>`, one for each start of the training."""
 
 import json
 import struct
@@ -24,7 +24,7 @@ class TensorBoardSink:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog
 
-        folder = run.folder / "tensorboard" / run.key
+        folder = run.folder / "tensorboard" / run.name
         folder.mkdir(parents=True, exist_ok=True)
         earlier = sorted(folder.glob(FILES))
         last, now = min(run.step, _last_step(earlier)), time.time()

@@ -21,8 +21,10 @@ from pipeline.monitor.sinks.tensorboard import TensorBoardSink
 from pipeline.monitor.sinks.wandb import WandbSink
 from pipeline.programs.optimizers import learning_rate_of_run
 from pipeline.transcript.curves import Totals
-from pipeline.transcript.entry import Entry
+from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
+from pipeline.weights import hf
+from pipeline.weights.tensor_names import param_shapes
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +135,7 @@ class Tracker:
         behind = sorted(behind + self._new_scores(), key=itemgetter(0))
         tracked = TrackedRun(
             key=header.key,
+            name=_name(self.run, header),
             project=runtime.sink_project,
             folder=Path(runtime.sink_dir or self.folder.parent.parent / FOLDER),
             settings=self.run.model_dump(mode="json", exclude={"runtime"}),
@@ -155,6 +158,17 @@ class Tracker:
             "clock/simulated_seconds": row["seconds"],
         }
         return _known(numbers) | _measured(row["held_out_loss"])
+
+
+def _name(run: runfile.Run, header: Header) -> str:
+    """The optimizer, the number of parameters and the key, which trackers show side by side."""
+    shapes = param_shapes(*hf.model_of(header.model, "header.json"))
+    parameters, unit = float(sum(map(math.prod, shapes.values()))), ""
+    for larger in ("k", "M", "B"):
+        if parameters >= 999.5:
+            parameters, unit = parameters / 1000, larger
+    digits = ".1f" if parameters < 99.95 and unit else ".0f"
+    return f"{run.llm.optimizer.tag().lower()}-{parameters:{digits}}{unit}-{header.key}"
 
 
 def _measured(held_out_loss: float | None) -> dict[str, float]:

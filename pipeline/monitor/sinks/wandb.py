@@ -1,4 +1,4 @@
-"""Weights & Biases: a run named for the key; offline unless `WANDB_MODE` says otherwise."""
+"""Weights & Biases: a run whose id is the key; offline unless `WANDB_MODE` says otherwise."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ class WandbSink:
         self._run = wandb.init(
             project=run.project,
             id=run.key,
-            name=run.key,
+            name=run.name,
             dir=run.folder,
             config=run.settings,
             mode=mode,

@@ -66,6 +66,11 @@ class Tracked(NamedTuple):
     folder: Path
 
     @property
+    def name(self) -> str:
+        """What all trackers call it."""
+        return f"distro-1.9M-{self.key}"
+
+    @property
     def transcript(self) -> Transcript:
         return Transcript(self.trained / "transcript")
 
@@ -135,7 +140,7 @@ def of_tensorboard(tracked: Tracked) -> Curves:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = (tracked.folder / "tensorboard").iterdir()
-    assert folder.name == tracked.key and len(list(folder.iterdir())) == 2
+    assert folder.name == tracked.name and len(list(folder.iterdir())) == 2
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     scalars = {name: events.Scalars(name) for name in events.Tags()["scalars"]}
     return {name: [(e.step, e.value) for e in points] for name, points in scalars.items()}
@@ -151,6 +156,8 @@ def of_wandb(tracked: Tracked) -> Curves:
     store.open_for_scan(str(file))
     while data := store.scan_data():
         record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "run":
+            assert record.run.display_name == tracked.name
         if record.WhichOneof("record_type") == "history":
             for item in record.history.item:
                 name = item.key or "/".join(item.nested_key)
@@ -165,7 +172,7 @@ def of_mlflow(tracked: Tracked) -> Curves:
     client = MlflowClient(tracking_uri=(tracked.folder / "mlruns").as_uri())
     number = client.get_experiment_by_name("lockstep").experiment_id
     (run,) = client.search_runs([number])
-    assert (run.info.run_name, run.info.status) == (tracked.key, "FINISHED")
+    assert (run.info.run_name, run.info.status) == (tracked.name, "FINISHED")
     assert run.data.params["peers.count"] == "4"
     return {
         name: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)]

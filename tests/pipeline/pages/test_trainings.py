@@ -12,10 +12,12 @@ import pytest
 
 from pipeline import __main__ as command_line
 from pipeline.errors import LockstepError
+from pipeline.monitor import training
 from pipeline.monitor.status import Status
 from pipeline.pages import live, plots, trainings
-from pipeline.stage.artifacts import Paths, sha256_file
-from tests.pipeline.finished_run import ROUNDS, finish
+from pipeline.stage import artifacts
+from pipeline.stage.artifacts import Paths, read_made, sha256_file, write_json
+from tests.pipeline.finished_run import ROUNDS, SCORED, finish
 
 RECORDED = {"config": {"total_steps": ROUNDS}, "model": {"LLM": {"max_seq_len": 8}}}
 
@@ -37,7 +39,7 @@ def renamed(folder: Path, key: str) -> None:
     header.write_text(json.dumps(json.loads(header.read_text()) | {"key": key}))
 
 
-def to_cache(folder: Path, project: Path) -> None:
+def to_cache(folder: Path, project: Path, number: int = 0) -> None:
     """Puts a folder into DVC's cache, as DVC does, and takes it away."""
     cache, listed = project / ".dvc" / "cache" / "files" / "md5", []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -45,8 +47,8 @@ def to_cache(folder: Path, project: Path) -> None:
         (cache / name[:2]).mkdir(parents=True, exist_ok=True)
         shutil.copy(path, cache / name[:2] / name[2:])
         listed.append({"md5": name, "relpath": path.relative_to(folder).as_posix()})
-    (cache / "ab" / "cd.dir").parent.mkdir(parents=True, exist_ok=True)
-    (cache / "ab" / "cd.dir").write_text(json.dumps(listed))
+    (cache / "ab").mkdir(parents=True, exist_ok=True)
+    (cache / "ab" / f"{number}.dir").write_text(json.dumps(listed))
     shutil.rmtree(folder)
 
 
@@ -71,8 +73,9 @@ def test_trainings_are_found_wherever_they_are(root):
     names = ["aaaa", "bbbb", "cccc", str(root / "elsewhere")]
     found = [trainings.find(name, root) for name in names]
     assert [len(run.rows) for run in found] == [ROUNDS, ROUNDS, 15, ROUNDS]
-    assert [len(run.held_out) for run in found] == [4, 4, 1, 4]
-    assert [run.settings["model"]["LLM"]["optimizer"] for run in found[:2]] == ["first", "second"]
+    assert [len(run.held_out) for run in found] == [5, 5, 2, 5]  # with that before the first round
+    optimizers = [run.settings.value("model.LLM.optimizer") for run in found[:2]]
+    assert optimizers == ['"first"', '"second"']
     with pytest.raises(LockstepError, match=r"dddd: no such training.*aaaa, bbbb, cccc$"):
         trainings.find("dddd", root)
 
@@ -88,7 +91,60 @@ def test_page_has_all_trainings_and_where_they_differ(root, monkeypatch):
     assert re.search(r"Rounds</th>.*>40<.*>40<.*>15<", page)
     assert "model.LLM.optimizer" in page and "max_seq_len" not in page  # the same in all
     assert "Held out, by step" in page
-    assert {len(given[0]) for given in lines} == {2, 3}  # cccc measured once: no line
+    assert {len(given[0]) for given in lines} == {3}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory) -> Path:
+    """Two runs with all their stages, one in DVC's cache; and a training of one that goes on."""
+    root = tmp_path_factory.mktemp("evaluated")
+    for edits in ({"questions": "50", "snapshot_every": "20"}, {}):
+        finish(root, edits=edits)
+        if edits:
+            for number, folder in enumerate(sorted((root / "data").iterdir())):
+                to_cache(folder, root, number)
+    shutil.copytree(root / "data/trained/transcript", root / "data/runs/cccc/transcript")
+    renamed(root / "data/runs/cccc", "cccc")
+    return root
+
+
+def compared(root: Path) -> tuple[str, dict[str, list[str]]]:
+    """The page of all trainings, and its rows, by their names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "_png", lambda *_: b"")
+        known = sorted(trainings._known(root, root / "data" / "runs"))
+        trainings.compare(known, root, root / trainings.PAGE)
+    page = (root / trainings.PAGE).read_text()
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page)
+    return page, {name: re.findall(r">([^<]+)</td>", row) for name, row in rows}
+
+
+def test_a_comparison_knows_every_table_of_runs_whose_stages_are_there(evaluated):
+    _, rows = compared(evaluated)
+    assert sorted(rows["witness.snapshot_every"]) == ["10", "20", "unknown"]
+    assert sorted(rows["evaluate.questions"]) == ["50", "500", "unknown"]
+    assert not {"export.dtype", "peers.count", "witness.policy"} & rows.keys()  # the same in all
+
+
+def test_a_comparison_has_the_scores_and_the_verdict_of_each_run(evaluated):
+    page, rows = compared(evaluated)
+    scores = rows["Score of the export, next_line acc"]
+    assert scores == ["0.310 (0.267 to 0.357, chance 0.25)"] * 2  # and none of the third
+    assert all(said.startswith("accepted: 40 rounds audited") for said in rows["Verdict"])
+    assert "A value is unknown where its stage has no result" in page
+
+
+def test_results_of_another_training_are_not_taken_for_its_own(evaluated, tmp_path):
+    """The evaluation lies where it would be looked for, and read another export."""
+    shutil.copytree(evaluated / "data", tmp_path / "data")
+    (made,) = (tmp_path / "data/verdict").glob("made-*.json")
+    said = read_made(made)
+    said["needs"]["train"] = "00" * 32
+    write_json(made, said | {"sha256": artifacts._digest(said)})
+    found = trainings.find(str(tmp_path / "data" / "trained"), tmp_path)
+    assert found.verdict is None and found.evaluated is None
+    assert found.settings.value("witness.policy") == "unknown"
+    assert found.settings.value("held_out.sequences") == "64"
 
 
 def test_every_training_has_a_line_of_its_own():
@@ -132,6 +188,27 @@ def test_a_live_page_follows_a_training_to_its_end(root, tmp_path, monkeypatch):
     assert all('<meta http-equiv="refresh" content="0.05">' in text for text in seen)
     assert "stopped" in seen[0]  # nobody holds its lock
     assert "refresh" not in page.read_text() and "30 rounds" in page.read_text()
+
+
+def test_a_live_page_has_the_loss_before_the_first_round_and_the_scores_so_far(evaluated):
+    folder = evaluated / "data" / "runs" / "cccc"
+    drawn = []
+    Status(run="run.toml", process=1, round=40, rounds=40, updated=time.time()).write(folder)
+    growing = live.GrowingRows(folder / "transcript")
+    assert live._scores(folder) == []  # a training that is not scored
+    (folder / "tasks.tsv").write_text(SCORED + "40\tchoices\tword_perplexity\t9.5\t\t\n")
+    recorded = live.Recorded(growing.read(), growing.before, live._scores(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "_curves", lambda lines, *_: drawn.append(lines) or b"")
+        patch.setattr(plots, "_png", lambda *_: b"")
+        page = live.render(training.read(folder), recorded, 1.0)
+    held_out = drawn[0][1].rows
+    assert (held_out[0]["step"], held_out[0]["held_out_loss"]) == (0, growing.before)
+    assert [row["step"] for row in held_out] == [0, 10, 20, 30, 40]
+    cells = [re.findall(r">([^<]+)</t[hd]>", row) for row in page.split("<tr>") if "40" in row]
+    assert ["next_line", "acc", "40", "0.310", "0.270 to 0.350"] in cells
+    assert ["choices", "word_perplexity", "40", "9.500", "unknown"] in cells
+    assert "next_line  acc from 0.24 to 0.31" in page
 
 
 def test_rows_of_a_transcript_that_grows_are_read_once_and_cut_with_it(root, tmp_path):

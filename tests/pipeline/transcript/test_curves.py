@@ -96,21 +96,39 @@ def test_states_that_verifiers_and_tie_breakers_fetched_are_bytes_to_verify(tmp_
     assert found["bytes_to_verify"] == 2 * (3 * 60 + 60) / 2 / 4
 
 
+def by_thousandths(step):
+    """A schedule that no float64 is equal to, by step."""
+    return np.float32(step) / np.float32(1000)
+
+
 def test_a_round_in_which_nobody_trained_has_no_loss_and_no_line(tmp_path):
     transcript = written(tmp_path / "transcript")
     rows = curves.rows(transcript)
     rows[-1]["loss"] = None
-    curves.write(rows, tmp_path)
+    curves.write(rows, None, by_thousandths, tmp_path)
     assert len((tmp_path / "loss.tsv").read_text().splitlines()) == 2
     assert curves.metrics(rows, transcript, {"a": np.zeros(5)})["loss"] == 7.0
 
 
 def test_tables_have_a_line_per_round_and_a_line_per_measure(tmp_path):
-    curves.write(curves.rows(written(tmp_path / "transcript")), tmp_path)
+    rows = curves.rows(written(tmp_path / "transcript"))
+    curves.write(rows, None, by_thousandths, tmp_path)
     loss = (tmp_path / "loss.tsv").read_text().splitlines()
     assert loss[0].split("\t") == list(curves.COLUMNS["loss"])
-    assert [line.split("\t")[:2] for line in loss[1:]] == [["1", "7.0"], ["2", "6.0"]]
+    lines = [line.split("\t") for line in loss[1:]]
+    assert [(line[0], line[1], line[-1]) for line in lines] == [
+        ("1", "7.0", "0.001"), ("2", "6.0", "0.002"),
+    ]  # fmt: skip
     assert (tmp_path / "held_out.tsv").read_text().splitlines()[1:] == ["2\t7.5\t160\t200\t4.0"]
+
+
+def test_the_held_out_curve_begins_before_the_first_round(tmp_path):
+    rows = curves.rows(written(tmp_path / "transcript"))
+    curves.write(rows, 9.0, by_thousandths, tmp_path)
+    lines = (tmp_path / "held_out.tsv").read_text().splitlines()[1:]
+    assert lines == ["0\t9.0\t0\t0\t0.0", "2\t7.5\t160\t200\t4.0"]
+    extended = [row | {"step": row["step"] + 40} for row in rows]
+    assert curves.held_out(extended, 9.0)[0]["step"] == 40
 
 
 def test_an_extended_run_goes_on_after_the_last_sequence(tmp_path):
