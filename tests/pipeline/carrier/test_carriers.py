@@ -168,7 +168,7 @@ def a_lie_about_its_length(name: str, request: RequestHeader, arrays: list) -> l
 
 def another_version(name: str, request: RequestHeader, arrays: list) -> list:
     (header,) = encode(AnswerHeader(number=request.number, process=name))
-    return [[header.replace(b'"version":1', b'"version":2')]]
+    return [[header.replace(b'"version":2', b'"version":1')]]
 
 
 LOST = {
