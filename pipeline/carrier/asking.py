@@ -77,9 +77,9 @@ class Asking:
         return given
 
     def take_losses(self) -> None:
-        """Take note of the peers that the carrier has lost."""
+        """Take note of the peers that the carrier has lost; the run has no others."""
         for peer, why in self.carrier.lost().items():
-            if peer not in self.absent:
+            if peer in self.here:
                 self.lose(peer, why)
 
     def lose(self, peer: int, why: str) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.carrier.answers import Hello
 from pipeline.carrier.carrier import Answered, Asked
 from pipeline.carrier.channel import Hub, Secret
-from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode
+from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, checked, decode
 
 log = logging.getLogger(__name__)
 
@@ -203,11 +204,12 @@ class Processes:
         peer, process = place[0], self._of.setdefault(place, _Process())
         try:
             header, arrays = decode(AnswerHeader, buffers)
+            if header.says == "hello":
+                process.gang = checked(Hello, header.values, "a hello").gang
         except FrameError as error:
             self.lose(peer, f"nonsense: {error}")
             return
         if header.says == "hello":
-            process.gang = str(header.values.get("gang", ""))
             self._greet(place, process, header.process)
         elif header.process != process.name:
             return  # of a process before

@@ -259,3 +259,12 @@ def test_a_loss_that_is_nan_travels_as_it_is():
     peers.keeps = lambda _: False
     done = peers.step(RoundSteps({LIAR: Work(ROWS[None], 2), 1: Work(ROWS[None], 2)}, 3))
     assert np.isnan(done[LIAR].loss) and done[1].loss == 2.5 and not peers.absent
+
+
+def test_a_process_of_a_peer_that_the_run_does_not_have_never_asks_to_join(caplog):
+    peers = a_round(None)[0]
+    peers.carrier.gone = {PEERS: "its process was started again"}
+    peers.carrier.arrived = lambda: frozenset({PEERS})
+    with caplog.at_level(logging.INFO, "pipeline.carrier"):
+        assert peers.returned() == ()
+    assert not peers.absent and not caplog.records
