@@ -265,8 +265,9 @@ class _Training:
             return
         with self.profile.timed("fetch state"):
             state = self.peers.state()
-        if bad := state.not_finite():  # a loss shows neither a momentum's NaN nor the last round's
-            raise self._stopped(f"{bad[0]} is not finite after round {self.step}")
+        # a loss shows neither a momentum's NaN nor the last round's
+        if bad := state.diverged(taken.entry.evidence.messages):
+            raise self._stopped(f"{bad} is not finite after round {self.step}")
         if snapshot:
             with self.profile.timed("snapshot"):
                 self.writer.snapshot(self.step, state)

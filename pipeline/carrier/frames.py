@@ -5,24 +5,34 @@ and nothing is believed: a header has bounds, and an array the length that its s
 here: a process reads its first request before it knows how many threads JAX may have.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import ml_dtypes  # noqa: F401  (NumPy learns bfloat16)
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from pipeline.errors import brief
-from pipeline.runfile.table import AsTuple, Table
+from pipeline.runfile.table import AsTuple, Table, wrong
 
-VERSION = 1
-HEADER_BYTES = 2**22  # the largest header
+VERSION = 2
+HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
+ANSWER_HEADER_BYTES = 2**20  # ... of an answer
+ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
+ELEMENTS = 2**48  # the most in an array, zeros in its shape not counted
 Buffer = bytes | memoryview
 Process = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
 class FrameError(Exception):
     """Buffers that are no request or answer, or not the one that was expected."""
+
+
+def _bounded(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(max(1, size) for size in shape) > ELEMENTS:  # NumPy refuses it, even if empty
+        raise wrong((), f"at most {ELEMENTS} elements")
+    return shape
 
 
 class Described(Table):
@@ -32,13 +42,18 @@ class Described(Table):
         "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8",
         "uint64", "uint32", "uint16", "uint8", "bool",
     ]  # fmt: skip
-    shape: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=16), AsTuple]
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...],
+        Field(max_length=16),
+        AfterValidator(_bounded),
+        AsTuple,
+    ]
 
 
 class RequestHeader(Table):
     """The header of a request."""
 
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     """Version of the protocol."""
     trainer: Process
     """Random name of the trainer's process."""
@@ -57,9 +72,9 @@ class RequestHeader(Table):
 class AnswerHeader(Table):
     """The header of an answer, or of what a process says unasked: `hello` and `leave`."""
 
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     """Version of the protocol."""
-    number: Annotated[int, Field(ge=0)] | None = None
+    number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Number of the request that it answers; null unasked."""
     process: Process
     """Random name of the process: one that was started again has another."""
@@ -69,7 +84,7 @@ class AnswerHeader(Table):
     """Why the request failed, in one line."""
     values: dict[str, Any] = {}
     """Results that are no arrays."""
-    arrays: Annotated[tuple[Described, ...], AsTuple] = ()
+    arrays: Annotated[tuple[Described, ...], Field(max_length=ARRAYS), AsTuple] = ()
     """The arrays that follow."""
 
 
@@ -89,16 +104,38 @@ def decode(kind: type[Header], buffers: Sequence[Buffer]) -> tuple[Header, list[
     Raises:
       FrameError: The buffers are not a header of this kind and its arrays.
     """
-    if not buffers or len(buffers[0]) > HEADER_BYTES:
-        raise FrameError(f"{len(buffers)} buffers, expected a header of at most {HEADER_BYTES}")
+    most = HEADER_BYTES if kind is RequestHeader else ANSWER_HEADER_BYTES
+    if not buffers or len(buffers[0]) > most:
+        raise FrameError(f"{len(buffers)} buffers, expected a header of at most {most} bytes")
     try:
         header = kind.model_validate_json(bytes(buffers[0]))
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise FrameError(f"{where}: {brief(error.errors()[0]['msg'])}, expected a header") from None
+        raise FrameError(f"{_first(error)}, expected a header") from None
     if len(buffers) - 1 != len(header.arrays):
         raise FrameError(f"{len(buffers) - 1} arrays, expected {len(header.arrays)}")
     return header, [_array(x, b) for x, b in zip(header.arrays, buffers[1:], strict=True)]
+
+
+Values = TypeVar("Values", bound=Table)
+
+
+def checked(kind: type[Values], values: dict[str, Any], name: str) -> Values:
+    """Return the values of a header as what they are to be.
+
+    Raises:
+      FrameError: They are something else; `name` says what was expected.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise FrameError(f"{_first(error)}, expected {name}") from None
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong: where, and what."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = brief(".".join(map(str, first["loc"])))
+    return f"{where}: {brief(first['msg'])}" if where else brief(first["msg"])
 
 
 def _raw(x: np.ndarray) -> Buffer:

@@ -5,8 +5,9 @@
                        shared state
     hyperparameters  none                                         optimizer, inner_steps, wire
     compile          imprecise; rows                              nothing, and a step is compiled
-    align            step                                         nothing
-    train            step, count, imprecise, keep, hash; rows     loss; message, and its state
+    align            step, hash                                   its state's hash
+    train            step, count, imprecise, keep, hash; rows     its state's hash; loss, message,
+                                                                    and its state
     optimize         step, peers, sequences; messages             params' hash
     extract          what: params, shared, own, new; hash         arrays or their hash
     restore          its own state, or none to begin anew         nothing
@@ -14,10 +15,11 @@
     forward          rows                                         each row's loss
     exit             none                                         nothing, and the process ends
 
-What stands after the semicolon are arrays: the leaves of a tree, in the order of JAX.
+What stands after the semicolon are arrays: the leaves of a tree, in the order of JAX. The values
+before it are a table of `ANSWERS` (answers.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -28,12 +30,14 @@ import jax
 import numpy as np
 
 from pipeline import runfile
+from pipeline.carrier.answers import Created, Hashed, Hyperparameters, Nothing, Optimized
 from pipeline.carrier.frames import FrameError, RequestHeader
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import device_groups, of_each_process
 from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import Programs
+from pipeline.runfile.table import Table
 from pipeline.stage import devices, lock
 from pipeline.wire.commitment import tree_hash
 
@@ -41,9 +45,16 @@ OTHER = {"float32": "bfloat16", "bfloat16": "float32"}  # precision
 
 
 class Outcome(NamedTuple):
-    """What an operation gives: values, and arrays."""
+    """What a request gives: values, as a header has them, and arrays."""
 
     values: dict[str, Any] = {}
+    arrays: Sequence[np.ndarray] = ()
+
+
+class _Gives(NamedTuple):
+    """What an operation gives: one of `ANSWERS`, and arrays."""
+
+    values: Table = Nothing()
     arrays: Sequence[np.ndarray] = ()
 
 
@@ -58,6 +69,26 @@ def tree_of(arrays: Sequence[np.ndarray], like: Tree, name: str) -> Tree:
     Raises:
       FrameError: They are not the leaves of such a tree.
     """
+    return trees_of(arrays, {name: like})[name]
+
+
+def trees_of(arrays: Sequence[np.ndarray], like: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Return arrays as several trees, which follow each other.
+
+    Raises:
+      FrameError: They are not the leaves of such trees.
+    """
+    trees, at = {}, 0
+    for name, tree in like.items():
+        size = len(jax.tree.leaves(tree))
+        trees[name] = _tree(arrays[at : at + size], tree, name)
+        at += size
+    if len(arrays) > at:
+        raise FrameError(f"{len(arrays)} arrays, expected {at}")
+    return trees
+
+
+def _tree(arrays: Sequence[np.ndarray], like: Tree, name: str) -> Tree:
     expected = jax.tree.leaves(like)
     found, wanted = ([f"{x.dtype}{[*x.shape]}" for x in some] for some in (arrays, expected))
     if found != wanted:
@@ -87,7 +118,7 @@ class Operations:
         self.replica: Replica
         self.own: Tree = None
         self.done: set[str] = set()  # operations that this process has compiled the programs of
-        self.do: dict[str, Callable[[dict, list[np.ndarray]], Outcome]] = {
+        self.do: dict[str, Callable[[dict, list[np.ndarray]], _Gives]] = {
             "create": self._create,
             "hyperparameters": self._hyperparameters,
             "compile": self._compile,
@@ -110,11 +141,12 @@ class Operations:
             raise FrameError(f"operation {request.operation!r}, expected one of {[*self.do]}")
         try:
             with self._compiling_alone(request.operation):
-                outcome = self.do[request.operation](request.values, arrays)
+                given = self.do[request.operation](request.values, arrays)
         except KeyError as error:
             raise FrameError(f"{request.operation} without {error}, expected it") from error
         # of a peer's several processes, the first answers for all
-        return outcome if jax.process_index() == 0 else Outcome(outcome.values)
+        first = jax.process_index() == 0
+        return Outcome(given.values.model_dump(mode="json"), given.arrays if first else ())
 
     @contextmanager
     def _compiling_alone(self, operation: str) -> Iterator[None]:
@@ -130,41 +162,40 @@ class Operations:
 
     # ---- Operations ----
 
-    def _create(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _create(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         del values
-        count = len(jax.tree.leaves(self.like["params"]))
-        params = tree_of(arrays[:count], self.like["params"], "params")
-        shared = tree_of(arrays[count:], self.like["shared"], "shared state")
+        like = {"params": self.like["params"], "shared state": self.like["shared"]}
+        params, shared = trees_of(arrays, like).values()
         self.replica = Replica.put(self.programs, self.group, params, shared)
-        return Outcome({"environment": devices.describe(jax.process_count())})
+        return _Gives(Created(environment=devices.describe(jax.process_count())))
 
-    def _hyperparameters(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _hyperparameters(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         del values, arrays
         llm = self.run.llm.model_dump(mode="json", include={"optimizer", "lr_schedule"})
         steps, wire = self.programs.optimizer.inner_steps, self.programs.layout_of_messages
-        return Outcome(llm | {"inner_steps": steps, "wire": wire})
+        return _Gives(Hyperparameters(**llm, inner_steps=steps, wire=wire))
 
-    def _compile(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _compile(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         replica = self._replica(imprecise=values["imprecise"])
         replica.compile_step(self.own, self._work({"count": 0}, arrays))
         self.done |= {"train", "recompute"}  # which need wait for nobody now
-        return Outcome()
+        return _Gives()
 
-    def _align(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _align(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         del arrays
         self.own = self.replica.align(self.own, values["step"])
-        return Outcome()
+        return _Gives(Hashed(hash=self._hash(self.own) if values["hash"] else None))
 
-    def _train(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _train(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         replica = self._replica(imprecise=values["imprecise"])
         result = replica.step(self.own, self._work(values, arrays), values["step"])
         self.own = result.own
         kept = self._copied(self.own) if values["keep"] else []
         state = self._hash(self.own) if values["hash"] else None
         message, loss = self.group.fetch((result.message, result.loss))
-        return Outcome({"loss": float(loss), "hash": state}, [*leaves(message), *kept])
+        return _Gives(Hashed(hash=state), [*leaves(loss), *leaves(message), *kept])
 
-    def _optimize(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _optimize(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         like, peers = self.programs.form.like, values["peers"]
         size = len(jax.tree.leaves(like))
         messages = {
@@ -174,9 +205,9 @@ class Operations:
         given = dict(zip(peers, values["sequences"], strict=True))
         count, step = self.run.peers.count, values["step"]
         self.replica = self.replica.receive(messages, given, like, count, step)
-        return Outcome({"params": self._hash(self.replica.params)})
+        return _Gives(Optimized(params=self._hash(self.replica.params)))
 
-    def _extract(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _extract(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         del arrays
         trees: dict[str, Callable[[], Tree]] = {
             "params": lambda: self.replica.params,
@@ -186,31 +217,31 @@ class Operations:
         }
         tree = trees[values["what"]]()
         if values["hash"]:
-            return Outcome({"hash": self._hash(tree)})
-        return Outcome({}, self._copied(tree))
+            return _Gives(Hashed(hash=self._hash(tree)))
+        return _Gives(Hashed(hash=None), self._copied(tree))
 
-    def _restore(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _restore(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         del values
         if arrays:
             self.own = self.group.put(tree_of(arrays, self.like["own"], "own state"))
         else:
             self.own = self.replica.new_own()
-        return Outcome()
+        return _Gives()
 
-    def _recompute(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _recompute(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         count = len(jax.tree.leaves(self.like["own"]))
         own = self.group.put(tree_of(arrays[:count], self.like["own"], "own state"))
         work = self._work(values, arrays[count:])
         result = self.replica.step(own, work, values["step"])
         message = leaves(self.group.fetch(result.message))
-        return Outcome({"hash": self._hash(result.own)}, message)
+        return _Gives(Hashed(hash=self._hash(result.own)), message)
 
-    def _forward(self, values: dict, arrays: list[np.ndarray]) -> Outcome:
+    def _forward(self, values: dict, arrays: list[np.ndarray]) -> _Gives:
         del values
         (rows_BW,) = arrays
         rows_BW = self.group.put_rows(rows_BW, axis=0)
         losses = self.programs.measure(self.replica.params, rows_BW)
-        return Outcome({}, leaves(self.group.fetch(losses)))
+        return _Gives(arrays=leaves(self.group.fetch(losses)))
 
     # ---- What they need ----
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.carrier.answers import Hello
 from pipeline.carrier.carrier import Answered, Asked
 from pipeline.carrier.channel import Heard, Hub
-from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode
+from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, checked, decode
 from pipeline.carrier.secret import Place
 
 log = logging.getLogger(__name__)
@@ -199,11 +200,12 @@ class Processes:
         process = self._of.setdefault(place, _Process())
         try:
             header, arrays = decode(AnswerHeader, heard.buffers)
+            if header.says == "hello":
+                process.gang = checked(Hello, header.values, "a hello").gang
         except FrameError as error:
             self.lose(peer, f"nonsense: {heard.flaw or error}")
             return
         if header.says == "hello":
-            process.gang = str(header.values.get("gang", ""))
             self._greet(heard, process, header.process)
         elif header.process != process.name:
             return  # of a process before

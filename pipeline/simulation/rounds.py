@@ -3,7 +3,7 @@
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -147,7 +147,7 @@ class Simulation:
                 if self.kept.checkpoints:
                     self.kept.rounds.append(taken.entry)
                     if self.step % every == 0 or self.step == total:
-                        self._save()
+                        self._save(taken.entry.evidence.messages)
                 if show_progress:
                     bar.advance(**self._shown())
                 if on_round:
@@ -294,7 +294,7 @@ class Simulation:
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         return Programs(task.in_dtype(other), self.programs.optimizer)
 
-    def _save(self) -> None:
+    def _save(self, senders: Collection[int]) -> None:
         rest = {
             "micro_batch": self.run.peers.micro_batch,
             "faults": self.faults.to_json(),
@@ -302,9 +302,9 @@ class Simulation:
             "curves": asdict(self.log.curves),
         }
         state = self.peers.state()
-        if bad := state.not_finite():
+        if bad := state.diverged(senders):
             raise LockstepError(
-                f"simulate: {bad[0]} is not finite after round {self.step}, expected numbers; try "
+                f"simulate: {bad} is not finite after round {self.step}, expected numbers; try "
                 "a lower learning_rate"
             )
         self.kept.rounds.flush()  # a checkpoint that outlives a power cut finds them

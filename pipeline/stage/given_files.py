@@ -93,20 +93,29 @@ def check_inside(path: Path, folder: Path) -> None:
         )
 
 
-def check_file(path: Path, folder: Path | None = None) -> None:
+def check_file(path: Path, folder: Path | None = None, *, most: int | None = None) -> None:
     """Check that a path is a regular file, and that no link leads to it out of `folder`.
 
+    From a pipe nothing may ever come, and from a device without end.
+
+    Args:
+      path: The file, or a link to it.
+      folder: Where it has to be; None: anywhere.
+      most: Its largest size in bytes; None: any.
+
     Raises:
-      LockstepError: it is something else, or not there.
+      LockstepError: it is something else, larger, or not there.
     """
     if folder is not None:
         check_inside(path, folder)
     try:
-        mode = os.stat(path).st_mode
+        status = os.stat(path)
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
-    if not stat.S_ISREG(mode):
-        raise LockstepError(f"{path}: neither file nor folder, expected a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise LockstepError(f"{path}: not a regular file, expected one")
+    if most is not None and status.st_size > most:
+        raise LockstepError(f"{path}: {status.st_size} bytes, expected at most {most}")
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -186,28 +195,6 @@ def check_regular(folder: Path) -> None:
         check_inside(path, folder)
         if not path.is_dir():  # a link to one inside
             check_file(path)
-
-
-def check_file(path: Path, most: int | None = None) -> None:
-    """Check that a path leads to a regular file, whose bytes come to an end.
-
-    From a pipe nothing may ever come, and from a device without end.
-
-    Args:
-      path: The file, or a link to it.
-      most: Its largest size in bytes; None: any.
-
-    Raises:
-      LockstepError: it is missing, something else, or larger.
-    """
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a file") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise LockstepError(f"{path}: no regular file, expected one")
-    if most is not None and status.st_size > most:
-        raise LockstepError(f"{path}: {status.st_size} bytes, expected at most {most}")
 
 
 def no_link(path: str, flags: int) -> int:

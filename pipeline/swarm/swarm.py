@@ -1,5 +1,6 @@
 """One round of all peers, from their batches to the params they agree on next."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
 
+log = logging.getLogger(__name__)
+
 
 class Taken(NamedTuple):
     """A round that was taken: its record, and the bytes that were sent, by peer.
@@ -39,7 +42,7 @@ class Taken(NamedTuple):
 
 
 class NotFiniteError(Exception):
-    """The peers' mean loss is not finite; nothing of the round was sent."""
+    """No peer's loss, or no peer's message, is finite: training diverged."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Swarm:
         A run that was paused is resumed.
 
         Raises:
-          NotFiniteError: The loss is not finite.
+          NotFiniteError: No peer's loss is finite, or no peer's message.
           LockstepError: Too few peers are left.
         """
         with self.timed("assign"):
@@ -111,6 +114,11 @@ class Swarm:
             sent, others, to = self.faults.tamper(sent, messages, round_)
         with self.timed("decode"):
             received = self._received(sent, round_)
+        if sent and not received and not any(map(_is_finite, true.values())):
+            raise NotFiniteError(
+                f"no peer's message is finite at round {round_.step}: gradients are infinite or "
+                "NaN though the loss is not"
+            )
         evidence = Evidence(
             messages={p: replace(_message(s), state=done[p].state) for p, s in sent.items()},
             others={p: replace(_message(s), to=to[p]) for p, s in others.items()},
@@ -207,7 +215,7 @@ class Swarm:
     def _step(
         self, given: Mapping[int, Work], round_: Round
     ) -> tuple[dict[int, Done], float | None]:
-        """What everybody with work did, and their mean loss."""
+        """What everybody with work did, and the mean of their losses that are finite."""
         if not given:
             return {}, None
         read = partial(self._read, round_=round_)
@@ -218,10 +226,13 @@ class Swarm:
         done = self.peers.step(RoundSteps(work, round_.step, programs, hashed))
         if not done:
             return {}, None
-        loss = float(np.mean([d.loss for d in done.values()]))
-        if not np.isfinite(loss):
-            raise NotFiniteError(f"loss is {loss} at round {round_.step}")
-        return done, loss
+        losses = {peer: d.loss for peer, d in done.items()}
+        finite = [loss for loss in losses.values() if np.isfinite(loss)]
+        if not finite:
+            raise NotFiniteError(f"loss is {sum(losses.values())} at round {round_.step}")
+        for peer in [peer for peer, loss in losses.items() if not np.isfinite(loss)]:
+            log.info(f"round {round_.step}: peer {peer}'s loss is {losses[peer]}, others' are not")
+        return done, float(np.mean(finite))
 
     def _arrivals(
         self,
@@ -247,8 +258,8 @@ class Swarm:
         for peer, s in sent.items():
             try:
                 received[peer] = exchange.receive(s, peer, round_, self.form)
-            except wire.WireError:
-                continue
+            except wire.WireError as error:
+                log.info(f"round {round_.step}: peer {peer}'s message is refused: {error}")
         return received
 
 
@@ -310,6 +321,10 @@ class _Verification:
             Claim(exchange.commit(message, peer, self.round_).hex(), state)
             for (_, peer), (message, state) in zip(pairs, results, strict=True)
         ]
+
+
+def _is_finite(message: Tree) -> bool:
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(message))
 
 
 def _message(sent: Sent) -> Message:

@@ -63,7 +63,7 @@ def check_yaml(path: Path, *, functions: bool) -> None:
     Raises:
       LockstepError: It is no regular file; it is too large, or too deep; or it names code.
     """
-    check_file(path, YAML_BYTES)
+    check_file(path, most=YAML_BYTES)
     opened: list[tuple[str | None, int]] = []  # the anchors, and nodes so far, of what is not done
     known: dict[str, int] = {}
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)

@@ -384,9 +384,9 @@ def make_large(path: Path) -> None:
 
 
 STRANGE = {
-    "a pipe for the run": (put(os.mkfifo, "run.json"), "neither file nor folder"),
-    "a pipe for the manifest": (put(os.mkfifo, "bundle.json"), "neither file nor folder"),
-    "a pipe nobody lists": (put(os.mkfifo, "transcript/x"), "neither file nor folder"),
+    "a pipe for the run": (put(os.mkfifo, "run.json"), "not a regular file"),
+    "a pipe for the manifest": (put(os.mkfifo, "bundle.json"), "not a regular file"),
+    "a pipe nobody lists": (put(os.mkfifo, "transcript/x"), "not a regular file"),
     "a link": (put(lambda path: path.symlink_to("/etc/hosts"), "run.json"), "a link to /etc"),
     "a link to a folder": (put(lambda path: path.symlink_to("/etc"), "etc"), "a link to /etc"),
     "100 GB": (put(make_large, "tokens.safetensors"), "100.0 GB, expected at most 4 GB; "),

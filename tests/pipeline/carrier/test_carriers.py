@@ -209,7 +209,7 @@ def a_lie_about_its_length(name: str, request: RequestHeader, arrays: list) -> l
 
 def another_version(name: str, request: RequestHeader, arrays: list) -> list:
     (header,) = encode(AnswerHeader(number=request.number, process=name))
-    return [[header.replace(b'"version":1', b'"version":2')]]
+    return [[header.replace(b'"version":2', b'"version":1')]]
 
 
 LOST = {
@@ -231,6 +231,17 @@ def test_a_peer_that_fails_is_lost_with_one_line_and_the_others_answer(tmp_path,
         assert line.startswith(LOST[reply]) and "\n" not in line
         assert carrier.ask({0: asked(3), 1: asked(4)}, 10).keys() == {1}
         assert carrier.lost() == {0: "its process is not there"}
+
+
+@pytest.mark.parametrize("values", [{"gang": "x" * 400}, {"gang": []}, {"gang": "", "more": 1}])
+def test_a_hello_that_is_none_is_no_process_and_costs_the_others_nothing(tmp_path, values):
+    with carrying(tmp_path, echo, echo) as (carrier, scripts):
+        nonsense = AnswerHeader(process=NAMES[0], says="hello", values=values)
+        scripts[1].reply = lambda *_: [encode(nonsense)]
+        assert carrier.ask({0: asked(1), 1: asked(2)}, 10).keys() == {0}
+        (line,) = carrier.lost().values()
+        assert line.startswith("nonsense: ") and len(line) < 200
+        assert carrier.ask({0: asked(3)}, 10).keys() == {0}
 
 
 def test_a_process_started_again_is_another_one_and_has_arrived_anew(tmp_path):

@@ -355,6 +355,10 @@ WRONG = [
     ({"stacked": ("z",)}, "stacked has 'z', expected some of b, w"),
     ({"learning_rate": -1.0}, "learning_rate.Constant.base_lr is -1.0, expected a number greater"),
     ({"learning_rate": 1e30}, "loss is (inf|nan) at round [23], expected a finite number; try a"),
+    (
+        {"loss_fn": lambda p, b, r: squares(p, b, r) + jnp.sqrt(jnp.sum(p["b"] * 0))},
+        "no peer's message is finite at round 1: gradients are infinite or NaN though the loss is",
+    ),
     ({"links": {"upload": 3}}, "links.upload: unknown key, expected one of upload_mbps, "),
     ({"faults": [{"kind": "noise", "peer": 7, "rounds": [1, 1]}]}, r"faults\[0\].peer is 7, exp"),
     (

@@ -53,7 +53,7 @@ def test_a_snapshot_of_the_hubs_cache_may_lead_to_its_blobs(tmp_path, repository
 def test_a_folder_of_a_stranger_holds_files_and_folders_alone(folder):
     given_files.check_regular(folder)
     os.mkfifo(folder / "pipe")
-    assert "pipe: neither file nor folder" in refusal(given_files.check_regular, folder)
+    assert "pipe: not a regular file" in refusal(given_files.check_regular, folder)
     (folder / "pipe").unlink()
     (folder / "link").symlink_to("../secret")
     assert "link: a link to " in refusal(given_files.check_regular, folder)

@@ -104,7 +104,7 @@ def test_a_yaml_file_is_bounded_before_it_is_parsed(tmp_path):
     task_trust.check_yaml(path, functions=True)
     path.unlink()
     os.mkfifo(path)
-    assert "no regular file" in refusal(task_trust.check_yaml, path, functions=True)
+    assert "not a regular file" in refusal(task_trust.check_yaml, path, functions=True)
 
 
 # ---- Whole tasks ----
