@@ -251,6 +251,7 @@ class RemotePeers(Asking):
         if peer in self.here:
             self.ask({peer: Asked("restore", {})})
             self._committed.pop(peer, None)
+            self._own.pop(peer, None)  # what it was asked for in this round
             if self._verifies and peer in self.here:
                 self._committed[peer] = self._hash("new")
         if peer in self.absent:

@@ -96,6 +96,7 @@ class Swarm:
             before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
         with self.timed("train"):
             done, loss = self._step(given, round_)
+            self.peers.sit_out(round_.idle.difference(silent), round_.step)
         true = {peer: one.message for peer, one in done.items()}
 
         # Who was lost meanwhile did not take part, as far as the others can tell
@@ -105,7 +106,6 @@ class Swarm:
         checked = {v: p for v, p in checked.items() if v not in silent and p in given}
         for peer in silent:  # its state is lost, or nobody knows it
             self.peers.restart(peer)
-        self.peers.sit_out(round_.idle.difference(silent), round_.step)
 
         # Exchange: bytes, when they arrive, and what they decode to
         with self.timed("encode"):

@@ -267,7 +267,7 @@ def test_a_key_that_the_trainer_does_not_know_ends_its_process_in_one_line(tmp_p
 
 def test_a_peers_key_says_which_peer_it_is_whatever_its_process_says(tmp_path):
     def as_another(name: str, request: RequestHeader, arrays: list) -> list:
-        values = {"peer": 0, "name": "peer-0.0"}
+        values = {"peer": 0}
         return [
             encode(AnswerHeader(process=NAMES[1], says="hello", values=values)),
             encode(AnswerHeader(number=request.number, process=NAMES[0], values={"value": -1})),
