@@ -265,9 +265,8 @@ class _Training:
             return
         with self.profile.timed("fetch state"):
             state = self.peers.state()
-        # a loss shows neither a momentum's NaN nor the last round's
-        if bad := state.diverged(taken.entry.evidence.messages):
-            raise self._stopped(f"{bad} is not finite after round {self.step}")
+        if bad := state.not_finite():  # a loss shows neither a momentum's NaN nor the last round's
+            raise self._stopped(f"{bad[0]} is not finite after round {self.step}")
         if snapshot:
             with self.profile.timed("snapshot"):
                 self.writer.snapshot(self.step, state)
@@ -282,7 +281,7 @@ class _Training:
     def _make_peers(self, state: State, absent: Sequence[int]) -> RunningPeers:
         run, programs = self.run, self.setup.programs
         if run.runtime.carrier == "in_process":
-            return make_peers(programs, run.peers.layout, state, jax.devices())
+            return make_peers(programs, run.peers.layout, state, jax.devices(), absent)
         return remote_peers(self.setup, state, self.paths.scratch, self._state_is_due, absent)
 
     def _state_is_due(self, step: int) -> bool:

@@ -105,6 +105,7 @@ class _WindowReplay:
             for peer in peers
         }
         self.found: list[Finding] = []
+        self.strayed: set[int] = set()  # peers that last committed to another state than replayed
 
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
         """Recompute the window's rounds, and compare the state at every snapshot."""
@@ -133,6 +134,7 @@ class _WindowReplay:
         for peer in (*entry.round.joined, *entry.evidence.silent):
             if peer in self.own:
                 self.own[peer] = self.replica.new_own()
+                self.strayed.discard(peer)
         if entry.joined_params is not None:
             self._compare_params(entry.round.step, "were given to peers", entry.joined_params)
 
@@ -188,9 +190,19 @@ class _WindowReplay:
         if message.state is None:
             return
         replayed = Claim(commitment, tree_hash(jax.device_get(self.own[peer])))
-        if replayed.state != message.state:
+        strays = replayed.state != message.state
+        if strays:
             text = f"committed to state {message.state[:12]}, its replay gives "
             self._blame(entry, peer, "state", text + replayed.state[:12], applied)
+        if peer not in self.strayed:
+            self._judge_checks(entry, peer, replayed)
+        (self.strayed.add if strays else self.strayed.discard)(peer)
+
+    def _judge_checks(self, entry: Entry, peer: int, replayed: Claim) -> None:
+        """Blame who recomputed a peer's step with another result.
+
+        From a state that the peer committed to falsely, an honest verifier gets another one too.
+        """
         evidence = entry.evidence
         claims = [(check.verifier, check.found) for check in evidence.checks if check.peer == peer]
         for ruling in evidence.rulings:

@@ -3,7 +3,7 @@
 import functools
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -147,7 +147,7 @@ class Simulation:
                 if self.kept.checkpoints:
                     self.kept.rounds.append(taken.entry)
                     if self.step % every == 0 or self.step == total:
-                        self._save(taken.entry.evidence.messages)
+                        self._save()
                 if show_progress:
                     bar.advance(**self._shown())
                 if on_round:
@@ -170,7 +170,9 @@ class Simulation:
         self._choose_micro_batch(saved and saved.rest["micro_batch"])
         state = saved.state if saved else start.state
         self.step = saved.step if saved else 0
-        self.peers = make_peers(self.programs, self.run.peers.layout, state, jax.devices())
+        absent = saved.rest["absent"] if saved else ()
+        layout = self.run.peers.layout
+        self.peers = make_peers(self.programs, layout, state, jax.devices(), absent)
         self.swarm = Swarm(
             self.run,
             self.peers,
@@ -294,17 +296,18 @@ class Simulation:
         other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
         return Programs(task.in_dtype(other), self.programs.optimizer)
 
-    def _save(self, senders: Collection[int]) -> None:
+    def _save(self) -> None:
         rest = {
             "micro_batch": self.run.peers.micro_batch,
             "faults": self.faults.to_json(),
             "ejected": self.ejected,
+            "absent": sorted(self.peers.absent),
             "curves": asdict(self.log.curves),
         }
         state = self.peers.state()
-        if bad := state.diverged(senders):
+        if bad := state.not_finite():
             raise LockstepError(
-                f"simulate: {bad} is not finite after round {self.step}, expected numbers; try "
+                f"simulate: {bad[0]} is not finite after round {self.step}, expected numbers; try "
                 "a lower learning_rate"
             )
         self.kept.rounds.flush()  # a checkpoint that outlives a power cut finds them

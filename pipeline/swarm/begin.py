@@ -1,6 +1,6 @@
 """What a training and its audit begin with: programs, data and the state before the first round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -121,12 +121,16 @@ def blank(
 
 
 def make_peers(
-    programs: Programs, layout: str, state: State, devices: Sequence[jax.Device]
+    programs: Programs,
+    layout: str,
+    state: State,
+    devices: Sequence[jax.Device],
+    absent: Iterable[int] = (),
 ) -> SimulatedPeers:
-    """Return a run's peers, for `[peers] layout`."""
+    """Return a run's peers, for `[peers] layout`; `absent` when `state` was saved."""
     if layout == "each":
-        return SimulatedPeers(programs, state, devices)
-    return FusedPeers(programs, layout, state, devices)
+        return SimulatedPeers(programs, state, devices, absent)
+    return FusedPeers(programs, layout, state, devices, absent)
 
 
 def repeats_bit_for_bit(setup: Setup) -> bool:

@@ -3,7 +3,7 @@
 Fast on many devices; its bits differ from those of `peer_step`, so an audit compares distances.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 
 import jax
@@ -24,10 +24,15 @@ class FusedPeers(SimulatedPeers):
     """Peers as rows of an axis: spread over devices by shard_map, or vmapped on one group."""
 
     def __init__(
-        self, programs: Programs, layout: str, state: State, devices: Sequence[jax.Device]
+        self,
+        programs: Programs,
+        layout: str,
+        state: State,
+        devices: Sequence[jax.Device],
+        absent: Iterable[int] = (),
     ):
         self.layout, self.parts = layout, programs.parts
-        super().__init__(programs, state, devices)
+        super().__init__(programs, state, devices, absent)
         self._step_all = self._fuse()
 
     def group_of(self, peer: int) -> DeviceGroup:

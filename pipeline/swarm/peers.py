@@ -1,6 +1,7 @@
 """Simulated peers on the devices there are: in turns where peers outnumber device groups."""
 
-from collections.abc import Mapping, Sequence, Set
+import logging
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,8 @@ from pipeline.programs.replica import Replica, Work
 from pipeline.programs.train_step import PeerResult, Programs, micro_batches
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
+
+log = logging.getLogger(__name__)
 
 
 class Rows(Protocol):
@@ -60,7 +63,7 @@ class RunningPeers(Protocol):
     Attributes:
       programs: The run's programs.
       count: How many peers the run has.
-      absent: Peers whose process is gone, or holds no state yet.
+      absent: Peers whose process is gone, or whose state is.
     """
 
     programs: Programs
@@ -95,6 +98,9 @@ class RunningPeers(Protocol):
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
     ) -> list[tuple[Tree, str]]:
         """Return message and state's hash of each recomputed step: (who, from what state, work)."""
+
+    def distrust(self, peer: int, why: str) -> None:
+        """Lose a peer for what it did: it is absent until it joins, or is taken back."""
 
     def join(self, peer: int) -> None:
         """Have a peer take over what the others agree on, with a new state of its own."""
@@ -143,12 +149,17 @@ class SimulatedPeers:
       programs: The run's jitted programs.
       state: State to begin with.
       devices: Devices to spread the peers over.
+      absent: Peers that were absent when `state` was saved.
     """
 
-    absent: frozenset[int] = frozenset()  # they live and die with this process
-
-    def __init__(self, programs: Programs, state: State, devices: Sequence[jax.Device]):
-        self.programs = programs
+    def __init__(
+        self,
+        programs: Programs,
+        state: State,
+        devices: Sequence[jax.Device],
+        absent: Iterable[int] = (),
+    ):
+        self.programs, self.absent = programs, frozenset(absent)
         self.count = len(state.own)
         self.groups = self._choose(device_groups(devices, programs.parts))
         self._replicas = self._spread(state.params, state.shared)
@@ -163,12 +174,12 @@ class SimulatedPeers:
         return str(self.group_of(peer))
 
     def returned(self) -> tuple[int, ...]:
-        """Return no peer: none was ever gone."""
-        return ()
+        """Return the absent peers: they can join at once, with a new state."""
+        return tuple(sorted(self.absent))
 
     def await_return(self) -> tuple[int, ...]:
-        """Return no peer: none can return, since none was ever gone."""
-        return ()
+        """Return the absent peers."""
+        return self.returned()
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
         """Return no peer: none asks to leave."""
@@ -214,12 +225,19 @@ class SimulatedPeers:
         results = jax.device_get([(result.message, result.own) for result in results])
         return [(message, tree_hash(own)) for message, own in results]
 
+    def distrust(self, peer: int, why: str) -> None:
+        """Lose a peer for what it did: it is absent until it joins, or is taken back."""
+        log.info(f"train: peer {peer} is lost: {why}")
+        self.absent |= {peer}
+
     def join(self, peer: int) -> None:
         """Give a peer a new state of its own: here it has what the others agree on."""
+        self.absent -= {peer}
         self.restart(peer)
 
     def take_back(self, members: Set[int]) -> None:
-        """Do nothing: no process was ever gone."""
+        """Have members that were silent go on from their new state."""
+        self.absent -= members
 
     def restart(self, peer: int) -> None:
         """Give a peer a new state of its own, at the params that the others have."""

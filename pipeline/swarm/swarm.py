@@ -1,6 +1,5 @@
 """One round of all peers, from their batches to the params they agree on next."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,8 +25,6 @@ from pipeline.transcript.entry import Entry
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
-
-log = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
@@ -114,11 +111,6 @@ class Swarm:
             sent, others, to = self.faults.tamper(sent, messages, round_)
         with self.timed("decode"):
             received = self._received(sent, round_)
-        if sent and not received and not any(map(_is_finite, true.values())):
-            raise NotFiniteError(
-                f"no peer's message is finite at round {round_.step}: gradients are infinite or "
-                "NaN though the loss is not"
-            )
         evidence = Evidence(
             messages={p: replace(_message(s), state=done[p].state) for p, s in sent.items()},
             others={p: replace(_message(s), to=to[p]) for p, s in others.items()},
@@ -215,7 +207,10 @@ class Swarm:
     def _step(
         self, given: Mapping[int, Work], round_: Round
     ) -> tuple[dict[int, Done], float | None]:
-        """What everybody with work did, and the mean of their losses that are finite."""
+        """What everybody with work did, and their mean loss.
+
+        A peer whose loss or message is not finite is lost, where that is not so of all.
+        """
         if not given:
             return {}, None
         read = partial(self._read, round_=round_)
@@ -226,13 +221,19 @@ class Swarm:
         done = self.peers.step(RoundSteps(work, round_.step, programs, hashed))
         if not done:
             return {}, None
-        losses = {peer: d.loss for peer, d in done.items()}
-        finite = [loss for loss in losses.values() if np.isfinite(loss)]
-        if not finite:
-            raise NotFiniteError(f"loss is {sum(losses.values())} at round {round_.step}")
-        for peer in [peer for peer, loss in losses.items() if not np.isfinite(loss)]:
-            log.info(f"round {round_.step}: peer {peer}'s loss is {losses[peer]}, others' are not")
-        return done, float(np.mean(finite))
+        bad = {peer: why for peer, d in done.items() if (why := _not_finite(d))}
+        if len(bad) == len(done):
+            loss = sum(d.loss for d in done.values())
+            raise NotFiniteError(
+                f"no peer's message is finite at round {round_.step}: gradients are infinite or "
+                "NaN though the loss is not"
+                if np.isfinite(loss)
+                else f"loss is {loss} at round {round_.step}"
+            )
+        for peer, why in bad.items():
+            self.peers.distrust(peer, f"{why} at round {round_.step}, others' are finite")
+        done = {peer: d for peer, d in done.items() if peer not in bad}
+        return done, float(np.mean([d.loss for d in done.values()]))
 
     def _arrivals(
         self,
@@ -258,8 +259,8 @@ class Swarm:
         for peer, s in sent.items():
             try:
                 received[peer] = exchange.receive(s, peer, round_, self.form)
-            except wire.WireError as error:
-                log.info(f"round {round_.step}: peer {peer}'s message is refused: {error}")
+            except wire.WireError:
+                continue
         return received
 
 
@@ -323,8 +324,17 @@ class _Verification:
         ]
 
 
-def _is_finite(message: Tree) -> bool:
-    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(message))
+def _not_finite(done: Done) -> str:
+    """What of a peer's step is infinite or NaN, or nothing."""
+    if not np.isfinite(done.loss):
+        return f"its loss is {done.loss}"
+    with np.errstate(over="ignore", invalid="ignore"):  # a sum takes half the time
+        for leaf in map(np.asarray, jax.tree.leaves(done.message)):
+            if leaf.dtype.kind not in "biu" and not (
+                np.isfinite(leaf.sum()) or np.isfinite(leaf).all()
+            ):
+                return "its message is not finite"
+    return ""
 
 
 def _message(sent: Sent) -> Message:

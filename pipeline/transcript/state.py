@@ -1,8 +1,6 @@
 """The whole state of a training, and its hashes."""
 
-import logging
 import os
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -13,9 +11,6 @@ from pipeline.optim.optimizer import Tree
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.table import Table
 from pipeline.wire.commitment import tree_hash
-
-OWN = "own/"  # how the names of what peers own begin
-log = logging.getLogger(__name__)
 
 
 class State(NamedTuple):
@@ -35,20 +30,6 @@ class State(NamedTuple):
             for path, leaf in jax.tree.leaves_with_path(self)
             if not np.isfinite(leaf).all()
         ]
-
-    def diverged(self, senders: Collection[int]) -> str | None:
-        """Return the first array that shows that training diverged, if any does.
-
-        Params and what the optimizer shares must be finite; of what peers own, that of one of
-        `senders`, who took the round's steps. One whose state alone is not spoils its own messages.
-        """
-        bad = self.not_finite()
-        spoilt = {int(name.split("/")[1]) for name in bad if name.startswith(OWN)}
-        if senders and spoilt.issuperset(senders):
-            return bad[0]
-        for peer in sorted(spoilt.intersection(senders)):
-            log.info(f"peer {peer}'s own state is not finite, others' are")
-        return next((name for name in bad if not name.startswith(OWN)), None)
 
 
 class StateHashes(Table):

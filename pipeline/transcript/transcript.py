@@ -202,8 +202,8 @@ class Transcript:
         )
 
     def own(self, step: int, peer: int, like: Tree) -> Tree:
-        """Return what a peer owns after `step`: whatever its steps made of it, NaN too."""
-        return load_tree(self._snapshot(step) / f"own-{peer:03}.safetensors", like, finite=False)
+        """Return what a peer owns after `step`."""
+        return load_tree(self._snapshot(step) / f"own-{peer:03}.safetensors", like)
 
     def message(self, message: Message, form: wire.Form) -> Tree:
         """Return a message, decoded. The first ones are cached: audit and replay need each.

@@ -23,8 +23,8 @@ def save_tree(path: Path, tree: Tree) -> None:
     tensorfile.write(path, specs, lambda name: tensorfile.pieces(arrays[name]))
 
 
-def load_tree(path: Path, like: Tree, *, finite: bool = True) -> Tree:
-    """Read what `save_tree` wrote, in the structure of `like`; of it `finite` numbers, or any.
+def load_tree(path: Path, like: Tree) -> Tree:
+    """Read what `save_tree` wrote, in the structure of `like`.
 
     Raises:
       LockstepError: A tensor is missing, unexpected, of another shape or dtype than in `like`, or
@@ -38,8 +38,8 @@ def load_tree(path: Path, like: Tree, *, finite: bool = True) -> Tree:
         actual, wanted = (f"{a.dtype}{list(a.shape)}" for a in (arrays[name], expected[name]))
         if actual != wanted:
             raise LockstepError(f"{path}: tensor {name} is {actual}, expected {wanted}")
-        if finite and not (numbers := np.isfinite(arrays[name])).all():
-            worst = arrays[name][~numbers][0]
+        if not (finite := np.isfinite(arrays[name])).all():
+            worst = arrays[name][~finite][0]
             raise LockstepError(f"{path}: tensor {name} has a value of {worst}, expected numbers")
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in expected])
 

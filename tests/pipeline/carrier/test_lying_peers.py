@@ -1,6 +1,7 @@
 """What a peer answers is checked before anything is done with it: who lies is lost, with one line.
 
-The processes are a few arrays here, and the answers go through the bytes of the channel.
+The processes are a few arrays here, and the answers go through the bytes of the channel;
+test_lies_and_audits.py has real ones.
 """
 
 import json
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.carrier.answers import ANSWERS
 from pipeline.carrier.carrier import Answered, Asked
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode, encode
 from pipeline.carrier.remote_peers import Patience, RemotePeers
@@ -21,6 +23,7 @@ from pipeline.stage import devices
 from pipeline.swarm.peers import RoundSteps
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
+from tests import tiny
 from tests.pipeline.swarm import simulated
 
 PEERS, LIAR = 4, 0
@@ -259,6 +262,14 @@ def test_a_loss_that_is_nan_travels_as_it_is():
     peers.keeps = lambda _: False
     done = peers.step(RoundSteps({LIAR: Work(ROWS[None], 2), 1: Work(ROWS[None], 2)}, 3))
     assert np.isnan(done[LIAR].loss) and done[1].loss == 2.5 and not peers.absent
+
+
+def test_the_page_has_each_operation_with_the_values_that_it_gives():
+    text = (tiny.PROJECT / "docs/reference/sidecar.md").read_text()
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    for operation, kind in ANSWERS.items():
+        gives = rows[operation].split("|")[4]
+        assert all(f"`{name}`" in gives for name in kind.model_fields), operation
 
 
 def test_a_process_of_a_peer_that_the_run_does_not_have_never_asks_to_join(caplog):
