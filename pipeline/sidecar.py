@@ -86,7 +86,8 @@ class _Alone:
             )
         if why != self.said:
             waits = f"; trying again, for {self.wait_seconds:g} s"
-            print(f"{line.address}: {why}{waits}" if why else f"{line.address}: connected")
+            said = f"{why}{waits}" if why else "connected"
+            print(f"{line.address}: {said}", flush=True)
         self.said = why
 
 

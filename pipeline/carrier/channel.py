@@ -1,8 +1,8 @@
 """An encrypted, authenticated way between the trainer and the processes of peers, over ZeroMQ.
 
 Each end proves with CURVE that it knows its key; carrier/secret.py has them. A message is a list of
-buffers. It travels as their sizes and then parts of at most `PART_BYTES`, so that whoever knows no
-key can make the other end take no more than that.
+buffers. It travels as their number, and sizes and bytes in parts of at most `PART_BYTES`, so that
+whoever knows no key can make the other end take no more than that.
 """
 
 import re
@@ -23,7 +23,7 @@ from pipeline.carrier.secret import PeerSecret, Place, Secrets, public_of
 from pipeline.errors import LockstepError, brief
 
 PART_BYTES = 2**18
-MOST_BUFFERS = 2**16  # in a message
+MOST_BUFFERS = 2**17  # in a message
 OVERHEAD = 2**10  # of CURVE, in a part
 WAITING = 1000  # messages in one direction of a connection, before its sender waits
 STRANGERS = 64  # connections beyond those of the peers
@@ -239,10 +239,11 @@ class _Only:
 
 
 def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
-    """Return the sizes of some buffers, and their bytes in parts."""
+    """Return how many buffers there are, then their sizes and their bytes in parts."""
     views = [memoryview(buffer) for buffer in buffers]
-    yield struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
-    for view in views:
+    yield struct.pack("<Q", len(views))
+    sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
+    for view in (memoryview(sizes), *views):
         yield from (view[at : at + PART_BYTES] for at in range(0, view.nbytes, PART_BYTES))
 
 
@@ -252,29 +253,32 @@ def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
     Raises:
       FrameError: They are not, or have more than `most` bytes together.
     """
-    first = parts[0].buffer
-    if len(first) % 8 or len(first) > 8 * MOST_BUFFERS:
-        raise FrameError(f"{len(first)} bytes of sizes, expected 8 for each buffer")
-    sizes = struct.unpack(f"<{len(first) // 8}Q", first)
+    parts.reverse()
+    first = parts.pop().buffer
+    count = int.from_bytes(first, "little")
+    if len(first) != 8 or count > MOST_BUFFERS:
+        raise FrameError(f"{brief(bytes(first).hex())}, expected at most {MOST_BUFFERS} buffers")
+    sizes = struct.unpack(f"<{count}Q", _taken(8 * count, parts))
     if sum(sizes) > most:
         raise FrameError(f"a message of {sum(sizes)} bytes, expected at most {most}")
-    lengths = [min(PART_BYTES, size - at) for size in sizes for at in range(0, size, PART_BYTES)]
-    if lengths != [len(part) for part in parts[1:]]:
-        raise FrameError(f"parts of other sizes, expected those of {len(sizes)} buffers")
-    parts.reverse()
-    parts.pop()
-    return [_buffer(size, parts) for size in sizes]
+    buffers = [_taken(size, parts) for size in sizes]
+    if parts:
+        raise FrameError(f"{len(parts)} parts more, expected those of {count} buffers")
+    return buffers
 
 
-def _buffer(size: int, parts: list[zmq.Frame]) -> Buffer:
-    if not size:
-        return b""
-    if size <= PART_BYTES:
-        return parts.pop().buffer
-    whole = np.empty(size, np.uint8)
+def _taken(size: int, parts: list[zmq.Frame]) -> Buffer:
+    """Take a buffer's parts from the end of a list."""
+    whole = np.empty(size, np.uint8) if size > PART_BYTES else None
+    part: Buffer = b""
     for at in range(0, size, PART_BYTES):
-        whole[at : at + PART_BYTES] = np.frombuffer(parts.pop().buffer, np.uint8)
-    return whole.data
+        expected = min(PART_BYTES, size - at)
+        part = parts.pop().buffer if parts else b""
+        if len(part) != expected:
+            raise FrameError(f"a part of {len(part)} bytes, expected {expected}")
+        if whole is not None:
+            whole[at : at + expected] = np.frombuffer(part, np.uint8)
+    return part if whole is None else whole.data
 
 
 def _prepared(socket: zmq.Socket) -> zmq.Socket:

@@ -1,6 +1,7 @@
 """The run of `lockstep try`: a run file made of the flags, with one peer, as in Psyche."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,23 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.sources.listing import EXTENSIONS
 
+FLAG_OF = {  # each key of the run file that a flag alone decides
+    "total_steps": "total-steps",
+    "global_batch_size_start": "total-batch",
+    "max_seq_len": "sequence-length",
+    "repo_id": "model",
+    "base_lr": "learning-rate",
+    "warmup_steps": "warmup-steps",
+    "clip_grad_norm": "max-grad-norm",
+    "weight_decay": "weight-decay",
+    "betas[0]": "beta1",
+    "betas[1]": "beta2",
+    "eps": "eps",
+    "compression_decay": "compression-decay",
+    "compression_chunk": "compression-chunk",
+    "compression_topk": "compression-topk",
+    "micro_batch": "micro-batch",
+}
 FAST = 1e6  # megabits per second: a lone peer waits for nobody
 FOREVER = 10**9  # seconds of an epoch: the run is one
 
@@ -18,12 +36,24 @@ def run_of(flags: argparse.Namespace) -> runfile.Run:
     Raises:
       LockstepError: They do not describe a run.
     """
-    return runfile.parse(_document(flags), "lockstep try")
+    try:
+        return runfile.parse(_document(flags), "lockstep try")
+    except LockstepError as error:
+        raise LockstepError(_in_flags(str(error))) from None
+
+
+def _in_flags(line: str) -> str:
+    """Return an error of a run file with the flag in place of the key that was made of it."""
+    match = re.match(r"lockstep try: (?:\w+\.)*([\w\[\]]+) is (.+?), expected (.*)", line)
+    flag = match and FLAG_OF.get(match[1])
+    return f"--{flag} {match[2]}: expected {match[3]}" if match and flag else line
 
 
 def _document(flags: argparse.Namespace) -> dict[str, Any]:
     location = _location(flags)
     devices = flags.data_parallelism
+    if devices < 1:
+        raise LockstepError(f"--data-parallelism {devices}: expected at least 1")
     return {
         "config": {
             "warmup_time": 30,

@@ -165,7 +165,12 @@ def test_each_flag_reaches_the_run_file(tmp_path):
         ("--seed -1", "--seed -1: expected a number from 0 to 4294967295"),
         ("--total-batch many", "argument --total-batch: invalid int value: 'many'; .*--help"),
         ("--total-step 9", "unrecognized arguments: --total-step 9; .*--help"),
-        ("--sequence-length 0", "lockstep try: model.LLM.max_seq_len is 0, expected "),
+        ("--sequence-length 0", "--sequence-length 0: expected "),
+        ("--total-batch 0", "--total-batch 0: expected a number greater than or equal to 1"),
+        ("--learning-rate nan", "--learning-rate NaN: expected a finite number"),
+        ("--distro --compression-topk 0", "--compression-topk 0: expected a number greater"),
+        ("--beta2 2", "--beta2 2.0: expected a number less than 1"),
+        ("--data-parallelism 0", "--data-parallelism 0: expected at least 1"),
         ("--save-path .", "--save-path .: exists, expected a new folder"),
     ],
 )
