@@ -10,6 +10,7 @@ import re
 from urllib.parse import quote
 
 HIDDEN = "..."
+LONGEST = 1200  # characters of an error: a file or a server may say more
 LEAST = 4  # characters of a secret: a shorter one would hide half of every text
 CERTAIN = 8  # characters of a secret that is in no text by chance
 _secrets: set[str] = set()
@@ -23,7 +24,11 @@ class LockstepError(Exception):
     """
 
     def __str__(self) -> str:
-        return shown(super().__str__())
+        line = shown(super().__str__())
+        if len(line) <= LONGEST:
+            return line
+        end = LONGEST // 4  # which says what was expected
+        return f"{line[: LONGEST - end - 5]} {HIDDEN} {line[-end:]}"
 
 
 def keep_secret(*secrets: str | None) -> None:

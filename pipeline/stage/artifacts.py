@@ -16,9 +16,11 @@ from typing import BinaryIO
 
 from pipeline.errors import LockstepError
 from pipeline.stage import dvc_cache
+from pipeline.stage.given_files import check_file
 from pipeline.stage.keys import OUT, Keys, needs
 
 METRICS = "metrics"
+JSON_BYTES = 2**28  # of a JSON file: a stranger's may have no end
 # What a result can depend on besides the key; recorded for later comparison.
 RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "safetensors", "tokenizers")
 
@@ -101,8 +103,10 @@ def read_json(path: Path) -> dict:
     """Return the JSON object in a file.
 
     Raises:
-      LockstepError: The file is missing, or does not hold a JSON object, whose numbers are finite.
+      LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
+        object, whose numbers are finite.
     """
+    check_file(path, JSON_BYTES)
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text, parse_constant=_finite, parse_float=_finite)

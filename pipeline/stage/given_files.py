@@ -116,7 +116,7 @@ def check_regular(folder: Path) -> None:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """Check that a path leads to a regular file, whose bytes come to an end.
+    """Check that a path leads to a regular file, or to nothing, which its reader will say.
 
     From a pipe nothing may ever come, and from a device without end.
 
@@ -125,10 +125,14 @@ def check_file(path: Path, most: int | None = None) -> None:
       most: Its largest size in bytes; None: any.
 
     Raises:
-      LockstepError: it is missing, something else, or larger.
+      LockstepError: it is something else, or larger; or it is a link to nothing.
     """
     try:
         status = os.stat(path)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise LockstepError(f"{path}: a link to nothing, expected a file") from None
+        return
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a file") from error
     if not stat.S_ISREG(status.st_mode):

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import written
+from pipeline.stage.given_files import check_file
 
 # The file's names of dtypes and NumPy's. Tensors lie in a file from the last dtype to the first.
 DTYPES = {
@@ -85,6 +86,7 @@ class TensorFile(Mapping[str, np.ndarray]):
 
     def __init__(self, path: Path):
         self.path = path
+        check_file(path)
         try:
             with safe_open(path, framework="np"):  # checks the whole header
                 pass

@@ -56,3 +56,10 @@ def test_a_short_password_is_in_a_hash_by_chance():
 def test_a_text_is_cut_only_after_its_secrets_are_hidden():
     assert errors.brief("x" * 55 + "hf_secret") == "x" * 55 + "..."
     assert errors.brief("x" * 70) == "x" * 57 + "..."
+
+
+def test_an_error_that_repeats_what_a_file_says_is_no_longer_than_a_paragraph():
+    said = str(LockstepError(f"config.json: rms_norm_eps is {'9' * 10**6}, expected a number"))
+    assert len(said) < 1300
+    assert said.startswith("config.json: rms_norm_eps is 999")
+    assert said.endswith("9, expected a number")
