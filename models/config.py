@@ -88,6 +88,8 @@ class HfConfig:
                 positive_integer(field.name, value)
             if field.type in (float, float | None) and not optional:
                 check_number(field.name, value)
+                if type(value) is int and value > MOST_INT:  # an array takes it as an int32
+                    raise ModelError(f"{field.name} is {value!r}, expected at most {MOST_INT}")
             if field.type is bool and type(value) is not bool:
                 raise ModelError(f"{field.name} is {value!r}, expected true or false")
         for key in TOKENS:
@@ -168,6 +170,7 @@ class HfConfig:
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # ids start at 0
+MOST_INT = 2**31 - 1
 MOST_LAYERS = 10**5  # which configs list one by one
 
 
@@ -177,7 +180,7 @@ def positive_integer(key: str, value: Any) -> int:
     Raises:
       ModelError: It is not.
     """
-    most = MOST_LAYERS if key == "num_hidden_layers" else 2**31 - 1
+    most = MOST_LAYERS if key == "num_hidden_layers" else MOST_INT
     if type(value) is not int or value < 1:
         raise ModelError(f"{key} is {value!r}, expected an integer above 0")
     if value > most:

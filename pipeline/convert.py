@@ -10,6 +10,7 @@ For a run that extends an earlier one (`Run`), data/init also holds that run's f
 
 import logging
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts, devices, memory, pins
 from pipeline.stage.artifacts import Paths
-from pipeline.stage.given_files import check_inside, expand, unchanged
+from pipeline.stage.given_files import check_file, check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub
@@ -137,9 +138,9 @@ def _hub(
 
 def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
     """Read a model's folder, copy its other files, and return what source.json says of it."""
-    small = [source / name for name in hf.SMALL if (source / name).is_file()]
+    small = [source / name for name in hf.SMALL if os.path.lexists(source / name)]
     for file in small:
-        check_inside(file, source)
+        check_file(file, source)
     _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
     weights = hf.weight_files(source)
     for file in weights:

@@ -28,6 +28,7 @@ from pipeline.tasks import next_line, task_model
 from pipeline.tasks.run_file_tasks import RunFileTasks
 from pipeline.tasks.scores import TaskResult, flat, one_line, report
 from pipeline.tokens.columns import counted, split
+from pipeline.tokens.tokenizer_files import encode
 from pipeline.weights import hf
 from pipeline.weights.exported import Exported, read
 
@@ -193,7 +194,8 @@ def _sample(run: runfile.Run, exported: Exported, notes: list[str]) -> str | Non
         notes.append("there is no tokenizer.json, so there is no text sample")
         return None
     settings = run.evaluate
-    prompt = exported.tokenizer.encode(settings.prompt).ids or [_beginning(exported)]
+    ids = encode(exported.tokenizer, settings.prompt, "[evaluate] prompt")
+    prompt = ids or [_beginning(exported)]
     group = device_groups(jax.devices(), run.peers.fsdp)[0]
     writer = TextWriter(
         exported,

@@ -3,6 +3,7 @@
 Nothing heavy is imported before the command runs.
 """
 
+import io
 import json
 import signal
 import sys
@@ -100,7 +101,9 @@ class Continuations:
 
     def _ids(self, prompt: str) -> list[int]:
         """The tokens of a prompt; those of an empty one are what begins a text."""
-        ids = self._model.tokenizer.encode(prompt).ids
+        from pipeline.tokens.tokenizer_files import TOKENIZER, encode
+
+        ids = encode(self._model.tokenizer, prompt, f"{self._folder}/{TOKENIZER}, the prompt")
         if not ids and self._model.beginning is None:
             raise LockstepError(
                 f"the prompt is empty, expected text: {self._folder}/config.json has no "
@@ -151,10 +154,12 @@ def generate(
         devices.keep_compiled(COMPILED)
     wish = Wish(max_new_tokens, temperature, top_k, top_p, seed)
     model = Continuations(folder, wish)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # `_unicode` says what is none
     if not prompts:
         _converse(model, as_json)
         return
-    prompts = [sys.stdin.read() if prompt == FROM_STDIN else prompt for prompt in prompts]
+    prompts = [_unicode(sys.stdin.read() if p == FROM_STDIN else p) for p in prompts]
     if len(prompts) == 1 and not as_json:
         _say(prompts[0])
         _stream(model, prompts[0])
@@ -175,6 +180,7 @@ def _converse(model: Continuations, as_json: bool) -> None:
         marker = "> "
     while (line := _read(marker)) is not None:
         try:
+            _unicode(line)
             if as_json:
                 print(json.dumps(*model.whole([line])), flush=True)
             else:
@@ -182,6 +188,18 @@ def _converse(model: Continuations, as_json: bool) -> None:
                 _stream(model, line)
         except LockstepError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def _unicode(text: str) -> str:
+    """Return a text that can be written as UTF-8, as whatever is no Unicode cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start].encode("unicode_escape").decode()
+        raise LockstepError(
+            f"the prompt has {found} at character {error.start}, expected UTF-8"
+        ) from None
+    return text
 
 
 def _read(marker: str) -> str | None:

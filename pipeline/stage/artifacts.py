@@ -103,7 +103,8 @@ def read_json(path: Path) -> dict:
     """Return the JSON object in a file.
 
     Raises:
-      LockstepError: The file is missing, or does not hold a JSON object, whose numbers are finite.
+      LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
+        object, whose numbers are finite.
     """
     try:
         text = read_bytes(path, JSON_BYTES).decode()

@@ -79,10 +79,17 @@ def of_folder(
     if exported.tokenizer is None:
         raise LockstepError(f"{folder}: no tokenizer.json, expected one: tasks are texts")
     named = _named(folder / SETTINGS, exported.tokenizer)
-    beginning = next((token for token in (*named, exported.beginning) if token is not None), None)
+    beginning = next((token for token in named if token is not None), None)
+    if beginning is None:
+        beginning = exported.beginning
     if beginning is None:
         raise LockstepError(
             f"{folder}: found no bos_token_id and no eos_token_id in config.json, expected one"
+        )
+    if beginning >= (known := exported.config.vocab_size):
+        raise LockstepError(
+            f"{folder / SETTINGS}: a text begins with token {beginning}, expected one below the "
+            f"model's vocab_size ({known})"
         )
     return TaskModel(
         likelihood.program(exported.features, exported.head),

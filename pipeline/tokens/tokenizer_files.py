@@ -1,10 +1,15 @@
 """The files of a tokenizer in Hugging Face form, and what they say of its ids."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import LockstepError, brief
 from pipeline.stage.artifacts import read_json, write_json, write_text
+from pipeline.stage.given_files import check_file
+from pipeline.tokens import growth
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -15,6 +20,8 @@ PIECES = "tokenizer.model"  # of SentencePiece
 OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a tokenizer.json from
 KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder
 PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # ids of which are compared after a conversion
+MOST_BYTES = 2**28  # of a tokenizer.json; large vocabularies have 2**25
+PANIC = "PanicException"  # of Rust, which is no Exception
 # Nothing else is fetched or copied: no code, no pickle.
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -32,17 +39,51 @@ TOKENIZER_FILES = (
 def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
     """Read a tokenizer.json, called `name` or else by its path in errors.
 
+    As with `transformers`, texts are neither cut nor padded, whatever the file says of that.
+
     Raises:
-      LockstepError: it is not a tokenizer.
+      LockstepError: it is not a tokenizer, or one that may fill the memory.
     """
     from tokenizers import Tokenizer
 
+    where = name or path
+    check_file(path, most=MOST_BYTES)
+    with _of_the_library(f"{where}: expected a tokenizer of the `tokenizers` library"):
+        data = path.read_bytes()
+        growth.check(json.loads(data, object_pairs_hook=_once))
+        tokenizer = Tokenizer.from_buffer(data)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:
+    """Return the tokens of a text, with the special ones that the tokenizer adds.
+
+    Raises:
+      LockstepError: it has no token for a word, or the text is no Unicode; `where` names both.
+    """
+    with _of_the_library(f"{where}: expected a text that the tokenizer has tokens for"):
+        return tokenizer.encode(text).ids
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of JSON, whose keys stand once: which of two counts, readers do not agree on."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key stands twice in a table")
+    return table
+
+
+@contextmanager
+def _of_the_library(what: str) -> Iterator[None]:
+    """Say what the library `tokenizers` ends with: bare Exceptions, and panics of its own."""
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise LockstepError(
-            f"{name or path}: expected a tokenizer of the `tokenizers` library: {error}"
-        ) from error
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        raise LockstepError(f"{what}: {brief(str(error), 200)}") from error
 
 
 def convert_older(folder: Path, name: str) -> None:

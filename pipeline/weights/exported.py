@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from models.architecture import Architecture, Params
 from models.cache import Cache
 from models.config import HfConfig
+from pipeline.errors import LockstepError
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 
@@ -68,13 +69,23 @@ class Exported(NamedTuple):
 
     @property
     def ends(self) -> list[int]:
-        """Tokens that end a text."""
-        return self.ids("eos_token_id")
+        """Tokens that end a text; one beyond the vocabulary is never written."""
+        return [token for token in self.ids("eos_token_id") if token < self.config.vocab_size]
 
     @property
     def beginning(self) -> int | None:
-        """The token that begins a text or, if the model has none, ends the text before it."""
-        return next(iter([*self.ids("bos_token_id"), *self.ends]), None)
+        """The token that begins a text or, if the model has none, ends the text before it.
+
+        Raises:
+          LockstepError: The model has no such token.
+        """
+        first = next(iter([*self.ids("bos_token_id"), *self.ids("eos_token_id")]), None)
+        if first is not None and first >= self.config.vocab_size:
+            raise LockstepError(
+                f"{hf.CONFIG}: found {first} as the token that begins a text, expected a "
+                f"bos_token_id below vocab_size ({self.config.vocab_size})"
+            )
+        return first
 
 
 def read(folder: Path, *, scan: bool = False) -> Exported:

@@ -129,6 +129,13 @@ def test_a_model_of_another_type_than_the_architecture_is_refused(tmp_path):
         assert said.startswith(f"{file}: model_type is 'gpt2', expected {expected}")
 
 
+def test_a_link_to_nothing_is_refused_and_not_left_out(tmp_path):
+    model = write_model(tmp_path / "model")
+    (model / "vocab.txt").symlink_to("not there")
+    said = refused(tmp_path, {"Hub": {"repo_id": str(model)}})
+    assert said == f"{model}/vocab.txt: a link to nothing, expected a file"
+
+
 @pytest.mark.parametrize("name", ["vocab.txt", "config.json", "model.safetensors"])
 def test_a_link_out_of_the_folder_is_refused_before_it_is_read(tmp_path, name):
     model = write_model(tmp_path / "model")

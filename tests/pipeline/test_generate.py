@@ -3,16 +3,18 @@
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers
 
 from pipeline import generate
 from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
-from pipeline.weights import hf
+from pipeline.weights import exported, hf
 from tests import tiny
 from tests.pipeline.test_evaluate import END, HF_CONFIG, make_params, make_tokenizer
 
@@ -93,9 +95,51 @@ def with_another_token(folder):
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def with_config(**values):
+    def damage(folder):
+        write_json(folder / "config.json", read_json(folder / "config.json") | values)
+
+    return damage
+
+
+def with_pipe(name):
+    def damage(folder):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def with_endless_link(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/dev/zero")
+
+
+def without_unknown(folder):
+    Tokenizer(models.WordLevel({"def": 0})).save(str(folder / "tokenizer.json"))
+
+
+def with_growth(folder):
+    tokenizer = make_tokenizer()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("d", "dd")] * 40)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 @pytest.mark.parametrize(
     ("damage", "prompt", "said"),
     [
+        (with_pipe("tokenizer.json"), "def", "tokenizer.json: no regular file, expected one"),
+        (with_pipe("config.json"), "def", "config.json: no regular file, expected one"),
+        (with_pipe("model.safetensors"), "def", "found neither model.safetensors nor model"),
+        (with_endless_link, "def", "tokenizer.json: no regular file, expected one"),
+        (with_growth, "def", "may write 4.4e.12 times a text .*, expected at most 8192"),
+        (without_unknown, "zebra", "tokenizer.json, the prompt: expected a text that the tok"),
+        (with_config(bos_token_id=272), "", r"found 272 as .*, expected .* vocab_size \(272\)"),
+        (with_config(bos_token_id=2**63), "", "found 9223372036854775808 as the token that beg"),
+        (with_config(eos_token_id=2**63, bos_token_id=None), "", "found 9223372036854775808 as"),
+        (with_config(rms_norm_eps=2**63), "def", "rms_norm_eps is 9223372036854775808, expected"),
+        (with_config(eos_token_id="x"), "def", "eos_token_id is 'x', expected a token id"),
+        (lambda folder: None, "\udcff", "the prompt has .*udcff at character 0, expected UTF-8"),
         (
             refused,
             "def",
@@ -112,6 +156,12 @@ def test_a_mistake_is_one_line(damage, prompt, said, lockstep, tmp_path):
     damage(tmp_path)
     with pytest.raises(LockstepError, match=said):
         lockstep(tmp_path, prompt)
+
+
+def test_a_token_that_the_model_does_not_have_ends_no_text(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "export")
+    with_config(eos_token_id=[END, 2**63])(tmp_path / "export")
+    assert exported.read(tmp_path / "export").ends == [END]
 
 
 def test_a_share_that_is_none_is_refused(lockstep, folder):

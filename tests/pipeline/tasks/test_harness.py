@@ -6,6 +6,7 @@ One file, so that one process imports lm_eval and torch.
 import json
 import re
 import socket
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -345,6 +346,39 @@ def test_a_yaml_file_goes_by_its_tasks_name_and_has_chance_if_it_is_a_choice(
     assert results["pair"].metrics["acc"].value == choices.metrics["acc"].value
     assert results["pair"].documents == 2 * choices.documents
     assert results["pair"].chance == pytest.approx(choices.chance)
+
+
+def test_lm_eval_knows_the_model_lockstep(folder):
+    from lm_eval.api.registry import get_model
+
+    import lockstep.lm_eval  # noqa: F401 - registers it
+    from pipeline.tasks.lm_eval_model import LmEvalModel
+
+    given = {"batch_size": "4", "device": "cuda:0"}  # as lm_eval's command line has it
+    model = get_model("lockstep").create_from_arg_obj({"pretrained": str(folder)}, given)
+    asked = [(("", ""), [5, 6], [7, 8, 9]), (("", ""), [5], [6])]
+    expected = LmEvalModel(exported.model(folder))._loglikelihood_tokens(asked)
+    assert model._loglikelihood_tokens(asked) == [
+        (pytest.approx(log, abs=1e-4), greedy) for log, greedy in expected
+    ]
+
+
+@pytest.mark.soak
+def test_lm_evals_own_command_knows_the_model_lockstep(folder, tasks, monkeypatch, capsys):
+    import lm_eval
+
+    from lockstep.lm_eval import main
+
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+    command = f"lm_eval run --model lockstep --model_args pretrained={folder}"
+    monkeypatch.setattr(sys, "argv", f"{command} --tasks {tasks['choices']}".split())
+    main()
+    assert re.search(r"\|choices\|.*\|acc  ", capsys.readouterr().out)
+    found = lm_eval.simple_evaluate("lockstep", f"pretrained={folder}", tasks=[tasks["choices"]])
+    assert found["results"]["choices"]["sample_len"] == len(QUESTIONS)
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:5], f"pretrained={tasks}", *sys.argv[6:]])
+    with pytest.raises(SystemExit, match="error: .*no such folder"):
+        main()
 
 
 def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers, tmp_path):
