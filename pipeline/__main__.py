@@ -8,8 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
-from types import TracebackType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +18,9 @@ from pipeline.generate import generate
 from pipeline.publication import commands
 from pipeline.stage import logs, signals
 from pipeline.stage.keys import RUN_FILE, STAGES
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 app = typer.Typer(
     help="Reproducible low-communication LLM pre-training.",
@@ -348,18 +350,20 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
             shutil.rmtree(folder)
 
 
-def _print_uncaught(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print an exception, unless a thread of orbax raised it: a failed save says so itself."""
-    if current_thread() is main_thread():
-        sys.__excepthook__(kind, error, trace)
+def _print_unraisable(found: "UnraisableHookArgs") -> None:
+    """Print what could not be raised, unless a thread of tensorstore lost its event loop.
+
+    That happens after a failed save of a checkpoint, which says so itself.
+    """
+    lost = found.object is None and isinstance(found.exc_value, RuntimeError)
+    if not lost or current_thread() is main_thread():
+        sys.__unraisablehook__(found)
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 1, never a traceback."""
     signals.end_on_request()
-    sys.excepthook = _print_uncaught
+    sys.unraisablehook = _print_unraisable
     try:
         app()
     except LockstepError as error:
