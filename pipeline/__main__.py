@@ -56,14 +56,14 @@ def options(
 def _stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
-    from pipeline.stage import allocator, descriptors, devices, engine_watch, lock
+    from pipeline.stage import allocator, descriptors, devices, lock
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()
     descriptors.check()
     settings = runfile.load(run)
     paths = Paths(name, run, root)
-    engine_watch.watch()
+    signals.watch_engine()
     with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{paths.key}.lock"):
         if paths.has_result():
             paths.publish()
