@@ -3,6 +3,11 @@
 Nothing heavy is imported before the command is known, so that `--help` answers at once.
 """
 
+from pipeline.stage import signals
+
+if __name__ == "__main__":
+    signals.end_on_request()  # first: the other imports take a moment
+
 import shutil
 import sys
 from importlib import import_module
@@ -16,7 +21,7 @@ from pipeline import __version__
 from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
 from pipeline.publication import commands
-from pipeline.stage import logs, signals
+from pipeline.stage import logs
 from pipeline.stage.keys import RUN_FILE, STAGES
 
 if TYPE_CHECKING:
