@@ -3,13 +3,17 @@
 Nothing heavy is imported before the command is known, so that `--help` answers at once.
 """
 
+from pipeline.stage import signals
+
+if __name__ == "__main__":
+    signals.end_on_request()  # first: the other imports take a moment
+
 import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
-from types import TracebackType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,8 +21,11 @@ from pipeline import __version__
 from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
 from pipeline.publication import commands
-from pipeline.stage import logs, signals
+from pipeline.stage import logs
 from pipeline.stage.keys import RUN_FILE, STAGES
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 app = typer.Typer(
     help="Reproducible low-communication LLM pre-training.",
@@ -54,14 +61,14 @@ def options(
 def _stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
-    from pipeline.stage import allocator, descriptors, devices, engine_watch, lock
+    from pipeline.stage import allocator, descriptors, devices, lock
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()
     descriptors.check()
     settings = runfile.load(run)
     paths = Paths(name, run, root)
-    engine_watch.watch()
+    signals.watch_engine()
     with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{paths.key}.lock"):
         if paths.has_result():
             paths.publish()
@@ -360,18 +367,20 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
             shutil.rmtree(folder)
 
 
-def _print_uncaught(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print an exception, unless a thread of orbax raised it: a failed save says so itself."""
-    if current_thread() is main_thread():
-        sys.__excepthook__(kind, error, trace)
+def _print_unraisable(found: "UnraisableHookArgs") -> None:
+    """Print what could not be raised, unless a thread of tensorstore lost its event loop.
+
+    That happens after a failed save of a checkpoint, which says so itself.
+    """
+    lost = found.object is None and isinstance(found.exc_value, RuntimeError)
+    if not lost or current_thread() is main_thread():
+        sys.__unraisablehook__(found)
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 1, never a traceback."""
     signals.end_on_request()
-    sys.excepthook = _print_uncaught
+    sys.unraisablehook = _print_unraisable
     try:
         app()
     except LockstepError as error:

@@ -35,6 +35,9 @@ def pytest_configure(config):
     if config.option.markexpr != "release":
         os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} {QUICK}".strip()
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    from pipeline.stage import compiled
+
+    assert compiled.check_programs()  # as stages in processes of their own do, from the first on
 
 
 # Whole runs, and peers in processes, which wait for each other.

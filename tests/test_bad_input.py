@@ -71,7 +71,7 @@ def ended(arguments: list[str]) -> str:
     with pytest.MonkeyPatch.context() as patch, tiny.like_a_process():
         patch.setattr(sys, "argv", ["lockstep", *arguments])
         patch.setattr(signal, "signal", lambda *_: None)
-        patch.setattr(sys, "excepthook", sys.excepthook)
+        patch.setattr(sys, "unraisablehook", sys.unraisablehook)
         with pytest.raises(SystemExit) as caught:
             main()
     assert isinstance(caught.value.code, str), caught.value  # which Python prints, for a status 1

@@ -11,12 +11,12 @@ JAX reads two settings only once, at its import:
 
 import importlib.util
 import os
-import sys
 import warnings
 from collections.abc import Mapping
 
 from pipeline.errors import LockstepError
 from pipeline.runfile import Run
+from pipeline.stage import compiled
 
 # Results stay in float32 or bfloat16 as written, so scanned and unrolled programs round alike.
 FLAGS = "--xla_allow_excess_precision=false"
@@ -71,15 +71,16 @@ def prepare_alone() -> None:
 def keep_compiled(folder: os.PathLike) -> None:
     """Keep compiled programs in `folder`, so that a second run starts at once.
 
-    `JAX_COMPILATION_CACHE_DIR`, if the user has set it, takes precedence. XLA runs a kept program
-    that has a flipped bit, and a witness would load the same one. JAX keeps them as zlib, which has
-    a checksum, or as zstd without one, where it finds it: then none are kept.
+    `JAX_COMPILATION_CACHE_DIR`, if the user has set it, takes precedence. A JAX whose programs
+    cannot be checked keeps none.
     """
     import jax
 
-    # an entry that is incomplete, damaged or did not fit is simply compiled again
+    # an entry that cannot be read or did not fit is simply compiled again
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
-    if not jax.config.jax_compilation_cache_dir and not _has_zstd():
+    if not compiled.check_programs():
+        jax.config.update("jax_enable_compilation_cache", False)
+    elif not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
@@ -123,10 +124,6 @@ def difference(
     names = sorted(here.keys() | trained.keys())
     found = ((name, here.get(name), trained.get(name)) for name in names)
     return next((each for each in found if each[1] != each[2]), None)
-
-
-def _has_zstd() -> bool:
-    return sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard") is not None
 
 
 def _has_gpu_plugin() -> bool:

@@ -15,7 +15,7 @@ from pipeline.stage.artifacts import writes
 def hold(path: Path, patience_seconds: float = 10.0) -> Iterator[None]:
     """Hold the lock at `path`, waiting a while for a holder that is about to end.
 
-    A trainer whose engine was killed needs a moment to notice and save (engine_watch.py), so an
+    A trainer whose engine was killed needs a moment to notice and save (signals.py), so an
     engine that starts right after waits for it instead of failing.
 
     Raises:

@@ -1,11 +1,14 @@
 """Checkpoints of a training run in progress, from which a killed run resumes.
 
-They go through orbax, which saves while training goes on.
+They go through orbax, which saves in a thread of ours while training goes on. Its own
+`save_checkpointables_async` leaves a thread and an event loop behind, three open files, at each
+save that is not waited for.
 """
 
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,21 +46,38 @@ class Checkpoints:
         for name in ("absl", "asyncio"):  # print tracebacks of what orbax raises too
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self.folder = folder
-        policy = ocp.training.preservation_policies.LatestN(keep)
+        context = ocp.Context()
+        # otherwise, where a folder cannot be made, threads wait 5 minutes for it
+        context.asynchronous.create_directories_asynchronously = False
         self._checkpointer = ocp.training.Checkpointer(
-            folder.absolute(), preservation_policy=policy
+            folder.absolute(),
+            context=context,
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
         )
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future | None = None
 
     def save(self, step: int, state: Tree, rest: dict) -> None:
-        """Start saving the state after `step`, once the previous save is done."""
+        """Start saving the state after `step`, once the previous save is done.
+
+        Args:
+          step: The round.
+          state: Arrays on the host, which nobody changes from now on.
+          rest: Everything else, as JSON.
+
+        Raises:
+          LockstepError: The previous save failed.
+        """
         rest = rest | {"sha256": tree_hash(state)}
         with self._as_lockstep_error():
-            self._checkpointer.save_checkpointables_async(
-                step,
-                {"state": state, "rest": {"json": json.dumps(rest)}},
-                overwrite=True,
-                force=True,  # otherwise skipped while the previous save is still running
-            )
+            self._wait()
+        self._saving = self._thread.submit(
+            self._checkpointer.save_checkpointables,
+            step,
+            {"state": state, "rest": {"json": json.dumps(rest)}},
+            overwrite=True,
+            force=True,  # whatever orbax thinks of the rounds between two checkpoints
+        )
 
     def newest(self, like: Tree) -> Saved | None:
         """Return the newest undamaged checkpoint, in the structure of `like`; None if none is kept.
@@ -65,6 +85,8 @@ class Checkpoints:
         Raises:
           LockstepError: There are checkpoints, and all are damaged.
         """
+        with self._as_lockstep_error():
+            self._wait()
         damage = None
         for checkpoint in reversed(self._checkpointer.checkpoints):
             try:
@@ -101,13 +123,26 @@ class Checkpoints:
             self.close()
 
     def close(self) -> None:
-        """Wait for the last save."""
+        """Wait for the last save.
+
+        Raises:
+          LockstepError: It failed.
+        """
         with self._as_lockstep_error():
-            self._checkpointer.close()
+            try:
+                self._wait()
+            finally:
+                self._thread.shutdown()
+                self._checkpointer.close()
+
+    def _wait(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving:
+            saving.result()
 
     @contextmanager
     def _as_lockstep_error(self) -> Iterator[None]:
-        """A save fails in the background and raises at the next call, mostly for a full disk."""
+        """A save fails in its thread and raises at the next call, mostly for a full disk."""
         try:
             yield
         except Exception as error:  # of orbax, of tensorstore or of the system

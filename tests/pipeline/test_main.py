@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import jax
@@ -92,10 +94,26 @@ def test_too_little_memory_is_one_line(monkeypatch, error, said):
     app = Mock(side_effect=error)
     monkeypatch.setattr("pipeline.__main__.app", app)
     monkeypatch.setattr("pipeline.__main__.signals", Mock())
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code.startswith(said) and "\n" not in caught.value.code
     app.side_effect = RuntimeError("another one")
     with pytest.raises(RuntimeError, match="another one"):
         main()
+
+
+def test_what_a_thread_of_tensorstore_loses_after_a_failed_save_is_not_printed(monkeypatch):
+    printed = []
+    monkeypatch.setattr("pipeline.__main__.app", Mock())
+    monkeypatch.setattr("pipeline.__main__.signals", Mock())
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(sys, "__unraisablehook__", printed.append)
+    main()
+    lost, ours = (
+        SimpleNamespace(exc_value=RuntimeError("Event loop is closed"), object=whose)
+        for whose in (None, main)
+    )
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(sys.unraisablehook, (lost, ours)))
+    assert printed == [ours]

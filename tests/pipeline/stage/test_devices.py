@@ -1,17 +1,12 @@
 """What is set before JAX is imported, and what of it is recorded."""
 
 import os
-import subprocess
-import sys
-import zlib
-from pathlib import Path
 
 import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.stage import devices
-from pipeline.stage.keys import PROJECT
 from tests import tiny
 
 
@@ -101,44 +96,3 @@ def test_the_first_difference_from_where_a_run_was_trained_is_named():
     assert devices.difference(here | {"later": "x"}) == ("later", None, "x")
     less = {name: value for name, value in here.items() if name != "threads"}
     assert devices.difference(less) == ("threads", here["threads"], None)
-
-
-KEEP = """
-import sys
-from pathlib import Path
-import jax
-from pipeline.stage import devices
-devices.keep_compiled(Path(sys.argv[1]))
-print(jax.jit(lambda x: (x + 1).sum())(jax.numpy.arange(8.0)))
-"""
-
-
-def keep(folder: Path, *, zstd: bool = False) -> str:
-    """Runs a small program as a stage does; what it says."""
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    del environment["JAX_COMPILATION_CACHE_DIR"]
-    if zstd:
-        (folder / "zstandard.py").touch()
-    command = [sys.executable, "-c", KEEP, str(folder / "compiled")]
-    done = subprocess.run(
-        command, cwd=PROJECT, env=environment, check=True, capture_output=True, text=True
-    )
-    assert done.stderr == ""
-    return done.stdout
-
-
-def test_a_kept_program_with_a_flipped_bit_is_compiled_again(tmp_path):
-    said = keep(tmp_path)
-    programs = list((tmp_path / "compiled").glob("*-cache"))
-    for program in programs:
-        content = program.read_bytes()
-        with pytest.raises(zlib.error):
-            zlib.decompress(content[:-1] + bytes([content[-1] ^ 1]))
-        program.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert programs
-    assert keep(tmp_path) == said
-
-
-def test_no_program_is_kept_in_a_format_without_a_checksum(tmp_path):
-    keep(tmp_path, zstd=True)
-    assert not (tmp_path / "compiled").exists()

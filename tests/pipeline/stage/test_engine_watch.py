@@ -12,8 +12,8 @@ from pipeline.stage import signals
 STAGE = """
 import sys, time
 from pathlib import Path
-from pipeline.stage import engine_watch
-engine_watch.watch(poll_seconds=0.05)
+from pipeline.stage import signals
+signals.watch_engine(poll_seconds=0.05)
 Path(sys.argv[1]).touch()
 time.sleep(60)
 """

@@ -39,6 +39,31 @@ def test_ctrl_c_that_a_job_in_the_background_ignores_stays_ignored():
     assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
+# Python runs a file of this name at its start; typer is among the first that the command imports.
+AS_IT_IMPORTS = """
+import signal, sys
+class Interrupted:
+    def find_spec(name, *_):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted)
+"""
+
+
+@pytest.mark.parametrize("module", ["pipeline", "lockstep"])
+def test_ctrl_c_while_a_command_is_still_importing_is_obeyed_in_one_line(tmp_path, module):
+    (tmp_path / "sitecustomize.py").write_text(AS_IT_IMPORTS)
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=PROJECT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 130
+    assert done.stderr == "\nerror: SIGINT received; the same command goes on\n"
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_trainer_learns_the_status_to_end_with_and_ends_at_the_second_request(
     monkeypatch, number, status

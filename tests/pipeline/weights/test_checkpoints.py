@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pipeline.transcript.state import State
 from pipeline.weights.checkpoints import Checkpoints
 from tests import tiny
 from tests.pipeline.weights.test_trees import same
+
+OPEN = Path("/proc/self/fd")  # the files that this process has open
 
 
 def state(value: float) -> State:
@@ -33,6 +36,33 @@ def test_the_newest_checkpoint_comes_back_and_only_the_newest_are_kept(tmp_path)
     again.close()
     kept = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
     assert sorted(kept) == ["2", "3"]
+
+
+def test_checkpoints_leave_neither_files_nor_threads_open(tmp_path):
+    def left_open_by(*steps: int) -> np.ndarray:
+        for step in steps:
+            checkpoints.save(step, state(step), {})
+        assert checkpoints.newest(state(0)).step == steps[-1]  # which is saved by then
+        return np.array([len(list(OPEN.iterdir())), threading.active_count()])
+
+    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+        few, many = left_open_by(*range(3)), left_open_by(*range(3, 23))
+    assert (many - few < 10).all(), "each of 20 checkpoints left one"  # some may just be ending
+
+
+def test_a_save_that_fails_is_told_once_at_the_next_call_and_in_one_line(tmp_path):
+    folder = tmp_path / "checkpoints"
+    checkpoints, threads = Checkpoints(folder, keep=2), threading.active_count()
+    with pytest.raises(LockstepError) as caught, checkpoints:
+        shutil.rmtree(folder)
+        folder.write_bytes(b"")  # nothing can be saved in a file
+        checkpoints.save(1, state(1), {})
+        checkpoints.save(2, state(2), {})
+    assert str(caught.value).startswith(f"{folder}: ")
+    assert str(caught.value).endswith(", expected to write a checkpoint there")
+    assert "\n" not in str(caught.value)
+    assert threading.active_count() == threads, "one would wait at the end of the process"
+    checkpoints.close()
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, caplog):
