@@ -9,6 +9,7 @@ from pipeline import sources
 from pipeline.errors import LockstepError
 from pipeline.net import store
 from pipeline.runfile import Run
+from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
@@ -25,6 +26,9 @@ def run(config: Run, paths: Paths) -> None:
     """
     location, options = config.llm.data_location, fetch_options(config, paths)
     sources.provider_of(location, options)  # raises before any work
+    if config.pins.data and (known := sources.source_sha256(location, options)):
+        # before what other data than the pinned ones could make of the run's other settings
+        pins.check("data", config.pins.data, known, variant_name(location))
     with paths.building() as folder:
         fetched = sources.fetch(location, folder, options)
         write_shards(folder, fetched)
