@@ -178,7 +178,7 @@ def test_the_pin_of_other_data_is_named_before_what_these_data_lack(tmp_path):
 
 
 def test_a_dry_run_says_whether_it_has_compared_the_pin(tmp_path):
-    read = own_text(tmp_path / "text", 90_000, vocab_size=300)
+    read = own_text(tmp_path / "text", 90_000, vocab_size=270)
     options = fetch_options(read, Paths("download", RUN, tmp_path))
     pins = read.pins.model_copy(update={"data": source_sha256(read.llm.data_location, options)})
     run = read.model_copy(update={"pins": pins})
