@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import tomllib
 
 import pytest
@@ -23,6 +24,14 @@ OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
 def test_generated_file_is_up_to_date(command, file, generate):
     stale = (PROJECT / file).read_text() != generate()
     assert not stale, f"{file} is stale: run `lockstep {command} > {file}`"
+
+
+def test_a_value_that_the_reference_explains_begins_a_line_and_so_does_each_other():
+    """A name before "and" was left on the line of the value before it."""
+    for row in schema.markdown().splitlines():
+        key, kind, *_ = row.split(" | ") if "<br>" in row else ("", "")
+        values = re.findall(r'`"(\w+)"`', kind)
+        assert {*values} <= {*re.findall(r"<br>`(\w+)`: ", row)}, key
 
 
 def test_every_key_and_variant_is_in_the_reference():
