@@ -5,10 +5,10 @@ With `[download] stream` the token files stay where they are: data/shards says w
 
 import logging
 
-from pipeline import sources
+from pipeline import runfile, sources
 from pipeline.errors import LockstepError
 from pipeline.net import store
-from pipeline.runfile import Run
+from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
@@ -17,20 +17,23 @@ from pipeline.tokens.shards import Shards, duplicates, write_shards
 log = logging.getLogger(__name__)
 
 
-def run(config: Run, paths: Paths) -> None:
+def run(run: runfile.Run, paths: Paths) -> None:
     """Fetch what the run file names, and list it in `shards.json`.
 
     Raises:
       LockstepError: the location has no provider, cannot be read, or differs from `[pins] data`.
     """
-    location, options = config.llm.data_location, fetch_options(config, paths)
+    location, options = run.llm.data_location, fetch_options(run, paths)
     sources.provider_of(location, options)  # raises before any work
+    if run.pins.data and (known := sources.source_sha256(location, options)):
+        # before what other data than the pinned ones could make of the run's other settings
+        pins.check("data", run.pins.data, known, variant_name(location))
     with paths.building() as folder:
         fetched = sources.fetch(location, folder, options)
         write_shards(folder, fetched)
         read, sha256 = fetched.source["read"], fetched.source["sha256"]
         try:
-            pinned = pins.check("data", config.pins.data, sha256, read)
+            pinned = pins.check("data", run.pins.data, sha256, read)
         except LockstepError:
             store.forget(paths.store, fetched.unproven)  # it may have been damaged on its way
             raise

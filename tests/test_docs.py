@@ -3,6 +3,7 @@
 `make docs` checks the links between pages; this checks what Sphinx does not see.
 """
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 import pipeline
 from pipeline import runfile
 from pipeline.__main__ import app
+from pipeline.stage.keys import STAGES
 from tests.pipeline.net.test_fault_matrix import MATRIX
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -50,6 +52,37 @@ def test_paths_in_backticks_exist(page):
 def test_names_said_to_be_in_a_file_are_in_it(page):
     for name, path in re.findall(r"`(\w+)` in\s+`([\w./-]+\.py)`", page.read_text()):
         assert re.search(rf"\b{name}\b", (PROJECT / path).read_text()), f"{name} in {path}"
+
+
+@each_page
+def test_tests_named_by_a_page_exist(page):
+    for name in re.findall(r"`(test_\w+)`", page.read_text()):
+        files = (PROJECT / "tests").rglob("test_*.py")
+        assert any(f"def {name}(" in file.read_text() for file in files), name
+
+
+@each_page
+def test_every_row_of_a_table_has_as_many_cells_as_its_header(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        header, *rows = table.splitlines()
+        for row in rows:
+            assert cells(row) == cells(header), row
+
+
+def cells(row: str) -> int:
+    """Cells of a table's row; a bar is one in code too, unless a backslash stands before it."""
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
+def test_every_stage_has_the_function_that_the_page_on_extending_tells():
+    told = {*re.findall(r"`(run\([\w, ]+\))`", (PROJECT / "docs/how-to/extend.md").read_text())}
+    has = set()
+    for stage in STAGES:
+        tree = ast.parse((PROJECT / f"pipeline/{stage}.py").read_text())
+        (run,) = [node for node in tree.body if getattr(node, "name", None) == "run"]
+        has.add(f"run({', '.join(argument.arg for argument in run.args.args)})")
+    assert told == has
 
 
 @each_page

@@ -255,7 +255,8 @@ def _check_content(name: str, headers: Mapping[str, str]) -> None:
     is_itself = name.endswith(".json") and kind.endswith("json")
     if kind.endswith(PAGE_TYPES) and not is_itself:
         raise LockstepError(
-            f"{name}: sends a page ({brief(said)}), expected the file itself; is it one to sign in?"
+            f"{name}: sends a web page ({brief(said)}), expected the file itself; does the server "
+            "want a sign-in?"
         )
     encoding = headers.get("Content-Encoding", "identity").strip()
     if encoding.lower() != "identity":

@@ -22,7 +22,7 @@ def adamw(
         d       = m / (sqrt(v) + eps)
 
     Args:
-      learning_rate: Of a step, the first is 1; or a number.
+      learning_rate: A schedule of the step, counted from 1, or a constant.
       betas: Decay of the first and second moment.
       eps: Added to the root of the second moment.
       weight_decay: Decoupled, per unit of learning rate.

@@ -33,7 +33,7 @@ def demo(
     `static_args=("compression_topk", "compression_chunk", "exchange")`.
 
     Args:
-      learning_rate: Of a step, the first is 1; or a number.
+      learning_rate: A schedule of the step, counted from 1, or a constant.
       compression_decay: Decay of delta per step; the paper's 0.999.
       compression_topk: Coefficients sent of each block; the paper's 32.
       compression_chunk: The longest side of a block; the paper's 64.

@@ -28,7 +28,7 @@ def dense(
     count equally, also where the batch does not divide evenly among them, as in Psyche.
 
     Args:
-      learning_rate: Of a step, the first is 1; or a number.
+      learning_rate: A schedule of the step, counted from 1, or a constant.
       direction: Any of optax's `scale_by_*`, or the like: the direction d of a step, and the state
         s, from gradients alone.
       weight_decay: Decoupled, per unit of learning rate.

@@ -33,8 +33,8 @@ class CompressedMomentum:
     """A momentum of which peers exchange a few coefficients: the parts of both kinds of DisTrO.
 
     Attributes:
-      learning_rate: Of a step, the first is 1; or a number. It scales the gradient on its way into
-        `delta` as well as the step.
+      learning_rate: A schedule of the step, counted from 1, or a constant. It scales the gradient
+        on its way into `delta` as well as the step.
       compressor: What is sent of a parameter.
       compression_decay: Decay of delta per round, in [0, 1].
       weight_decay: Decoupled, per unit of learning rate.

@@ -54,7 +54,7 @@ def muon(
     a step as a sign's, so that step_scale means what it means in AdaDistro.
 
     Args:
-      learning_rate: Of a step, the first is 1; or a number.
+      learning_rate: A schedule of the step, counted from 1, or a constant.
       momentum: Decay of Nesterov's momentum of the matrices of layers.
       betas: Decay of Adam's first and second moment.
       eps: Added to the root of the second moment.

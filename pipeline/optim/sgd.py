@@ -24,7 +24,7 @@ def sgd(
         d   = m, or with Nesterov's g + momentum * m
 
     Args:
-      learning_rate: Of a step, the first is 1; or a number.
+      learning_rate: A schedule of the step, counted from 1, or a constant.
       momentum: Decay of m, in [0, 1); 0 keeps no m.
       nesterov: Whether the momentum is Nesterov's.
       weight_decay: Decoupled, per unit of learning rate.

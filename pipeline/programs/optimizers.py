@@ -74,7 +74,7 @@ class Setting(NamedTuple):
     """What an optimizer is told besides its table.
 
     Attributes:
-      learning_rate: By step, the first is 1.
+      learning_rate: A schedule of the step, counted from 1.
       overlap: Rounds that messages travel while the next ones are computed, 0 to 2.
       stacked: Top-level groups of the params whose leaves carry a leading layer axis.
     """

@@ -74,9 +74,8 @@ def _downloaded(
 ) -> bool:
     """Raise `arrived` to when all of `receivers`, whose downlinks are alike, have each message.
 
-    They differ in one message, their own. So those that are not at their own yet are all as far as
-    one that has downloaded everything so far; those that have passed it are ahead, the last of
-    them by the least.
+    Each receiver skips only its own message. Before it, a receiver is as far as one that downloads
+    everything; after it, it is ahead, and the last to pass is ahead by the least.
 
     Returns:
       Whether quicker receivers can be no later than these with any message.

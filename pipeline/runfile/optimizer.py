@@ -96,7 +96,7 @@ AnyDense = one_of(Dense)
 
 
 class LocalSteps(OptimizerVariant):
-    """Each peer takes local steps, and then sends how far it went."""
+    """Each peer takes local steps, then sends its pseudogradient: params of all minus its own."""
 
     inner_steps: Annotated[int, Field(ge=1)]
     """Local steps of a peer in a round, each on as many of its sequences; peers x inner_steps must
@@ -116,7 +116,7 @@ class LocalSteps(OptimizerVariant):
 
 
 class OuterSteps(LocalSteps):
-    """The mean of how far peers went is the gradient of an outer SGD."""
+    """The mean of the peers' pseudogradients is the gradient of an outer SGD."""
 
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 0.7 in DiLoCo."""
@@ -139,10 +139,11 @@ class Quantized(OuterSteps):
     """The same, where what peers send can be rounded."""
 
     quantize: Quantize | None = None
-    """What peers round how far they went to, before they send it; by default float32. bfloat16 and
-    float16: 16 bits each. int8 and int4: integers times a scale. qsgd8 and qsgd4: the same, rounded
-    at random, right on average. two_bit: signs, times one of two magnitudes. sign: signs, times one
-    magnitude. Scales and magnitudes are of a block."""
+    """Number format of the pseudogradients that peers send; float32 by default. Scales and
+    magnitudes are of a block. bfloat16: 16 bits, 8 of them for the exponent. float16: 16 bits, 5 of
+    them for the exponent. int8: integers times a scale. int4: the same in 4 bits. qsgd8: integers
+    rounded at random, right on average. qsgd4: the same in 4 bits. two_bit: signs, times one of two
+    magnitudes. sign: signs, times one magnitude."""
     quantize_block: Annotated[int, Field(ge=1)] | None = None
     """Elements of a block, whose scales take 4 bytes, with two_bit 8. 256 is usual."""
     error_feedback: Fraction | None = None
@@ -160,7 +161,8 @@ class Quantized(OuterSteps):
         if kind in ("two_bit", "sign") and not feedback:
             raise wrong("quantize", "error_feedback above 0 beside it: the rest would be lost")
         if feedback and kind is None:
-            raise wrong("error_feedback", "none without quantize: nothing is left out")
+            text = "no error_feedback without quantize, since nothing is rounded"
+            raise wrong("error_feedback", text)
         if feedback and kind in ("qsgd8", "qsgd4"):
             raise wrong(
                 "error_feedback", f"none with quantize = {kind}: its errors can grow when fed back"
@@ -169,7 +171,7 @@ class Quantized(OuterSteps):
 
 
 class OptimizerDiLoCo(Quantized):
-    """DiLoCo: local steps; the mean of how far peers went is the gradient of an outer SGD."""
+    """DiLoCo: local steps; the mean of the pseudogradients is the gradient of an outer SGD."""
 
 
 class OptimizerStreamingDiLoCo(Quantized):
@@ -183,7 +185,8 @@ class OptimizerStreamingDiLoCo(Quantized):
     """In how many fragments the params are exchanged, one in each round; bytes of a round are
     proportional to 1 / fragments."""
     delay: Annotated[int, Field(ge=0)]
-    """Local steps of the next round until a peer takes up what was exchanged, fewer than it has."""
+    """Local steps into the next round after which a peer adopts the exchanged fragment; fewer than
+    a round has."""
     mixing: Decay
     """Share of its own params that a peer keeps then; 0.5 in the paper, 0 overwrites them."""
 
@@ -203,7 +206,7 @@ class OptimizerStreamingDiLoCo(Quantized):
 
 
 class OptimizerSparseLoCo(LocalSteps):
-    """SparseLoCo: local steps, and then the largest elements of how far peers went, in two bits."""
+    """SparseLoCo: local steps; then the largest elements of the pseudogradients, in two bits."""
 
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 1 in SparseLoCo."""

@@ -108,9 +108,9 @@ class Run(Table):
             if size % (trainers * steps):
                 key = ("model", "LLM", "optimizer", self.llm.optimizer.tag(), "inner_steps")
                 whole = steps == self.llm.optimizer.inner_steps
-                part = "that" if whole else f"whose {steps} steps of a round"
-                text = f"a number {part} times {trainers} peers that train divides every round's"
-                raise wrong(key, f"{text} sequences ({size})")
+                part = "inner_steps" if whole else f"its {steps} steps of a round"
+                whom = f"{trainers} training peers"
+                raise wrong(key, f"{part} x {whom} to divide the {size} sequences of a round")
         return self
 
     @model_validator(mode="after")

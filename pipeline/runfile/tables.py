@@ -321,7 +321,7 @@ class Runtime(Network):
     """Port on 127.0.0.1 at which a training serves its numbers to Prometheus, under /metrics; 0
     serves no metrics."""
     sinks: Annotated[tuple[SinkName, ...], AfterValidator(_distinct), AsTuple] = ()
-    """Trackers of runs that a training tells its curves: TensorBoard, Weights & Biases, MLflow.
+    """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases, MLflow.
     They need the extra sinks."""
     sink_dir: str = ""
     """Folder for the files of sinks; empty is data/tracked."""

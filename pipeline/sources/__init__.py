@@ -11,6 +11,10 @@ of it; `fetch` is the work of stage `download`:
   survey(location, options) -> Survey
   fetch(location, folder, options) -> Fetched
 
+Where it can, a third tells the SHA-256 of the source before that work, or None:
+
+  source_sha256(location, options) -> str | None
+
 `fetch` fills an empty folder with `train/NNNNN.ds`, `held_out/NNNNN.ds` and, where there is a
 tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is below `vocab_size`,
 since only it can name the file that the user knows. `location` is the variant of
@@ -168,6 +172,16 @@ def fetch(location: Data, folder: Path, options: FetchOptions) -> Fetched:
     if hasattr(provider, "listing"):
         return token_files.fetch(look_up(provider, location, options), folder, options)
     return provider.fetch(location, folder, options)
+
+
+def source_sha256(location: Data, options: FetchOptions) -> str | None:
+    """Return the `sha256` that `fetch` will give as its source's; None where only that tells.
+
+    Raises:
+      LockstepError: the location cannot be read.
+    """
+    ask = getattr(provider_of(location, options), "source_sha256", None)
+    return None if ask is None else ask(location, options)
 
 
 def provider_of(location: Data, options: FetchOptions | None = None) -> ModuleType:

@@ -94,6 +94,19 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
     )
 
 
+def source_sha256(location: DataCorpus, options: FetchOptions) -> str | None:
+    """Return the SHA-256 of the text, if `fetch` would read all of it and nothing else."""
+    if options.limit is not None or location.tokenizer is not None:
+        return None
+    text = _find(location)
+    plan = _plan(text, location.held_out_percent, None)
+    sources = {source.name: source for source in (*plan.train, *plan.held_out)}
+    try:
+        return listing_sha256((name, sha256_file(one.path)) for name, one in sources.items())
+    except OSError:  # `fetch` says which
+        return None
+
+
 def _find(location: DataCorpus) -> Text:
     if location.path is not None:
         root = expand(location.path, text_folder.PATH)

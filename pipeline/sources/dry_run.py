@@ -3,24 +3,38 @@
 from collections.abc import Iterator
 
 from pipeline import sources
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.runfile import DataServer, OptimizerDummy, Run
+from pipeline.runfile.data import DataCorpus
 from pipeline.sources import HELD_OUT, TRAIN, Survey
+from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
 
+BYTES_OF_A_TOKEN = (5, 3)  # of text, by tokenizers of 100,000 tokens and of 4,000
+
 
 def lines(run: Run, paths: Paths) -> Iterator[str]:
-    """Yield the lines of the report. Servers are asked what they have; nothing is fetched."""
+    """Yield the lines of the report. Servers are asked what they have; nothing is fetched.
+
+    Raises:
+      LockstepError: the location cannot be read, or is known to differ from `[pins] data`.
+    """
     if reason := unsupported(run):
         yield f"download: {reason}"
         return
-    location = run.llm.data_location
-    survey = sources.survey(location, sources.fetch_options(run, paths))
+    location, options = run.llm.data_location, sources.fetch_options(run, paths)
+    survey = sources.survey(location, options)
+    known = sources.source_sha256(location, options) if run.pins.data else None
+    if known:
+        pins.check("data", run.pins.data, known, survey.read)
     if not run.held_out.sequences:  # nothing is measured
         survey = survey.all_to_train()
     yield f"download: {survey.read}"
     yield from _table(run, survey)
+    if run.pins.data:
+        compared = "it is these data" if known else "compared once they are read"
+        yield f"  pin        [pins] data = {brief(run.pins.data, 12)}: {compared}"
     for warning in survey.warnings:
         yield f"download: warning: {warning}"
 
@@ -51,8 +65,12 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
     whole, aside = (size(sum(file.size for file in files)) for files in (survey.files, held_out))
     yield f"  bytes      {whole} {how}, {aside} of them held out"
     if made:
-        yield "  tokens     known when it is tokenized"
-        yield f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens"
+        plain = not any(file.name.lower().endswith(".gz") for file in train)
+        if isinstance(run.llm.data_location, DataCorpus) and plain:
+            yield from _estimate(sum(file.size for file in train), need, length)
+        else:
+            yield "  tokens     known when it is read"
+            yield f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens"
         return
     tokens = sum(file.tokens for file in train)
     sequences = sum(file.tokens // length for file in train)
@@ -61,6 +79,23 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
     yield (
         f"  the run    {need:,} sequences in {run.config.total_steps:,} steps: "
         f"{need * length:,} tokens, {_epochs(need, sequences)}"
+    )
+
+
+def _estimate(text_bytes: int, need: int, length: int) -> Iterator[str]:
+    """Lines on text, whose tokens only tokenizing counts."""
+    most, least = BYTES_OF_A_TOKEN
+    low, high = text_bytes // most, text_bytes // least
+    yield (
+        f"  tokens     {low:,} to {high:,} to train on: an estimate, of {least} to {most} bytes "
+        "each; known when it is tokenized"
+    )
+    enough = "enough" if need * length <= low else "too few"
+    if low < need * length <= high:
+        enough = "perhaps too few"
+    yield (
+        f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens, for "
+        f"which there are {enough}, by that estimate"
     )
 
 

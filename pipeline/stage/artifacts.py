@@ -220,7 +220,7 @@ class Paths:
         for need in needs(stage):
             now = self.root / self.keys.made(need)
             if not now.is_file() or read.get(need) != sha256_file(now):
-                return f"made from another {OUT[need]} than there is now"
+                return f"made from a different {OUT[need]} than the current one"
         return None
 
     def has_result(self) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ import pytest
 
 from pipeline import download, runfile, sources
 from pipeline.errors import LockstepError
-from pipeline.runfile.data import DataLocal
-from pipeline.sources import dry_run
+from pipeline.runfile.data import DataLocal, Limit
+from pipeline.sources import dry_run, fetch_options, source_sha256
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
@@ -136,6 +137,57 @@ def test_a_dry_run_says_what_there_is_and_fetches_none_of_it(place, tmp_path):
         assert said["files"].startswith(f"{len(train)} to train on, ")
         assert said["tokens"] == f"{sum(file.tokens for file in train):,} to train on"
     assert any("3,200 sequences" in line for line in lines)  # what the run needs
+
+
+def own_text(folder: Path, size: int, **edits: object) -> runfile.Run:
+    """The default run on a text of that many bytes."""
+    folder.mkdir()
+    (folder / "text.txt").write_text(
+        "The quick brown fox jumps over the lazy dog.\n" * (size // 45)
+    )
+    document = read_toml(RUN)
+    document["model"]["LLM"]["data_location"]["Corpus"] |= {"path": str(folder)} | edits
+    return runfile.parse(document, "a test")
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(300_000, "too few"), (3_500_000, "perhaps too few"), (4_500_000, "enough")],
+)
+def test_a_dry_run_of_a_text_estimates_its_tokens_and_says_whether_they_are_enough(
+    tmp_path, size, said
+):
+    run = own_text(tmp_path / "text", size)
+    run = run.model_copy(update={"pins": run.pins.model_copy(update={"data": ""})})
+    lines = [*dry_run.lines(run, Paths("download", RUN, tmp_path))]
+    low, high = int(0.95 * size // 5), int(0.95 * size // 3)
+    (found,) = [line for line in lines if line.startswith("  tokens ")]
+    numbers = [int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*", found)][:2]
+    assert numbers == pytest.approx([low, high], rel=0.01) and "an estimate" in found
+    assert f"819,200 tokens, for which there are {said}, by that estimate" in lines[-1]
+
+
+def test_the_pin_of_other_data_is_named_before_what_these_data_lack(tmp_path):
+    """The default run's pin, left in: this text has too few words for its vocabulary as well."""
+    run = own_text(tmp_path / "text", 90_000)
+    expected = rf"\[pins\] data = {run.pins.data}, but .* expected what was pinned"
+    with pytest.raises(LockstepError, match=expected):
+        download.run(run, Paths("download", RUN, tmp_path))
+    with pytest.raises(LockstepError, match=expected):
+        list(dry_run.lines(run, Paths("download", RUN, tmp_path)))
+
+
+def test_a_dry_run_says_whether_it_has_compared_the_pin(tmp_path):
+    read = own_text(tmp_path / "text", 90_000, vocab_size=270)
+    options = fetch_options(read, Paths("download", RUN, tmp_path))
+    pins = read.pins.model_copy(update={"data": source_sha256(read.llm.data_location, options)})
+    run = read.model_copy(update={"pins": pins})
+    paths = Paths("download", RUN, tmp_path)
+    assert any("it is these data" in line for line in dry_run.lines(run, paths))
+    download.run(run, paths)  # it is the hash that the stage records
+    limited = run.download.model_copy(update={"limit": Limit(tokens=9)})
+    later = dry_run.lines(run.model_copy(update={"download": limited}), paths)
+    assert any("compared once they are read" in line for line in later)
 
 
 # ---- What holds for token files as they stand ----

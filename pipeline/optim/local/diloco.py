@@ -17,7 +17,7 @@ def diloco(
     quantizer: Quantizer | None = None,
     error_feedback: float = 0.0,
 ) -> Optimizer:
-    """Return DiLoCo: the mean of how far peers went, as the gradient of SGD with momentum.
+    """Return DiLoCo: the mean pseudogradient of the peers is the gradient of SGD with momentum.
 
     With the names of `local_steps`, in each round:
 
@@ -34,7 +34,7 @@ def diloco(
     Args:
       inner: Takes the local steps: AdamW in DiLoCo, Muon in MuLoCo.
       inner_steps: Local steps of a round; DiLoCo's 500.
-      outer_learning_rate: Of the step of a round, constant; DiLoCo's 0.7.
+      outer_learning_rate: Learning rate of the outer step, constant; 0.7 in DiLoCo.
       outer_momentum: Decay of m per round, in [0, 1); DiLoCo's 0.9.
       nesterov: Whether the momentum is Nesterov's, as DiLoCo's.
       quantizer: Rounds what is sent, as of `quantized`; None sends float32.

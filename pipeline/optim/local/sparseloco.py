@@ -1,4 +1,4 @@
-"""SparseLoCo: local steps, and then the largest elements of how far peers went, in two bits."""
+"""SparseLoCo: local steps, and then the largest elements of the pseudogradients, in two bits."""
 
 from functools import partial
 from typing import NamedTuple
@@ -57,7 +57,7 @@ def sparseloco(
     Args:
       inner: Takes the local steps; AdamW in SparseLoCo.
       inner_steps: Local steps of a round; SparseLoCo's 15 to 250.
-      outer_learning_rate: Of the step of a round, constant; SparseLoCo's 1.
+      outer_learning_rate: Learning rate of the outer step, constant; 1 in SparseLoCo.
       error_feedback: Decay of e per round, above 0, at most 1; SparseLoCo's 0.95.
       topk: Elements sent of each block; all of a smaller block. SparseLoCo's 128.
       chunk: The longest side of a block; SparseLoCo's 64, of 64 x 64.

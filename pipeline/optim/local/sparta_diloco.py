@@ -18,7 +18,7 @@ class TwoParts(NamedTuple):
 
     Attributes:
       places: What SPARTA sends.
-      fragment: How far the peer went in the round's fragment.
+      fragment: The peer's pseudogradient of the round's fragment.
     """
 
     places: Tree

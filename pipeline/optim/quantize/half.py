@@ -21,15 +21,15 @@ class Half:
     dtype: jax.typing.DTypeLike
 
     def encode(self, x: jax.Array) -> Tree:
-        """As of `Quantizer`."""
+        """See `Quantizer.encode`."""
         most = float(jnp.finfo(self.dtype).max)  # type: ignore[no-untyped-call]
         return jnp.clip(x, -most, most).astype(self.dtype)
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """As of `Quantizer`."""
+        """See `Quantizer.decode`."""
         half: jax.Array = code
         return half.astype(jnp.float32).reshape(shape)
 
     def rounding(self, x: jax.Array) -> jax.Array:
-        """As of `Quantizer`."""
+        """See `Quantizer.rounding`."""
         return off_by(self, x)

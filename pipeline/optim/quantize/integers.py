@@ -39,7 +39,7 @@ class Integers:
         expect("block", self.block, lambda x: x >= 1, "an integer from 1")
 
     def encode(self, x: jax.Array) -> Tree:
-        """As of `Quantizer`."""
+        """See `Quantizer.encode`."""
         x_NB = to_blocks(x, self.block)
         scale_N1 = jnp.max(jnp.abs(x_NB), axis=1, keepdims=True) / self._most
         q_NB = jnp.round(x_NB / jnp.where(scale_N1 > 0, scale_N1, 1.0))
@@ -47,12 +47,12 @@ class Integers:
         return Code(scale_N1, pack(q_NB + self._zero, x.size, self.bits))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """As of `Quantizer`."""
+        """See `Quantizer.decode`."""
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
         return from_blocks((number_NB.astype(jnp.float32) - self._zero) * code.scale, shape)
 
     def rounding(self, x: jax.Array) -> jax.Array:
-        """As of `Quantizer`."""
+        """See `Quantizer.rounding`."""
         return off_by(self, x)
 
     @property

@@ -47,7 +47,7 @@ class Levels:
         expect("block", self.block, lambda x: x >= 1, "an integer from 1")
 
     def encode(self, x: jax.Array) -> Tree:
-        """As of `Quantizer`."""
+        """See `Quantizer.encode`."""
         x_NB = to_blocks(x, self.block)
         real_NB = np.arange(x_NB.shape[1]) < counts(x.size, self.block)
         negative_NB = jnp.signbit(x_NB)
@@ -59,13 +59,13 @@ class Levels:
         return Code(level_N2, pack(number_NB, x.size, 2))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """As of `Quantizer`."""
+        """See `Quantizer.decode`."""
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
         magnitude_NB = level_of(code.scale, number_NB >> 1)
         return from_blocks(jnp.where(number_NB & 1, -magnitude_NB, magnitude_NB), shape)
 
     def rounding(self, x: jax.Array) -> jax.Array:
-        """As of `Quantizer`."""
+        """See `Quantizer.rounding`."""
         return off_by(self, x)
 
 

@@ -38,7 +38,7 @@ class QSGD:
         expect("block", self.block, lambda x: x >= 1, "an integer from 1")
 
     def encode(self, x: jax.Array) -> Tree:
-        """As of `Quantizer`."""
+        """See `Quantizer.encode`."""
         x_NB = to_blocks(x, self.block)
         norm_N1 = _norm(x_NB)
         share_NB = jnp.abs(x_NB) / jnp.where(norm_N1 > 0, norm_N1, 1.0)
@@ -48,7 +48,7 @@ class QSGD:
         return Code(norm_N1, pack(level_NB | sign_NB << (self.bits - 1), x.size, self.bits))
 
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """As of `Quantizer`."""
+        """See `Quantizer.decode`."""
         number_NB = unpack(code.packed, math.prod(shape), self.bits, self.block)
         sign_NB = number_NB >> (self.bits - 1)
         level_NB = number_NB & jnp.uint8(self._levels)
@@ -56,7 +56,7 @@ class QSGD:
         return from_blocks(q_NB, shape)
 
     def rounding(self, x: jax.Array) -> jax.Array:
-        """As of `Quantizer`: a level, since other bits of x would draw otherwise."""
+        """See `Quantizer.rounding`; a level, since other bits of x would draw otherwise."""
         x_NB = to_blocks(x, self.block)
         return from_blocks(jnp.broadcast_to(_norm(x_NB) / self._levels, x_NB.shape), x.shape)
 

@@ -120,9 +120,9 @@ MATRIX = [
     Row("redirects to a file", once(m.redirected("file:///etc/passwd")), INVALID),
     Row("redirects to ftp://", once(m.redirected("ftp://h/a")), "Not supported URL scheme ftp"),
     Row("redirects to nonsense", once(m.redirected("http://[::")), INVALID),
-    Row("sends a page to sign in", once(m.sign_in()), "sends a page (text/html)"),
-    Row("sends a page, spelled otherwise", once(m.sign_in("TEXT/HTML; x")), "sends a page"),
-    Row("sends a page of XHTML", once(m.sign_in("application/xhtml+xml")), "sends a page"),
+    Row("sends a page to sign in", once(m.sign_in()), "sends a web page (text/html)"),
+    Row("sends a page, spelled otherwise", once(m.sign_in("TEXT/HTML; x")), "sends a web page"),
+    Row("sends a page of XHTML", once(m.sign_in("application/xhtml+xml")), "sends a web page"),
     # ---- The length ----
     Row("says and sends half of the file", once(m.shorter), "sends 20002 bytes, expected 40004"),
     Row("says and sends more than the file", once(m.longer), "sends 40008 bytes, expected 40004"),
@@ -159,7 +159,7 @@ MATRIX = [
     Row(
         "of what there is: a page to sign in",
         once(m.sign_in()),
-        {"plain": "sends a page", "hub": "expected JSON", "bucket": "expected JSON"},
+        {"plain": "sends a web page", "hub": "expected JSON", "bucket": "expected JSON"},
         "listing",
     ),
     Row(

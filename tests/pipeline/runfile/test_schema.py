@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import tomllib
 
 import pytest
@@ -23,6 +24,11 @@ OLDER = PROJECT / "tests" / "fixtures" / "psyche_older_spelling.toml"
 def test_generated_file_is_up_to_date(command, file, generate):
     stale = (PROJECT / file).read_text() != generate()
     assert not stale, f"{file} is stale: run `lockstep {command} > {file}`"
+
+
+def test_the_reference_explains_each_value_on_a_line_of_its_own():
+    """Two that are joined by "and" would be torn: the first stays on the line before."""
+    assert not re.findall(r"\w+ and<br>`\w+`", schema.markdown())
 
 
 def test_every_key_and_variant_is_in_the_reference():

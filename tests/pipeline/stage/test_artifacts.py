@@ -118,7 +118,9 @@ def test_a_result_of_what_was_read_again_and_is_other_now_is_not_current(tmp_pat
     make("download", tmp_path)  # again, and the same
     assert paths_of("witness", tmp_path).need("train")
     make("download", tmp_path, "changed")  # under the same key, as a folder without a pin can be
-    with pytest.raises(LockstepError, match="made from another data/shards than there is now"):
+    with pytest.raises(
+        LockstepError, match="made from a different data/shards than the current one"
+    ):
         paths_of("witness", tmp_path).need("train")
     assert not train.has_result()
 

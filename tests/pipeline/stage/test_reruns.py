@@ -36,7 +36,7 @@ def test_a_finished_run_runs_nothing_again_and_a_change_is_named_where_it_matter
     shutil.rmtree(tmp_path / "data" / "init")
     found = reruns.reasons(run_file, tmp_path)
     assert found["convert"] == "it has no result yet"
-    assert found["train"] == "its result is made from another data/init than there is now"
+    assert found["train"] == "its result is made from a different data/init than the current one"
 
     (made,) = (tmp_path / "data" / "shards").glob("made-*.json")
     artifacts.write_json(made.with_name("made-0123456789ab.json"), {"sha256": ""})
