@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.expect import expect_kind
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.second_moment import normalized
 
@@ -36,6 +37,7 @@ def ada_distro(
       second_moment_decay: Decay of v_p per round, such as 0.95.
       overlap: As of `distro`.
     """
+    expect_kind(CompressedMomentum, momentum=momentum)
     return normalized(
         distro(replace(momentum, clip_grad_norm=None), overlap),
         second_moment_decay,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from pipeline.optim.expect import expect_groups, expect_kind, expect_rates
 from pipeline.optim.optimizer import Optimizer, Tree, align_inside, no_align
 
 
@@ -17,6 +18,8 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
       optimizer: Of the other params.
       paths: Params that stay as they are; their names joined with "/".
     """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_groups(paths=paths)
 
     def others(tree: Tree) -> Tree:
         flat = flatten_dict(tree, sep="/")
@@ -92,6 +95,9 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
       Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts,
         https://arxiv.org/abs/2408.15664
     """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_groups(paths=paths)
+    expect_rates(speed=speed)
 
     def corrections(tree: Tree) -> Tree:
         flat = flatten_dict(tree, sep="/")

@@ -5,14 +5,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pipeline.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
 from pipeline.optim.optimizer import (
     KeyPath,
     Optimizer,
     Tree,
     align_inside,
     clip_scale,
-    expect_decay,
-    expect_rates,
     group_of,
 )
 
@@ -87,7 +86,9 @@ def normalized(
       https://arxiv.org/abs/1804.04235
     """
     expect_decay("second_moment_decay", decay)
-    expect_rates(clip_grad_norm=clip_grad_norm)
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_clip(clip_grad_norm)
+    expect_groups(stacked=stacked)
 
     def squares(path: KeyPath, g: jax.Array) -> MatrixMoment | VectorMoment:
         square = jnp.square(g)

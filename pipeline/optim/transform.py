@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from pipeline.optim.expect import expect_function, expect_kind
 from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, align_before
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
@@ -77,6 +78,8 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
       exchange: exchange(message, step) -> sent, received, such as `all_gather("peer")`, or `alone`.
         Beside the optimizer's message it gets that peer's weight.
     """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_function("exchange", exchange, "exchange(message, step) -> sent, received")
 
     def init(params: Tree) -> OptimizerState:
         own, shared = optimizer.init(_nested(nnx.as_pure(params)))

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import optax
 
 from pipeline.optim.dense import TINY, weighted_mean
+from pipeline.optim.expect import expect_integer, expect_number, expect_one_of
 from pipeline.optim.local.fedavg import fedavg
-from pipeline.optim.optimizer import Optimizer, Tree, expect
+from pipeline.optim.optimizer import Optimizer, Tree
 
 SELECTORS = ("random", "shuffled", "partitioned")
 
@@ -45,8 +46,9 @@ def sparta(
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
         https://openreview.net/forum?id=stFPf3gzq1
     """
-    expect("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
-    expect("selector", selector, lambda x: x in SELECTORS, f"one of {', '.join(SELECTORS)}")
+    expect_number("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+    expect_integer("seed", seed, lambda x: 0 <= x < 2**32, "an integer from 0, below 2**32")
+    expect_one_of("selector", selector, SELECTORS)
     whole = fedavg(inner, inner_steps=inner_steps)
 
     def places(params: Tree, step: jax.Array) -> Tree:

@@ -4,7 +4,7 @@ Shapes: N blocks of B elements each, the last one padded; M elements of an array
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.optim.optimizer import Tree
 
 
+@runtime_checkable
 class Quantizer(Protocol):
     """Rounds an array to fewer bits; pure functions, whose shapes follow from the array's."""
 
