@@ -32,6 +32,7 @@ _NAMES = {
     "optim.quantize.integers": ("Integers",),
     "optim.quantize.levels": ("Levels",),
     "optim.quantize.qsgd": ("QSGD",),
+    "optim.quantize.quantized": ("quantized",),
     "optim.sgd": ("sgd",),
     "optim.step_direction": ("StepDirection",),
     "optim.transform": (

@@ -182,6 +182,25 @@ def test_the_page_on_simulate_runs_from_top_to_bottom():
     assert Path("loss.png").stat().st_size > 10_000
 
 
+def test_the_example_of_exo_gyms_readme_sends_a_quarter_of_the_bytes():
+    page = (PROJECT / "docs" / "how-to" / "from-exo-gym.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) == 9
+    x = np.random.default_rng(0).normal(size=(640, 32)).astype(np.float32)
+    data = {"x": x, "y": x.sum(axis=1)}
+    names = {
+        "loss": lambda params, batch, rng: ((batch["x"] @ params["w"] - batch["y"]) ** 2).mean(),
+        "params": {"w": np.zeros(32, np.float32), "rest": np.zeros(992, np.float32)},
+        "train_data": data,
+        "eval_data": data,
+    }
+    exec(code, names)
+    result = names["result"]
+    assert result.validation["loss"][-1] < result.validation["loss"][0]
+    sent = 20 * 4 * 1024 / result.bytes_per_peer
+    assert 3.8 < sent < 4
+
+
 def code_of_the_notebook() -> list[dict]:
     cells = json.loads((EXAMPLES / "simulate.ipynb").read_text())["cells"]
     return [cell for cell in cells if cell["cell_type"] == "code"]

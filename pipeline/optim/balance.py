@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.optim.expect import expect_groups, expect_kind, expect_rates
-from pipeline.optim.optimizer import Optimizer, Tree, align_inside, no_align
+from pipeline.optim.optimizer import (
+    LookaheadFn,
+    Optimizer,
+    Tree,
+    align_inside,
+    looks_ahead,
+    no_align,
+    no_lookahead,
+)
 
 
 def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
@@ -34,8 +42,10 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
         return optimizer.align(own, others(params), fragment)
 
-    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return rejoin(optimizer.lookahead(others(params), own, shared, step), params)
+
+    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return optimizer.accumulate(others(grads), own, others(params), step)
@@ -110,8 +120,10 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         own, shared = optimizer.init(params)
         return Balanced(zeros(corrections(params)), own), shared
 
-    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return optimizer.lookahead(params, own.optimizer, shared, step)
+
+    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         load = jax.tree.map(jnp.add, own.load, corrections(grads))

@@ -258,6 +258,11 @@ def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree
     return params
 
 
+def looks_ahead(optimizer: Optimizer) -> bool:
+    """Return whether gradients are taken elsewhere than at the params."""
+    return optimizer.lookahead is not no_lookahead
+
+
 def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
     """Return the factor that bounds the global L2 norm of gradients, as PyTorch and Psyche have it.
 

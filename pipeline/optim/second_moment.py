@@ -8,11 +8,14 @@ import jax.numpy as jnp
 from pipeline.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
 from pipeline.optim.optimizer import (
     KeyPath,
+    LookaheadFn,
     Optimizer,
     Tree,
     align_inside,
     clip_scale,
     group_of,
+    looks_ahead,
+    no_lookahead,
 )
 
 EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
@@ -107,8 +110,10 @@ def normalized(
         zero = jax.tree.map_with_path(lambda path, p: squares(path, jnp.zeros_like(p)), params)
         return NormalizedState(own, zero, jnp.zeros(())), shared
 
-    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return optimizer.lookahead(params, own.optimizer, shared, step)
+
+    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         if clip_grad_norm is not None:

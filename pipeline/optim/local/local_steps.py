@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.optim.expect import expect_counts, expect_kind
-from pipeline.optim.optimizer import Optimizer, Tree, no_lookahead
+from pipeline.optim.optimizer import Optimizer, Tree, looks_ahead
 
 
 class LocalState(NamedTuple):
@@ -95,7 +95,7 @@ def check_parts(inner: Optimizer, outer: Optimizer) -> None:
     """
     expect_kind(Optimizer, inner=inner, outer=outer)
     for name, optimizer in (("inner", inner), ("outer", outer)):
-        if optimizer.lookahead is not no_lookahead:
+        if looks_ahead(optimizer):
             raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
 
 

@@ -1,4 +1,4 @@
-"""What builders refuse: every parameter of every one, by its annotation, so that none is forgotten."""
+"""What builders refuse: each parameter of every one, by its annotation: none is forgotten."""
 
 import dataclasses
 import inspect
