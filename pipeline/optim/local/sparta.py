@@ -60,8 +60,8 @@ def sparta(
 
     def one_of_each_part(number: int, size: int, step: jax.Array) -> jax.Array:
         """Return a place in each of round(share * size) parts: int32 [K], ascending."""
-        count = max(1, round(share * size))
-        width, longer = divmod(size, count)
+        count = min(size, max(1, round(share * size)))
+        width, longer = divmod(size, max(1, count))
         part_K = jnp.arange(count)
         width_K = width + (part_K < longer)  # the first parts have one more
         first_K = part_K * width + jnp.minimum(part_K, longer)

@@ -52,8 +52,12 @@ def to_blocks(x: jax.Array, block: int) -> jax.Array:
       block: B; all elements of a smaller array are one block.
     """
     x_M = x.ravel()
-    width = min(block, x_M.size)
+    width = _width(x_M.size, block)
     return jnp.pad(x_M, (0, -x_M.size % width)).reshape(-1, width)
+
+
+def _width(size: int, block: int) -> int:
+    return max(1, min(block, size))  # an array without elements has no blocks, of any width
 
 
 def from_blocks(x_NB: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -63,7 +67,7 @@ def from_blocks(x_NB: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def counts(size: int, block: int) -> np.ndarray:
     """Return the number of an array's elements in each block: [N, 1]."""
-    width = min(block, size)
+    width = _width(size, block)
     return np.minimum(width, size - width * np.arange(-(-size // width)))[:, None]
 
 

@@ -25,6 +25,8 @@ from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer, clip_scale, looks_ahead
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
+from pipeline.optim.quantize.qsgd import QSGD
+from pipeline.optim.quantize.quantized import quantized
 from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
@@ -83,6 +85,14 @@ OPTIMIZERS = {
         CompressedMomentum(RATE, Compressor(8, 8, False, jnp.float32), 0.9)
     ),
 }  # fmt: skip
+WITH_PARTS = {  # what else treats arrays without elements by itself
+    f"quantized_{type(of).__name__}_{of.bits}": lambda of=of: quantized(sgd(RATE), of)
+    for of in (Integers(4, 8), QSGD(8, 8), Levels(1, 8), Levels(2, 8))
+} | {
+    "sparta_partitioned": lambda: sparta(
+        LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0, selector="partitioned"
+    )
+}
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
@@ -360,6 +370,20 @@ def test_a_tree_without_leaves_is_left_alone(name):
     for params, wrapped in (({}, tx), ({"w": jnp.ones(3)}, optax.masked(tx, {"w": False}))):
         updates, _ = wrapped.update(params, wrapped.init(params), params)
         jax.tree.map(np.testing.assert_array_equal, updates, params)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *WITH_PARTS])
+def test_a_param_without_elements_is_no_trouble_or_named(name):
+    tx = as_transform((OPTIMIZERS | WITH_PARTS)[name](), alone, lookahead=True)
+    params = {"w": jnp.zeros((0, 4)), "b": jnp.ones(8)}
+    try:
+        state = jax.eval_shape(tx.init, params)
+        updates, after = jax.eval_shape(tx.update, params, state, params)
+    except ValueError as error:
+        assert str(error) == "params['w'] has the shape (0, 4), expected elements in it"
+        return
+    for before, now in ((params, updates), (state, after)):
+        assert [x.shape for x in jax.tree.leaves(now)] == [x.shape for x in jax.tree.leaves(before)]
 
 
 def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
