@@ -15,7 +15,6 @@ import pytest
 from matplotlib import pyplot as plt
 
 from pipeline.errors import LockstepError
-from pipeline.net import connection
 from tests.servers.files import Files
 from tests.servers.hub import Repo, running_hub
 from tests.tiny import PROJECT
@@ -99,10 +98,7 @@ def test_mnist_from_a_folder(mnist_files, tmp_path, capsys):
 
 def test_mnist_is_downloaded_once(mnist_files, monkeypatch):
     mnist = example("mnist")
-    known = {
-        name: (len(content), hashlib.md5(content).hexdigest())
-        for name, content in mnist_files.items()
-    }
+    known = {name: hashlib.md5(content).hexdigest() for name, content in mnist_files.items()}
     monkeypatch.setattr(mnist, "FILES", known)
     with Files(files=dict(mnist_files)).serving() as server:
         monkeypatch.setattr(mnist, "URL", server.url(""))
@@ -110,6 +106,21 @@ def test_mnist_is_downloaded_once(mnist_files, monkeypatch):
     assert (train["image"].shape, test["digit"].shape) == ((16, 28, 28), (8,))
     again, _ = mnist.read(None)  # nobody serves it any more
     assert (again["image"] == train["image"]).all()
+    for file in Path("data/mnist").iterdir():
+        file.unlink()
+    with pytest.raises(
+        LockstepError, match="train-images-idx3-ubyte.gz: .*; expected MNIST, or its"
+    ):
+        mnist.read(None)
+
+
+def test_another_file_in_the_place_of_mnist_is_refused(mnist_files, monkeypatch):
+    mnist = example("mnist")
+    with Files(files=dict(mnist_files)).serving() as server:
+        monkeypatch.setattr(mnist, "URL", server.url(""))
+        with pytest.raises(LockstepError, match="train-images.*: its MD5 is .*, expected f68b3c2d"):
+            mnist.read(None)
+    assert not Path("data/mnist").exists()
 
 
 def test_what_is_not_mnist_is_named(mnist_files, tmp_path):
@@ -164,8 +175,8 @@ def test_nanogpt_diloco(monkeypatch, tmp_path, capsys):
 
 
 def test_no_network_is_one_line(monkeypatch):
-    monkeypatch.setenv(connection.OFFLINE, "1")
-    with pytest.raises(LockstepError, match="shakespeare"):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(LockstepError, match="shakespeare: .*; expected input.txt, or a --text"):
         example("nanogpt_diloco").main(["--dataset", "shakespeare"])
 
 
