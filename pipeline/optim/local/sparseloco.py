@@ -55,6 +55,11 @@ def sparseloco(
     An element that a peer does not send counts as its zero. With 128 of 4,096, a message takes
     about 9 bits for each element that is sent.
 
+    That is the paper's mean. The code that Templar trains with (tplr-ai/templar, src/tplr/
+    compress.py at 0118981) differs: its mean of an element is over the peers that sent it, so one
+    that few peers send moves farther; it scales messages whose norm is above the peers' median down
+    to that; and the levels are those of a whole parameter, not of a block.
+
     Args:
       inner: Takes the local steps; AdamW in SparseLoCo.
       inner_steps: Local steps of a round; SparseLoCo's 15 to 250.
