@@ -7,7 +7,7 @@ them: its value is not known yet.
 All functions here raise a ValueError that names the setting, its value and what was expected.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -91,7 +91,7 @@ def expect_groups(**settings: Any) -> None:
     """Check names of groups of params; one string would be as many names as it has letters."""
 
     def within(value: Any) -> bool:
-        several = isinstance(value, Collection) and not isinstance(value, str | Mapping)
+        several = isinstance(value, Sequence | Set) and not isinstance(value, str)
         return several and all(isinstance(name, str) for name in value)
 
     for name, value in settings.items():

@@ -17,12 +17,11 @@ from pipeline.optim.expect import (
 
 
 def check_counts(**counts: Any) -> None:
-    """Check integers from 1, by name, that 32 bits hold; None is absent.
+    """Check integers from 1, by name, that 32 bits hold.
 
     Raises:
       LockstepError: One is something else.
     """
-    counts = {name: count for name, count in counts.items() if count is not None}
     _one_line(expect_counts, **counts)
     for name, count in counts.items():
         fits = "a Python integer from 1, below 2**32"

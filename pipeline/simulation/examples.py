@@ -44,7 +44,9 @@ class ExampleSet:
             self._arrays = jax.tree.map(_on_host, data)
             self.count = lengths.pop()
         elif (
-            hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict)
+            hasattr(data, "__len__")
+            and hasattr(data, "__getitem__")
+            and not isinstance(data, dict | jax.Array | np.ndarray)
         ):
             self._dataset, self.count = data, len(data)
         elif len(lengths) > 1:

@@ -122,7 +122,7 @@ def schedule_of(learning_rate: Any, default: float) -> Any:
         learning_rate = default
     if isinstance(learning_rate, Mapping):
         return dict(learning_rate)
-    if isinstance(learning_rate, numbers.Real):  # NumPy's too
+    if isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, bool):  # NumPy's
         learning_rate = float(learning_rate)
     constant = {"base_lr": learning_rate, "warmup_init_lr": 0.0, "warmup_steps": 0}
     return {"Constant": constant}

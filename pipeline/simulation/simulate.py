@@ -113,6 +113,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     Raises:
       LockstepError: An argument is not what was expected, or the loss is not finite.
     """
+    given = {"correlation_every": correlation_every, "micro_batch": micro_batch}
     arguments.check_counts(
         peers=peers,
         steps=steps,
@@ -120,8 +121,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         eval_every=eval_every,
         checkpoint_every=checkpoint_every,
         max_round_train_time=max_round_train_time,
-        correlation_every=correlation_every,
-        micro_batch=micro_batch,
+        **{name: count for name, count in given.items() if count is not None},
     )
     arguments.check_flags(shuffle=shuffle, show_progress=show_progress)
     arguments.check_rest(
