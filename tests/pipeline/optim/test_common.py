@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from pipeline.optim.ada_distro import ada_distro
+from pipeline.optim.ada_distro import ada_distro, normalized
 from pipeline.optim.adamw import adamw
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.demo import demo
@@ -27,7 +27,6 @@ from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.quantize.qsgd import QSGD
 from pipeline.optim.quantize.quantized import quantized
-from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from pipeline.optim.transform import all_gather, alone, as_transform, lookahead_params

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import pipeline.optim
-from pipeline.optim.ada_distro import ada_distro
+from pipeline.optim.ada_distro import ada_distro, normalized
 from pipeline.optim.adamw import adam, adamw
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.compressor import Compressor
@@ -45,7 +45,6 @@ from pipeline.optim.schedules import (
     linear,
     warmup_stable_decay,
 )
-from pipeline.optim.second_moment import normalized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from pipeline.optim.transform import Exchange, alone, as_transform
