@@ -3,8 +3,8 @@
     python examples/nanogpt_diloco.py --dataset shakespeare
     python examples/nanogpt_diloco.py --text FILE
 
-The first downloads the text from the Hugging Face hub (1 MB, once, into data/store). Peers draw
-windows of all of it but the last tenth, which measures them.
+The first downloads the text from the Hugging Face hub (1 MB, once, into data/shakespeare). Peers
+draw windows of all of it but the last tenth, which measures them.
 """
 
 import argparse
@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
 
 from lockstep import LockstepError, models, simulate
-from pipeline.net import hub_files, store
-from pipeline.runfile import Network
-from pipeline.stage.progress import Progress
 
 DATASETS = {  # repository, commit, file
     "shakespeare": (
@@ -50,15 +49,17 @@ def download(dataset: str) -> Path:
     """Return the file of a dataset, fetched unless it was before.
 
     Raises:
-      LockstepError: the hub cannot be reached, or sends something else.
+      LockstepError: the hub cannot be reached, or does not have it.
     """
     repo, commit, name = DATASETS[dataset]
-    network = Network()
-    origin = hub_files.list_repo(f"datasets/{repo}", commit, repo, network).files[name]
-    transfer = store.Transfer(f"{repo}/{name}", origin, origin.size)
-    with Progress(dataset, total=origin.size, unit="byte") as bar:
-        (stored,) = store.fetch([transfer], Path("data/store"), network, bar)
-    return stored.path
+    try:
+        file = hf_hub_download(
+            repo, name, repo_type="dataset", revision=commit, local_dir=f"data/{dataset}"
+        )
+    except (HfHubHTTPError, OSError) as error:
+        why = str(error).partition("\n")[0]
+        raise LockstepError(f"{repo}: {why}; expected {name}, or a --text of yours") from error
+    return Path(file)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -15,7 +15,6 @@ import pytest
 from matplotlib import pyplot as plt
 
 from pipeline.errors import LockstepError
-from pipeline.net import connection
 from tests.servers.files import Files
 from tests.servers.hub import Repo, running_hub
 from tests.tiny import PROJECT
@@ -99,10 +98,7 @@ def test_mnist_from_a_folder(mnist_files, tmp_path, capsys):
 
 def test_mnist_is_downloaded_once(mnist_files, monkeypatch):
     mnist = example("mnist")
-    known = {
-        name: (len(content), hashlib.md5(content).hexdigest())
-        for name, content in mnist_files.items()
-    }
+    known = {name: hashlib.md5(content).hexdigest() for name, content in mnist_files.items()}
     monkeypatch.setattr(mnist, "FILES", known)
     with Files(files=dict(mnist_files)).serving() as server:
         monkeypatch.setattr(mnist, "URL", server.url(""))
@@ -110,6 +106,21 @@ def test_mnist_is_downloaded_once(mnist_files, monkeypatch):
     assert (train["image"].shape, test["digit"].shape) == ((16, 28, 28), (8,))
     again, _ = mnist.read(None)  # nobody serves it any more
     assert (again["image"] == train["image"]).all()
+    for file in Path("data/mnist").iterdir():
+        file.unlink()
+    with pytest.raises(
+        LockstepError, match="train-images-idx3-ubyte.gz: .*; expected MNIST, or its"
+    ):
+        mnist.read(None)
+
+
+def test_another_file_in_the_place_of_mnist_is_refused(mnist_files, monkeypatch):
+    mnist = example("mnist")
+    with Files(files=dict(mnist_files)).serving() as server:
+        monkeypatch.setattr(mnist, "URL", server.url(""))
+        with pytest.raises(LockstepError, match="train-images.*: its MD5 is .*, expected f68b3c2d"):
+            mnist.read(None)
+    assert not Path("data/mnist").exists()
 
 
 def test_what_is_not_mnist_is_named(mnist_files, tmp_path):
@@ -164,8 +175,8 @@ def test_nanogpt_diloco(monkeypatch, tmp_path, capsys):
 
 
 def test_no_network_is_one_line(monkeypatch):
-    monkeypatch.setenv(connection.OFFLINE, "1")
-    with pytest.raises(LockstepError, match="shakespeare"):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(LockstepError, match="shakespeare: .*; expected input.txt, or a --text"):
         example("nanogpt_diloco").main(["--dataset", "shakespeare"])
 
 
@@ -180,6 +191,25 @@ def test_the_page_on_simulate_runs_from_top_to_bottom():
     first, *_, last = names["diloco"].validation["loss"]
     assert last < first
     assert Path("loss.png").stat().st_size > 10_000
+
+
+def test_the_example_of_exo_gyms_readme_sends_a_quarter_of_the_bytes():
+    page = (PROJECT / "docs" / "how-to" / "from-exo-gym.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) == 9
+    x = np.random.default_rng(0).normal(size=(640, 32)).astype(np.float32)
+    data = {"x": x, "y": x.sum(axis=1)}
+    names = {
+        "loss": lambda params, batch, rng: ((batch["x"] @ params["w"] - batch["y"]) ** 2).mean(),
+        "params": {"w": np.zeros(32, np.float32), "rest": np.zeros(992, np.float32)},
+        "train_data": data,
+        "eval_data": data,
+    }
+    exec(code, names)
+    result = names["result"]
+    assert result.validation["loss"][-1] < result.validation["loss"][0]
+    sent = 20 * 4 * 1024 / result.bytes_per_peer
+    assert 3.8 < sent < 4
 
 
 def code_of_the_notebook() -> list[dict]:

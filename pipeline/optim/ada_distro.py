@@ -1,10 +1,30 @@
-"""AdaDistro: what made DisTrO learn as much as AdamW from the same tokens, at DisTrO's bytes."""
+"""AdaDistro: what made DisTrO learn as much as AdamW from the same tokens, at DisTrO's bytes.
+
+Its gradients are divided by the root of their factored second moment, before DisTrO sees them.
+"""
 
 from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from pipeline.optim.distro import CompressedMomentum, distro
-from pipeline.optim.optimizer import Optimizer
-from pipeline.optim.second_moment import normalized
+from pipeline.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
+from pipeline.optim.optimizer import (
+    KeyPath,
+    LookaheadFn,
+    Optimizer,
+    Tree,
+    align_inside,
+    clip_scale,
+    group_of,
+    looks_ahead,
+    no_lookahead,
+)
+
+EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
+TINY = 1e-30  # keeps the first gradient that is all zeros from 0 / 0
 
 
 def ada_distro(
@@ -13,7 +33,7 @@ def ada_distro(
     """Return DisTrO on normalized gradients, with orthogonal updates of layers and steps by group.
 
     With the names of `distro`, whose messages these are, v_p the factored second moment of the
-    peer's gradient (`second_moment`), O(.) the nearest orthogonal matrix (`step_direction`), and G
+    peer's gradient (`normalized`), O(.) the nearest orthogonal matrix (`step_direction`), and G
     the group of a parameter:
 
         delta_p <- compression_decay * delta_p + lr(t) * g_p / sqrt(v_p);  send q_p;  remove D(q_p)
@@ -36,9 +56,139 @@ def ada_distro(
       second_moment_decay: Decay of v_p per round, such as 0.95.
       overlap: As of `distro`.
     """
+    expect_kind(CompressedMomentum, momentum=momentum)
     return normalized(
         distro(replace(momentum, clip_grad_norm=None), overlap),
         second_moment_decay,
         momentum.clip_grad_norm,
         momentum.compressor.stacked,
     )
+
+
+class MatrixMoment(NamedTuple):
+    """Decayed squares of a matrix's gradient.
+
+    Attributes:
+      column: Their mean over rows, [..., 1, columns].
+      row: Their mean over columns, [..., rows, 1].
+    """
+
+    column: jax.Array
+    row: jax.Array
+
+
+class VectorMoment(NamedTuple):
+    """Decayed squares of a vector's gradient.
+
+    Attributes:
+      element: The square of each element.
+    """
+
+    element: jax.Array
+
+
+class NormalizedState(NamedTuple):
+    """What each peer owns in `normalized`.
+
+    Attributes:
+      optimizer: The state of the optimizer that takes the normalized gradients.
+      second: `MatrixMoment` or `VectorMoment` of each parameter.
+      weight: float32 [], what the decayed weights of `second` add up to.
+    """
+
+    optimizer: Tree
+    second: Tree
+    weight: jax.Array
+
+
+def normalized(
+    optimizer: Optimizer,
+    decay: float,
+    clip_grad_norm: float | None = None,
+    stacked: tuple[str, ...] = (),
+) -> Optimizer:
+    """Return the optimizer on gradients whose elements are all about as large as 1.
+
+    Each peer has, of its own gradients g, decayed means over the columns and over the rows of the
+    squares of each matrix, from which Adafactor estimates each element's second moment:
+
+        R   <- decay * R + (1 - decay) * mean over columns of g^2
+        C   <- decay * C + (1 - decay) * mean over rows of g^2
+        v    = R C^T / mean(R)
+        g   <- g / (sqrt(v / w) + 1e-8)
+
+    with w, what the decayed weights add up to, as Adam's bias correction. A vector's v is its own
+    decayed square. So a peer needs memory for a row and a column of each matrix, not for another
+    copy of the params.
+
+    Args:
+      optimizer: Takes the normalized gradients.
+      decay: Decay of the second moment per round, in [0, 1).
+      clip_grad_norm: Largest global L2 norm of a gradient before that; None or 0 for no clipping.
+      stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+
+    References:
+      Shazeer, Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
+      https://arxiv.org/abs/1804.04235
+    """
+    expect_decay("second_moment_decay", decay)
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_clip(clip_grad_norm)
+    expect_groups(stacked=stacked)
+
+    def squares(path: KeyPath, g: jax.Array) -> MatrixMoment | VectorMoment:
+        square = jnp.square(g)
+        if leaf_axes(path, g) < 2:
+            return VectorMoment(square)
+        return MatrixMoment(
+            row=jnp.mean(square, axis=-1, keepdims=True),
+            column=jnp.mean(square, axis=-2, keepdims=True),
+        )
+
+    def leaf_axes(path: KeyPath, leaf: jax.Array) -> int:
+        return leaf.ndim - (group_of(path) in stacked)
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        own, shared = optimizer.init(params)
+        zero = jax.tree.map_with_path(lambda path, p: squares(path, jnp.zeros_like(p)), params)
+        return NormalizedState(own, zero, jnp.zeros(())), shared
+
+    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return optimizer.lookahead(params, own.optimizer, shared, step)
+
+    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        if clip_grad_norm is not None:
+            scale = clip_scale(grads, clip_grad_norm)
+            grads = jax.tree.map(lambda g: g * scale, grads)
+        weight = decay * own.weight + (1 - decay)
+        second = jax.tree.map(
+            lambda old, new: decay * old + (1 - decay) * new,
+            own.second,
+            jax.tree.map_with_path(squares, grads),
+        )
+
+        def divide(g: jax.Array, moment: MatrixMoment | VectorMoment) -> jax.Array:
+            if isinstance(moment, VectorMoment):
+                return g / (jnp.sqrt(moment.element / weight) + EPS)
+            # roots before their product: the square of a small gradient's square would be zero
+            row = moment.row / (jnp.mean(moment.row, axis=-2, keepdims=True) + TINY)
+            return g / (jnp.sqrt(row) * jnp.sqrt(moment.column / weight) + EPS)
+
+        grads = jax.tree.map(divide, grads, second)
+        inside = optimizer.accumulate(grads, own.optimizer, params, step)
+        return NormalizedState(inside, second, weight)
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message, inside = optimizer.send(own.optimizer, params, shared, step)
+        return message, own._replace(optimizer=inside)
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        distance, inside = optimizer.compare(own.optimizer, message, params, step)
+        return distance, own._replace(optimizer=inside)
+
+    return optimizer._replace(
+        init=init, lookahead=lookahead, accumulate=accumulate, send=send, compare=compare,
+        align=align_inside(optimizer.align),
+    )  # fmt: skip

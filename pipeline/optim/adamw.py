@@ -3,7 +3,8 @@
 import optax
 
 from pipeline.optim.dense import dense
-from pipeline.optim.optimizer import Optimizer, expect_decay, expect_rates
+from pipeline.optim.expect import expect, expect_decay, expect_rates
+from pipeline.optim.optimizer import Optimizer
 
 
 def adamw(
@@ -37,6 +38,8 @@ def adamw(
 
 def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation:
     """Return `optax.scale_by_adam`, its settings checked."""
+    pair = "two numbers"
+    expect("betas", betas, lambda x: isinstance(x, tuple | list) and len(x) == 2, pair)
     for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
         expect_decay(name, beta)
     expect_rates(eps=eps)

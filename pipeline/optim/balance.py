@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from pipeline.optim.optimizer import Optimizer, Tree, align_inside, no_align
+from pipeline.optim.expect import expect_groups, expect_kind, expect_rates
+from pipeline.optim.optimizer import (
+    LookaheadFn,
+    Optimizer,
+    Tree,
+    align_inside,
+    looks_ahead,
+    no_align,
+    no_lookahead,
+)
 
 
 def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
@@ -17,6 +26,8 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
       optimizer: Of the other params.
       paths: Params that stay as they are; their names joined with "/".
     """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_groups(paths=paths)
 
     def others(tree: Tree) -> Tree:
         flat = flatten_dict(tree, sep="/")
@@ -31,8 +42,10 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
         return optimizer.align(own, others(params), fragment)
 
-    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return rejoin(optimizer.lookahead(others(params), own, shared, step), params)
+
+    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return optimizer.accumulate(others(grads), own, others(params), step)
@@ -92,6 +105,9 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
       Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts,
         https://arxiv.org/abs/2408.15664
     """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_groups(paths=paths)
+    expect_rates(speed=speed)
 
     def corrections(tree: Tree) -> Tree:
         flat = flatten_dict(tree, sep="/")
@@ -104,8 +120,10 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         own, shared = optimizer.init(params)
         return Balanced(zeros(corrections(params)), own), shared
 
-    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return optimizer.lookahead(params, own.optimizer, shared, step)
+
+    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         load = jax.tree.map(jnp.add, own.load, corrections(grads))

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.optim import dct
-from pipeline.optim.optimizer import KeyPath, Tree, expect, group_of
+from pipeline.optim.expect import (
+    expect_by_group,
+    expect_counts,
+    expect_dtype,
+    expect_flags,
+    expect_groups,
+)
+from pipeline.optim.optimizer import KeyPath, Tree, group_of
 
 
 class Coefficients(NamedTuple):
@@ -72,9 +79,11 @@ class Compressor:
     skip_zero_blocks: bool = False
 
     def __post_init__(self) -> None:
-        counts = {f"topk_of[{group!r}]": topk for group, topk in self.topk_of.items()}
-        for name, count in ({"topk": self.topk, "chunk": self.chunk} | counts).items():
-            expect(name, count, lambda x: x >= 1, "an integer from 1")
+        expect_counts(topk=self.topk, chunk=self.chunk)
+        expect_by_group(expect_counts, topk_of=self.topk_of)
+        expect_flags(quantize_1bit=self.quantize_1bit, skip_zero_blocks=self.skip_zero_blocks)
+        expect_dtype("value_dtype", self.value_dtype, jnp.float32, jnp.bfloat16, jnp.float16)
+        expect_groups(stacked=self.stacked, untransformed=self.untransformed)
 
     def layout(self, path: KeyPath, leaf: jax.Array) -> dct.Layout:
         """Return how a parameter is cut into blocks.

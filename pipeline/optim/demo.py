@@ -5,7 +5,7 @@ import optax
 
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
-from pipeline.optim.optimizer import expect
+from pipeline.optim.expect import expect_counts
 from pipeline.optim.transform import Exchange, as_transform
 
 
@@ -44,11 +44,7 @@ def demo(
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
     """
-    for name, count in (
-        ("compression_topk", compression_topk),
-        ("compression_chunk", compression_chunk),
-    ):
-        expect(name, count, lambda x: x >= 1, "an integer from 1")
+    expect_counts(compression_topk=compression_topk, compression_chunk=compression_chunk)
     compressor = Compressor(compression_topk, compression_chunk, False, jnp.float32)
     momentum = CompressedMomentum(learning_rate, compressor, compression_decay, weight_decay)
     return as_transform(distro(momentum), exchange)

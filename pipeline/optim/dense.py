@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, expect_rates, no_lookahead, rate
+from pipeline.optim.expect import (
+    expect_clip,
+    expect_flags,
+    expect_kind,
+    expect_learning_rate,
+    expect_rates,
+)
+from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, no_lookahead, rate
 
 TINY = np.finfo(np.float32).tiny  # keeps the distance from a zero gradient finite
 
@@ -35,7 +42,11 @@ def dense(
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
       by_weight: Whether peers count by their weights, after local steps.
     """
-    expect_rates(weight_decay=weight_decay, clip_grad_norm=clip_grad_norm)
+    expect_learning_rate("learning_rate", learning_rate)
+    expect_kind(optax.GradientTransformation, direction=direction)
+    expect_rates(weight_decay=weight_decay)
+    expect_clip(clip_grad_norm)
+    expect_flags(by_weight=by_weight)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optax.EmptyState(), direction.init(params)

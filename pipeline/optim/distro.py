@@ -15,16 +15,15 @@ from pipeline.optim.compressor import (
     SomeBlocks,
     coefficients_of,
 )
-from pipeline.optim.optimizer import (
-    KeyPath,
-    Optimizer,
-    Tree,
-    clip_scale,
-    expect,
+from pipeline.optim.expect import (
+    expect_clip,
+    expect_integer,
+    expect_kind,
+    expect_learning_rate,
     expect_rates,
-    no_lookahead,
-    rate,
+    expect_share,
 )
+from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, clip_scale, no_lookahead, rate
 from pipeline.optim.step_direction import StepDirection
 
 
@@ -52,9 +51,13 @@ class CompressedMomentum:
     direction: StepDirection = StepDirection()
 
     def __post_init__(self) -> None:
-        for name in ("compression_decay", "removed"):
-            expect(name, getattr(self, name), lambda x: 0 <= x <= 1, "a number from 0 to 1")
-        expect_rates(weight_decay=self.weight_decay, clip_grad_norm=self.clip_grad_norm)
+        expect_learning_rate("learning_rate", self.learning_rate)
+        expect_kind(Compressor, compressor=self.compressor)
+        expect_share("compression_decay", self.compression_decay)
+        expect_rates(weight_decay=self.weight_decay)
+        expect_clip(self.clip_grad_norm)
+        expect_share("removed", self.removed)
+        expect_kind(StepDirection, direction=self.direction)
 
     def zeros(self, params: Tree) -> Tree:
         """Return the first delta."""
@@ -158,7 +161,8 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
       Psyche, https://github.com/PsycheFoundation/psyche, shared/modeling/src/distro.rs
     """
-    expect("overlap", overlap, lambda x: x in (0, 1, 2), "0, 1 or 2")
+    expect_kind(CompressedMomentum, momentum=momentum)
+    expect_integer("overlap", overlap, lambda x: x in (0, 1, 2), "0, 1 or 2")
     if overlap:
         return distro_overlapped(momentum, overlap)
 
@@ -233,6 +237,8 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
       momentum: The settings.
       overlap: 1 or 2, as above.
     """
+    expect_kind(CompressedMomentum, momentum=momentum)
+    expect_integer("overlap", overlap, lambda x: x in (1, 2), "1 or 2")
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         delta = momentum.zeros(params)

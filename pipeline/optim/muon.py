@@ -9,14 +9,8 @@ import optax
 from pipeline.optim import step_direction
 from pipeline.optim.adamw import adam
 from pipeline.optim.dense import dense
-from pipeline.optim.optimizer import (
-    KeyPath,
-    Optimizer,
-    Tree,
-    expect_decay,
-    expect_rates,
-    group_of,
-)
+from pipeline.optim.expect import expect_by_group, expect_decay, expect_groups, expect_rates
+from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, group_of
 
 
 class MuonState(NamedTuple):
@@ -68,7 +62,8 @@ def muon(
       Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
     """
     expect_decay("momentum", momentum)
-    expect_rates(**{f"step_scale[{group!r}]": scale for group, scale in step_scale.items()})
+    expect_by_group(expect_rates, step_scale=step_scale)
+    expect_groups(stacked=stacked)
     moments = adam(betas, eps)
 
     def split(tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:

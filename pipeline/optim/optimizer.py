@@ -1,6 +1,5 @@
 """What an optimizer is: eight pure functions over two states."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -259,6 +258,11 @@ def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree
     return params
 
 
+def looks_ahead(optimizer: Optimizer) -> bool:
+    """Return whether gradients are taken elsewhere than at the params."""
+    return optimizer.lookahead is not no_lookahead
+
+
 def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
     """Return the factor that bounds the global L2 norm of gradients, as PyTorch and Psyche have it.
 
@@ -273,24 +277,3 @@ def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
         return 1.0
     scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
     return jnp.where(max_norm == 0, 1.0, scale) if traced else scale
-
-
-def expect(name: str, value: Any, within: Callable[[Any], bool], wanted: str) -> None:
-    """Check a setting, unless it is traced, as `optax.inject_hyperparams` does.
-
-    Raises:
-      ValueError: It is not within what is wanted.
-    """
-    if not isinstance(value, jax.core.Tracer) and not within(value):
-        raise ValueError(f"{name} is {value!r}, expected {wanted}")
-
-
-def expect_decay(name: str, value: Any) -> None:
-    """Check a setting that lies in [0, 1): with 1, a mean of all that ever was would be of none."""
-    expect(name, value, lambda x: 0 <= x < 1, "a number from 0, below 1")
-
-
-def expect_rates(**settings: Any) -> None:
-    """Check settings, by name, that are from 0; None is absent."""
-    for name, value in settings.items():
-        expect(name, value, lambda x: x is None or x >= 0, "a number from 0")

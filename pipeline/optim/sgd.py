@@ -4,7 +4,8 @@ import jax
 import optax
 
 from pipeline.optim.dense import dense
-from pipeline.optim.optimizer import Optimizer, expect, expect_decay
+from pipeline.optim.expect import expect, expect_decay, expect_flags
+from pipeline.optim.optimizer import Optimizer
 
 
 def sgd(
@@ -36,6 +37,7 @@ def sgd(
         https://proceedings.mlr.press/v28/sutskever13.html
     """
     expect_decay("momentum", momentum)
+    expect_flags(nesterov=nesterov)
     moves = isinstance(momentum, jax.core.Tracer) or bool(momentum)
     expect("nesterov", nesterov, lambda x: moves or not x, "false without momentum")
     direction = optax.trace(momentum, nesterov) if moves else optax.identity()

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim.optimizer import KeyPath, expect, expect_rates, group_of
+from pipeline.optim.expect import expect_by_group, expect_groups, expect_one_of, expect_rates
+from pipeline.optim.optimizer import KeyPath, group_of
 
 TINY = 1e-30  # what is all zeros stays so
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5
@@ -63,8 +64,9 @@ class StepDirection:
     stacked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        expect("update", self.update, lambda x: x in BY_NAME, f"one of {', '.join(BY_NAME)}")
-        expect_rates(**{f"scale[{group!r}]": scale for group, scale in self.scale.items()})
+        expect_one_of("update", self.update, BY_NAME)
+        expect_by_group(expect_rates, scale=self.scale)
+        expect_groups(stacked=self.stacked)
 
     def __call__(self, path: KeyPath, x: jax.Array) -> jax.Array:
         """Return the direction of the parameter at `path`, of the decoded mean x."""

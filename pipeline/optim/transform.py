@@ -10,7 +10,8 @@ import optax
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, align_before
+from pipeline.optim.expect import expect, expect_flags, expect_function, expect_kind
+from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, align_before, looks_ahead
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
 """exchange(message, step) -> sent, received: what this peer sent, and every peer's message with a
@@ -42,24 +43,38 @@ def alone(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
 class OptimizerState(NamedTuple):
     """State of `as_transform`.
 
+    `optax.tree.get(state, "steps_taken")` finds the steps in any chain or wrapper of optax, and
+    `optax.tree.get(state, "count")` what it finds in optax's own: Adam's count, with Adam inside.
+
     Attributes:
-      count: int32 [], the local steps taken.
+      steps_taken: int32 [], the local steps taken.
       own: The peer's state.
       shared: The state that is one copy.
     """
 
-    count: jax.Array  # type: ignore[assignment]  # a tuple has a method of that name
+    steps_taken: jax.Array
     own: Tree
     shared: Tree
 
 
-def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTransformation:
+def as_transform(
+    optimizer: Optimizer, exchange: Exchange, *, lookahead: bool = False
+) -> optax.GradientTransformation:
     """Compose an optimizer and an exchange into a transform for any jitted step.
 
-    Gradients are to be taken at `lookahead_params(optimizer, params, state)`, which are the params
-    themselves except with local steps, and for DisTrO with overlap. With several local steps in a
-    round, the last one alone exchanges, and updates of the others are zero; under `shard_map` that
-    takes `check_vma=False`.
+    Gradients are to be taken at `lookahead_params(optimizer, params, state)`: the params themselves
+    except with local steps, and for DisTrO with overlap. Of those, `lookahead=True` says that it is
+    done, since gradients do not tell where they were taken:
+
+        tx = as_transform(optimizer, exchange, lookahead=True)
+
+        def step(params, state, batch):
+            grads = jax.grad(loss)(lookahead_params(optimizer, params, state), batch)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+    With several local steps in a round, the last one alone exchanges, and updates of the others are
+    zero; under `shard_map` that takes `check_vma=False`.
 
     Peers have equal weights. One whose gradient has an infinity or a NaN counts as absent in that
     step, and its own state stays as it was. `optax.apply_if_finite` around this would decide for
@@ -76,7 +91,17 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
       optimizer: The functions.
       exchange: exchange(message, step) -> sent, received, such as `all_gather("peer")`, or `alone`.
         Beside the optimizer's message it gets that peer's weight.
+      lookahead: Whether gradients are taken at `lookahead_params`. Any optimizer may have them
+        taken there; one that looks ahead must.
+
+    Raises:
+      ValueError: The optimizer looks ahead, and `lookahead` is False.
     """
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_function("exchange", exchange, "exchange(message, step) -> sent, received")
+    expect_flags(lookahead=lookahead)
+    taken_there = "True, and gradients at lookahead_params(optimizer, params, state)"
+    expect("lookahead", lookahead, lambda x: x or not looks_ahead(optimizer), taken_there)
 
     def init(params: Tree) -> OptimizerState:
         own, shared = optimizer.init(_nested(nnx.as_pure(params)))
@@ -117,16 +142,26 @@ def as_transform(optimizer: Optimizer, exchange: Exchange) -> optax.GradientTran
     return optax.GradientTransformation(init, update)
 
 
-def lookahead_params(optimizer: Optimizer, params: Tree, state: OptimizerState) -> Tree:
+def lookahead_params(optimizer: Optimizer, params: Tree, state: optax.OptState) -> Tree:
     """Return the params at which a peer takes its next gradient: those that its state tells.
 
     Args:
-      optimizer: The functions.
-      params: What all peers agree on, nested dicts of arrays.
-      state: The peer's state of `as_transform`.
+      optimizer: What the transform was made of.
+      params: What all peers agree on, in any tree.
+      state: That of `as_transform`, or of a chain or wrapper with one such transform in it.
+
+    Raises:
+      ValueError: No state of `as_transform` is in `state`.
     """
-    own = _align_at(optimizer, state.own, params, state.count)
-    return optimizer.lookahead(params, own, state.shared, next_step(optimizer, state.count))
+    params, state = nnx.as_pure(params), nnx.as_pure(state)
+    if not isinstance(state, OptimizerState):
+        state = optax.tree.get(state, OptimizerState.__name__, default=state)
+    expect_kind(OptimizerState, state=state)
+    count, own, shared = state
+    nested = _nested(params)
+    own = _align_at(optimizer, own, nested, count)
+    ahead = flatten_dict(optimizer.lookahead(nested, own, shared, next_step(optimizer, count)))
+    return jax.tree.map_with_path(lambda path, _: ahead[_names(path)], params)
 
 
 def _align_at(optimizer: Optimizer, own: Tree, params: Tree, count: jax.Array) -> Tree:

@@ -89,8 +89,9 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
     return text + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
 
 
-def _key(key: str) -> str:
-    return brief(key if key.isprintable() else json.dumps(key))
+def _key(key: object) -> str:
+    text = str(key)  # in Python, keys may be of any kind
+    return brief(text if text.isprintable() else json.dumps(text))
 
 
 def _expected(error: dict) -> str:

@@ -4,7 +4,6 @@ Place p is example `permute(p mod n)` of the n there are, anew for each pass ove
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.simulation.arguments import check_call
 from pipeline.simulation.loss_task import PeerRows
 from pipeline.tokens.permutation import permute
 
@@ -44,7 +44,9 @@ class ExampleSet:
             self._arrays = jax.tree.map(_on_host, data)
             self.count = lengths.pop()
         elif (
-            hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict)
+            hasattr(data, "__len__")
+            and hasattr(data, "__getitem__")
+            and not isinstance(data, dict | jax.Array | np.ndarray)
         ):
             self._dataset, self.count = data, len(data)
         elif len(lengths) > 1:
@@ -127,13 +129,7 @@ def held_out(train_data: Any, eval_data: Any, peers: int) -> ExampleSet | None:
 
 def _made(factory: Factory, name: str, peer: int, peers: int) -> Any:
     split: Split = "train" if name == "train_data" else "eval"
-    try:
-        inspect.signature(factory).bind(peer, peers, split)
-    except TypeError as error:
-        raise LockstepError(
-            f"simulate: {name} is a function that cannot be called so: {error}; expected "
-            "factory(peer, num_peers, split)"
-        ) from error
+    check_call(factory, name, "factory(peer, num_peers, split)", peer, peers, split)
     return factory(peer, peers, split)
 
 

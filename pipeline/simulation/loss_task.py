@@ -4,13 +4,15 @@ Shapes in names: M micro-batches of B examples.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.simulation.arguments import check_call
 from pipeline.simulation.nested import Nesting
 
 LossFn = Callable[[Tree, Tree, jax.Array | None], jax.Array]
@@ -89,20 +91,25 @@ class LossTask:
         """Check that `loss_fn` returns a scalar of such a batch; computes nothing.
 
         Raises:
-          LockstepError: It returns something else.
+          LockstepError: It is no such function, or returns something else.
         """
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         tree = jax.eval_shape(self.nesting.restored, self.shapes)
-        found = jax.eval_shape(self.loss_fn, tree, batch, key)
+        check_call(
+            self.loss_fn, "loss_fn", "loss_fn(params, batch, rng) -> scalar", tree, batch, key
+        )
+        returned: list[Any] = []
+        jax.eval_shape(lambda *given: returned.append(self.loss_fn(*given)), tree, batch, key)
+        loss = returned[0]
         if not (
-            isinstance(found, jax.ShapeDtypeStruct)
-            and found.shape == ()
-            and jnp.issubdtype(found.dtype, jnp.floating)
+            isinstance(loss, jax.Array)
+            and loss.shape == ()
+            and jnp.issubdtype(loss.dtype, jnp.floating)
         ):
-            leaves = jax.tree.leaves(found)
-            what = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"
+            alone = "the loss alone, without aux" if isinstance(loss, tuple) else "a loss"
             raise LockstepError(
-                f"simulate: loss_fn returns {what}, expected one floating-point number: float32[]"
+                f"simulate: loss_fn returns {_described(loss)}, expected {alone}: one "
+                "floating-point number that follows from params, float32[]"
             )
 
     def _apply(self, params: Tree, batch: Tree, rng: jax.Array | None) -> jax.Array:
@@ -111,3 +118,14 @@ class LossTask:
 
     def _cast(self, x: jax.Array) -> jax.Array:
         return x.astype(self.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _described(returned: Any) -> str:
+    """What a loss function returned, in words."""
+    if isinstance(returned, jax.Array):
+        return f"{returned.dtype}{list(returned.shape)}"
+    if isinstance(returned, tuple):
+        return f"a tuple ({', '.join(map(_described, returned))})"
+    if isinstance(returned, int | float | np.generic):
+        return f"the constant {returned}"
+    return "nothing" if returned is None else type(returned).__name__

@@ -16,7 +16,7 @@ class Nesting:
       params: Nested dicts, a state of Flax or any other tree of floating-point arrays.
 
     Raises:
-      LockstepError: An array is not of floating-point numbers, or there is none.
+      LockstepError: An array is not of floating-point numbers, or empty, or there is none.
     """
 
     def __init__(self, params: Tree):
@@ -30,6 +30,11 @@ class Nesting:
                 raise LockstepError(
                     f"simulate: params {'/'.join(name)} is {dtype}, expected an array of "
                     "floating-point numbers; what is not trained goes into loss_fn"
+                )
+            if not leaf.size:
+                raise LockstepError(
+                    f"simulate: params {'/'.join(name)} has the shape {leaf.shape}, expected "
+                    "elements in it"
                 )
         if len(set(self._names)) < len(self._names):
             raise LockstepError("simulate: params has two arrays of one name, expected different")

@@ -34,7 +34,7 @@ class Result:
     Attributes:
       params: The params that all peers agree on.
       local_params: Where each peer takes its next gradient: the params themselves, except with
-        SPARTA, whose peers stay apart.
+        SPARTA, SPARTA-DiLoCo and Streaming DiLoCo, whose peers stay apart.
       curves: Rows by curve.
       micro_batch: Examples of one gradient computation, given or found.
       fired: How often each kind of fault changed something.
@@ -115,7 +115,7 @@ class Log:
     """The CSV files of a simulation's curves, each row there as soon as it is known.
 
     Args:
-      folder: Where they are written; None writes none.
+      folder: Where they are written, which is there; None writes none.
       settings: What config.json holds.
       curves: Rows of the rounds before, if it goes on.
     """
@@ -124,7 +124,6 @@ class Log:
         self.folder, self.curves = folder, curves
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(settings, indent=2, default=str)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
         for name, columns in COLUMNS.items():

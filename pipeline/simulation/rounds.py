@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree, no_lookahead
+from pipeline.optim.optimizer import Tree, looks_ahead
 from pipeline.optim.transform import next_step
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.driver import RunProgress
@@ -276,7 +276,7 @@ class Simulation:
     @property
     def _together(self) -> bool:
         """Whether peers take their gradients at the params themselves."""
-        return self.programs.optimizer.lookahead is no_lookahead
+        return not looks_ahead(self.programs.optimizer)
 
     def _local_params(self) -> Iterator[Tree]:
         """Where each peer takes its next gradient: NumPy arrays."""

@@ -2,6 +2,7 @@
 
 import numbers
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from pipeline import runfile
@@ -10,13 +11,13 @@ from pipeline.optim.optimizer import Optimizer
 from pipeline.programs.optimizers import Setting, build, learning_rate_of, optimizer_of
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
-from pipeline.runfile.optimizer import OptimizerVariant
+from pipeline.runfile.optimizer import Compressing, OptimizerVariant
 from pipeline.runfile.psyche import LLM, OlderConfig
 from pipeline.runfile.table import U32
 from pipeline.wire import message as wire
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
-MOST_ROUNDS = 2**32 - 1
+MOST_ROUNDS = MOST_EXAMPLES = 2**32 - 1
 WITNESSES = 8  # of more peers: were all witnesses, they would take the square of peers' time
 
 
@@ -51,6 +52,11 @@ DEFAULTS = {
     "SPARTADiLoCo": Named({**PLACES, **OUTER, "outer_every": 100, "inner": {"AdamW": ADAMW}}, 1e-3),
     "Distro": Named(COMPRESSED | {"quantize_1bit": True}, 1e-3),
     "AdaDistro": Named(COMPRESSED | {"quantize_1bit": True}, 1e-3),
+}
+SPELLED = {  # as functions of the library are called; other names in lower case
+    "StreamingDiLoCo": "streaming_diloco",
+    "SPARTADiLoCo": "sparta_diloco",
+    "AdaDistro": "ada_distro",
 }
 DEMO = {"quantize_1bit": False}  # DeMo is DisTrO with values
 IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is given in full
@@ -96,10 +102,12 @@ def tagged(optimizer: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     short = str(name).lower().replace("_", "").replace("-", "")
     tag = "Distro" if short == "demo" else known.get(short)
     if tag is None or not isinstance(given, Mapping):
-        names = ", ".join(["demo", *(tag.lower() for tag in DEFAULTS)])
+        names = ["demo", *(SPELLED.get(tag, tag.lower()) for tag in DEFAULTS)]
+        near = get_close_matches(str(name).lower(), names, n=1) if tag is None else ()
         raise LockstepError(
-            f"simulate: optimizer is {optimizer!r}, expected one of {names}, a table such as "
-            '{"DiLoCo": {"inner_steps": 10}}, or an Optimizer'
+            f"simulate: optimizer is {optimizer!r}, expected one of {', '.join(names)}, a table "
+            'such as {"DiLoCo": {"inner_steps": 10}}, or an Optimizer'
+            + (f"; did you mean {near[0]}?" if near else "")
         )
     settings = DEFAULTS.get(tag, IN_FULL).table | (DEMO if short == "demo" else {}) | dict(given)
     if "inner" in settings:
@@ -114,7 +122,7 @@ def schedule_of(learning_rate: Any, default: float) -> Any:
         learning_rate = default
     if isinstance(learning_rate, Mapping):
         return dict(learning_rate)
-    if isinstance(learning_rate, numbers.Real):  # NumPy's too
+    if isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, bool):  # NumPy's
         learning_rate = float(learning_rate)
     constant = {"base_lr": learning_rate, "warmup_init_lr": 0.0, "warmup_steps": 0}
     return {"Constant": constant}
@@ -163,6 +171,13 @@ def run_of(
     try:
         llm = validate(LLM, document, "simulate")
         inner_steps = optimizer.inner_steps if own else llm.inner_steps
+        examples = trainers * inner_steps * batch_size
+        if examples > MOST_EXAMPLES:
+            raise LockstepError(
+                f"simulate: batch_size is {batch_size}: {examples:,} examples in a round of "
+                f"{trainers} peers with {inner_steps:,} local steps, expected at most "
+                f"{MOST_EXAMPLES:,}"
+            )
         whole_config = SimulatedConfig(
             **config,
             rounds_per_epoch=ROUNDS_PER_EPOCH,
@@ -171,7 +186,7 @@ def run_of(
             round_witness_time=1,
             min_clients=WITNESSES if many else 1,
             witness_nodes=WITNESSES if many else 0,  # 0: all
-            global_batch_size=trainers * inner_steps * batch_size,
+            global_batch_size=examples,
             checkpointers=(),
         )
         whole = {
@@ -215,6 +230,11 @@ def optimizer_of_run(
             f"simulate: stacked has {unknown[0]!r}, expected some of {', '.join(groups)}"
         )
     if isinstance(optimizer, Optimizer):
+        if stacked:
+            raise LockstepError(
+                f"simulate: stacked is {stacked!r}, expected none with an Optimizer, which "
+                "has its own"
+            )
         if learning_rate is not None:
             raise LockstepError(
                 f"simulate: learning_rate is {learning_rate!r}, expected None with an Optimizer, "
@@ -226,6 +246,12 @@ def optimizer_of_run(
     matrices = isinstance(inner, runfile.OptimizerMuon) or (
         getattr(table, "update", "") == "orthogonal"
     )
+    blocks = isinstance(table, Compressing | runfile.OptimizerSparseLoCo)
+    if stacked and not (matrices or blocks):
+        raise LockstepError(
+            f"simulate: stacked is {stacked!r}, expected none with {inner.tag()}, which "
+            "takes every array as it is"
+        )
     if matrices and not stacked:
         raise LockstepError(
             "simulate: stacked is (), expected the names of params whose arrays are matrices of "

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.train_step import Programs
-from pipeline.simulation import examples, settings
+from pipeline.simulation import arguments, examples, settings
 from pipeline.simulation.loss_task import LossFn, LossTask
 from pipeline.simulation.nested import Nesting
 from pipeline.simulation.result import Result
@@ -68,9 +67,9 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     first: as many peers then run at the same time.
 
     Args:
-      loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch: arrays with a
-        leading axis of examples. rng is a key of (seed, round, peer, local step), for dropout and
-        the like, or None where the loss is measured.
+      loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch, without aux: arrays
+        with a leading axis of examples. rng is a key of (seed, round, peer, local step), for
+        dropout and the like, or None where the loss is measured.
       params: Any tree of floating-point arrays, such as nested dicts or a state of flax.nnx.
       train_data: NumPy or JAX arrays with a leading axis of examples, in any tree; or a dataset
         with a length whose items are trees of one example's arrays; or factory(peer, num_peers,
@@ -100,8 +99,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       dtype: "float32"; or "bfloat16": what params and examples are cast to before loss_fn, while
         params and states stay in float32.
       layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap".
-      stacked: Top-level names of params whose arrays have a leading axis of layers, for Muon's and
-        AdaDistro's matrices.
+      stacked: Top-level names of params whose arrays have a leading axis of layers, for
+        Muon's and AdaDistro's matrices, and for the blocks of DisTrO and SparseLoCo.
       eval_every: Rounds between measurements of eval_data.
       correlation_every: Rounds between correlations of the peers' local params; None for none.
       log_dir: Where train.csv, validation.csv, correlation.csv and config.json are written.
@@ -114,17 +113,26 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     Raises:
       LockstepError: An argument is not what was expected, or the loss is not finite.
     """
-    _check_counts(
+    given = {"correlation_every": correlation_every, "micro_batch": micro_batch}
+    arguments.check_counts(
         peers=peers,
         steps=steps,
         batch_size=batch_size,
         eval_every=eval_every,
         checkpoint_every=checkpoint_every,
         max_round_train_time=max_round_train_time,
-        correlation_every=1 if correlation_every is None else correlation_every,
-        micro_batch=1 if micro_batch is None else micro_batch,
+        **{name: count for name, count in given.items() if count is not None},
     )
-    _check_rest(seed, verification_percent, micro_batch, batch_size, dtype)
+    arguments.check_flags(shuffle=shuffle, show_progress=show_progress)
+    arguments.check_rest(
+        seed=seed,
+        verification_percent=verification_percent,
+        micro_batch=micro_batch,
+        batch_size=batch_size,
+        dtype=dtype,
+        stacked=stacked,
+        on_round=on_round,
+    )
     run = settings.run_of(
         optimizer,
         learning_rate,
@@ -154,6 +162,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     built = settings.optimizer_of_run(run, optimizer, learning_rate, sorted(first), stacked)
     programs = Programs(task, built)
     settings.check_faults(run, programs.form)
+    logs_in = arguments.folder("log_dir", log_dir)
+    checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
 
     described = {
         "steps": steps,
@@ -170,33 +180,9 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "correlation_every": correlation_every,
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
     }
-    kept = Kept(Path(checkpoint_dir) if checkpoint_dir else None, checkpoint_every, described)
+    kept = Kept(checkpoints_in, checkpoint_every, described)
     simulation = Simulation(run, programs, of_peers, held_out, kept, steps)
-    folder = Path(log_dir) if log_dir else None
-    return simulation.take_rounds(first, folder, on_round, show_progress=show_progress)
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, value in counts.items():
-        if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-            raise LockstepError(f"simulate: {name} is {value!r}, expected an integer from 1")
-
-
-def _check_rest(
-    seed: Any, verification_percent: Any, micro_batch: Any, batch_size: int, dtype: Any
-) -> None:
-    if not (isinstance(seed, int) and 0 <= seed < 2**32):
-        raise LockstepError(f"simulate: seed is {seed!r}, expected an integer from 0, below 2**32")
-    if not (isinstance(verification_percent, int) and 0 <= verification_percent < 100):
-        raise LockstepError(
-            f"simulate: verification_percent is {verification_percent!r}, expected 0 to 99"
-        )
-    if micro_batch is not None and micro_batch > batch_size:
-        raise LockstepError(
-            f"simulate: micro_batch is {micro_batch}, expected at most batch_size ({batch_size})"
-        )
-    if dtype not in ("float32", "bfloat16"):
-        raise LockstepError(f"simulate: dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
+    return simulation.take_rounds(first, logs_in, on_round, show_progress=show_progress)
 
 
 def _named(argument: Any) -> Any:

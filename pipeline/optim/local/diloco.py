@@ -1,5 +1,6 @@
 """DiLoCo: peers take many AdamW steps by themselves, and then one together, with momentum."""
 
+from pipeline.optim.expect import expect, expect_decay, expect_rates, expect_share
 from pipeline.optim.local.local_steps import local_steps
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.quantize.quantized import quantized
@@ -46,7 +47,27 @@ def diloco(
       Therien et al., MuLoCo: Muon is a practical inner optimizer for DiLoCo,
         https://arxiv.org/abs/2505.23725
     """
+    outer = outer_sgd(outer_learning_rate, outer_momentum, nesterov, quantizer, error_feedback)
+    return local_steps(inner, outer, inner_steps)
+
+
+def outer_sgd(
+    outer_learning_rate: float,
+    outer_momentum: float,
+    nesterov: bool,
+    quantizer: Quantizer | None,
+    error_feedback: float,
+) -> Optimizer:
+    """Return the step of a round, which takes how far peers went as its gradients; as of `diloco`.
+
+    Raises:
+      ValueError: A setting is not within its bounds, or would change nothing.
+    """
+    expect_rates(outer_learning_rate=outer_learning_rate)
+    expect_decay("outer_momentum", outer_momentum)
     outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov, by_weight=True)
     if quantizer is not None:
-        outer = quantized(outer, quantizer, error_feedback)
-    return local_steps(inner, outer, inner_steps)
+        return quantized(outer, quantizer, error_feedback)
+    expect_share("error_feedback", error_feedback)
+    expect("error_feedback", error_feedback, lambda x: not x, "0 without a quantizer")
+    return outer

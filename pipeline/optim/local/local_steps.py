@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.optimizer import Optimizer, Tree, expect, no_lookahead
+from pipeline.optim.expect import expect_counts, expect_kind
+from pipeline.optim.optimizer import Optimizer, Tree, looks_ahead
 
 
 class LocalState(NamedTuple):
@@ -42,7 +43,7 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
       outer: Takes a step in each round.
       inner_steps: Local steps of a round, at least 1.
     """
-    expect("inner_steps", inner_steps, lambda x: x >= 1, "an integer from 1")
+    expect_counts(inner_steps=inner_steps)
     check_parts(inner, outer)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
@@ -90,10 +91,11 @@ def check_parts(inner: Optimizer, outer: Optimizer) -> None:
     """Check that two optimizers can be the parts of one with local steps.
 
     Raises:
-      ValueError: One of them looks ahead.
+      ValueError: One of them is none, or looks ahead.
     """
+    expect_kind(Optimizer, inner=inner, outer=outer)
     for name, optimizer in (("inner", inner), ("outer", outer)):
-        if optimizer.lookahead is not no_lookahead:
+        if looks_ahead(optimizer):
             raise ValueError(f"{name} looks ahead, expected no overlap and no local steps within")
 
 

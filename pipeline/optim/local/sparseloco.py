@@ -10,8 +10,9 @@ import optax
 from pipeline.optim import dct
 from pipeline.optim.compressor import Coefficients, Compressor
 from pipeline.optim.dense import TINY, weighted_mean
+from pipeline.optim.expect import expect_number, expect_rates
 from pipeline.optim.local.local_steps import local_steps
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, expect, no_lookahead
+from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, no_lookahead
 from pipeline.optim.quantize.levels import level_of, two_levels
 from pipeline.optim.quantize.quantizer import pack, unpack
 
@@ -54,6 +55,11 @@ def sparseloco(
     An element that a peer does not send counts as its zero. With 128 of 4,096, a message takes
     about 9 bits for each element that is sent.
 
+    That is the paper's mean. The code that Templar trains with (tplr-ai/templar, src/tplr/
+    compress.py at 0118981) differs: its mean of an element is over the peers that sent it, so one
+    that few peers send moves farther; it scales messages whose norm is above the peers' median down
+    to that; and the levels are those of a whole parameter, not of a block.
+
     Args:
       inner: Takes the local steps; AdamW in SparseLoCo.
       inner_steps: Local steps of a round; SparseLoCo's 15 to 250.
@@ -67,7 +73,9 @@ def sparseloco(
       Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo,
         https://arxiv.org/abs/2508.15706
     """
-    expect("error_feedback", error_feedback, lambda x: 0 < x <= 1, "above 0, at most 1")
+    wanted = "a number above 0, at most 1"
+    expect_number("error_feedback", error_feedback, lambda x: 0 < x <= 1, wanted)
+    expect_rates(outer_learning_rate=outer_learning_rate)
     compressor = Compressor(topk, chunk, quantize_1bit=True, stacked=stacked)
     outer = _largest_of_what_is_left(outer_learning_rate, error_feedback, compressor)
     return local_steps(inner, outer, inner_steps)

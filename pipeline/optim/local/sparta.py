@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import optax
 
 from pipeline.optim.dense import TINY, weighted_mean
+from pipeline.optim.expect import expect_integer, expect_number, expect_one_of
 from pipeline.optim.local.fedavg import fedavg
-from pipeline.optim.optimizer import Optimizer, Tree, expect
+from pipeline.optim.optimizer import Optimizer, Tree
 
 SELECTORS = ("random", "shuffled", "partitioned")
 
@@ -45,8 +46,9 @@ def sparta(
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
         https://openreview.net/forum?id=stFPf3gzq1
     """
-    expect("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
-    expect("selector", selector, lambda x: x in SELECTORS, f"one of {', '.join(SELECTORS)}")
+    expect_number("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+    expect_integer("seed", seed, lambda x: 0 <= x < 2**32, "an integer from 0, below 2**32")
+    expect_one_of("selector", selector, SELECTORS)
     whole = fedavg(inner, inner_steps=inner_steps)
 
     def places(params: Tree, step: jax.Array) -> Tree:
@@ -58,8 +60,8 @@ def sparta(
 
     def one_of_each_part(number: int, size: int, step: jax.Array) -> jax.Array:
         """Return a place in each of round(share * size) parts: int32 [K], ascending."""
-        count = max(1, round(share * size))
-        width, longer = divmod(size, count)
+        count = min(size, max(1, round(share * size)))
+        width, longer = divmod(size, max(1, count))
         part_K = jnp.arange(count)
         width_K = width + (part_K < longer)  # the first parts have one more
         first_K = part_K * width + jnp.minimum(part_K, longer)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from pipeline.optim.dense import TINY, weighted_mean
+from pipeline.optim.expect import expect_counts, expect_decay, expect_kind, expect_rates
 from pipeline.optim.local.fragments import fragment_of, init_of_each, put, put_row, row, take
-from pipeline.optim.optimizer import Optimizer, Tree, expect
+from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.optim.sgd import sgd
 
 
@@ -73,7 +74,10 @@ def sparta_diloco(
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
         https://openreview.net/forum?id=stFPf3gzq1
     """
-    expect("outer_every", outer_every, lambda x: x >= 1, "an integer from 1")
+    expect_kind(Optimizer, sparse=sparse)
+    expect_counts(outer_every=outer_every)
+    expect_rates(outer_learning_rate=outer_learning_rate)
+    expect_decay("outer_momentum", outer_momentum)
     outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov)
     take_one, put_one = partial(take, fragments=outer_every), partial(put, fragments=outer_every)
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pipeline.optim.expect import expect_counts, expect_decay, expect_integer
+from pipeline.optim.local.diloco import outer_sgd
 from pipeline.optim.local.fragments import fragment_of, init_of_each, put, put_row, row, take
 from pipeline.optim.local.local_steps import check_parts, step_alone
-from pipeline.optim.optimizer import Optimizer, Tree, expect, expect_decay
-from pipeline.optim.quantize.quantized import quantized
+from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.optim.quantize.quantizer import Quantizer
-from pipeline.optim.sgd import sgd
 
 
 class StreamingState(NamedTuple):
@@ -82,14 +82,12 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
       Douillard et al., Streaming DiLoCo with overlapping communication,
         https://arxiv.org/abs/2501.18512
     """
-    outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov, by_weight=True)
-    if quantizer is not None:
-        outer = quantized(outer, quantizer, error_feedback)
-    expect("fragments", fragments, lambda x: x >= 1, "an integer from 1")
+    expect_counts(inner_steps=inner_steps, fragments=fragments)
     steps, left = divmod(inner_steps, fragments)
-    expect("inner_steps", inner_steps, lambda _: steps > 0 == left, f"a multiple of {fragments}")
-    expect("delay", delay, lambda x: 0 <= x < steps, f"an integer from 0, below {steps}")
+    expect_integer("inner_steps", inner_steps, lambda _: not left, f"a multiple of {fragments}")
+    expect_integer("delay", delay, lambda x: 0 <= x < steps, f"an integer from 0, below {steps}")
     expect_decay("mixing", mixing)
+    outer = outer_sgd(outer_learning_rate, outer_momentum, nesterov, quantizer, error_feedback)
     check_parts(inner, outer)
     take_one, put_one = partial(take, fragments=fragments), partial(put, fragments=fragments)
 

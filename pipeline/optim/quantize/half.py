@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from pipeline.optim.expect import expect_dtype
 from pipeline.optim.optimizer import Tree
 from pipeline.optim.quantize.quantizer import off_by
 
@@ -19,6 +20,9 @@ class Half:
     """
 
     dtype: jax.typing.DTypeLike
+
+    def __post_init__(self) -> None:
+        expect_dtype("dtype", self.dtype, jnp.bfloat16, jnp.float16)
 
     def encode(self, x: jax.Array) -> Tree:
         """See `Quantizer.encode`."""

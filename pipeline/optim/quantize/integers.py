@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.optimizer import Tree, expect
+from pipeline.optim.expect import expect_counts, expect_integer
+from pipeline.optim.optimizer import Tree
 from pipeline.optim.quantize.quantizer import (
     Code,
     from_blocks,
@@ -35,8 +36,8 @@ class Integers:
     block: int
 
     def __post_init__(self) -> None:
-        expect("bits", self.bits, lambda x: x in (4, 8), "4 or 8")
-        expect("block", self.block, lambda x: x >= 1, "an integer from 1")
+        expect_integer("bits", self.bits, lambda x: x in (4, 8), "4 or 8")
+        expect_counts(block=self.block)
 
     def encode(self, x: jax.Array) -> Tree:
         """See `Quantizer.encode`."""

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim.optimizer import Tree, expect
+from pipeline.optim.expect import expect_counts, expect_integer
+from pipeline.optim.optimizer import Tree
 from pipeline.optim.quantize.quantizer import (
     Code,
     counts,
@@ -43,8 +44,8 @@ class Levels:
     block: int
 
     def __post_init__(self) -> None:
-        expect("bits", self.bits, lambda x: x in (1, 2), "1 or 2")
-        expect("block", self.block, lambda x: x >= 1, "an integer from 1")
+        expect_integer("bits", self.bits, lambda x: x in (1, 2), "1 or 2")
+        expect_counts(block=self.block)
 
     def encode(self, x: jax.Array) -> Tree:
         """See `Quantizer.encode`."""

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from pipeline.optim.dense import TINY
-from pipeline.optim.optimizer import Optimizer, Tree, expect
+from pipeline.optim.expect import expect_kind, expect_share
+from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.optim.quantize.quantizer import Quantizer
 
 
@@ -47,7 +48,9 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
       Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
         Distributed Training of Speech DNNs, Interspeech 2014
     """
-    expect("error_feedback", error_feedback, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+    expect_kind(Optimizer, optimizer=optimizer)
+    expect_kind(Quantizer, quantizer=quantizer)
+    expect_share("error_feedback", error_feedback)
 
     decode, beyond = partial(_decode, quantizer), partial(_beyond, quantizer)
 

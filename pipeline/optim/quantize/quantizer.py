@@ -4,7 +4,7 @@ Shapes: N blocks of B elements each, the last one padded; M elements of an array
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.optim.optimizer import Tree
 
 
+@runtime_checkable
 class Quantizer(Protocol):
     """Rounds an array to fewer bits; pure functions, whose shapes follow from the array's."""
 
@@ -51,8 +52,12 @@ def to_blocks(x: jax.Array, block: int) -> jax.Array:
       block: B; all elements of a smaller array are one block.
     """
     x_M = x.ravel()
-    width = min(block, x_M.size)
+    width = _width(x_M.size, block)
     return jnp.pad(x_M, (0, -x_M.size % width)).reshape(-1, width)
+
+
+def _width(size: int, block: int) -> int:
+    return max(1, min(block, size))  # an array without elements has no blocks, of any width
 
 
 def from_blocks(x_NB: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -62,7 +67,7 @@ def from_blocks(x_NB: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def counts(size: int, block: int) -> np.ndarray:
     """Return the number of an array's elements in each block: [N, 1]."""
-    width = min(block, size)
+    width = _width(size, block)
     return np.minimum(width, size - width * np.arange(-(-size // width)))[:, None]
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from pipeline.optim.ada_distro import ada_distro
+from pipeline.optim.ada_distro import ada_distro, normalized
 from pipeline.optim.adamw import adamw
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.demo import demo
@@ -22,10 +22,11 @@ from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import Optimizer, clip_scale
+from pipeline.optim.optimizer import Optimizer, clip_scale, looks_ahead
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
-from pipeline.optim.second_moment import normalized
+from pipeline.optim.quantize.qsgd import QSGD
+from pipeline.optim.quantize.quantized import quantized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from pipeline.optim.transform import all_gather, alone, as_transform, lookahead_params
@@ -83,6 +84,14 @@ OPTIMIZERS = {
         CompressedMomentum(RATE, Compressor(8, 8, False, jnp.float32), 0.9)
     ),
 }  # fmt: skip
+WITH_PARTS = {  # what else treats arrays without elements by itself
+    f"quantized_{type(of).__name__}_{of.bits}": lambda of=of: quantized(sgd(RATE), of)
+    for of in (Integers(4, 8), QSGD(8, 8), Levels(1, 8), Levels(2, 8))
+} | {
+    "sparta_partitioned": lambda: sparta(
+        LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0, selector="partitioned"
+    )
+}
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
@@ -108,7 +117,7 @@ def programs(name: str) -> tuple[Callable, Callable]:
     """The states of all peers before the first local step, and a local step of all: compiled once
     for all tests."""
     optimizer = OPTIMIZERS[name]()
-    tx = as_transform(optimizer, all_gather("peer"))
+    tx = as_transform(optimizer, all_gather("peer"), lookahead=True)
 
     @jax.jit
     def begin(params):
@@ -199,7 +208,7 @@ PEER, COPY = jax.sharding.PartitionSpec("peer"), jax.sharding.PartitionSpec()
 )
 def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
     optimizer = OPTIMIZERS[name]()
-    tx = as_transform(optimizer, all_gather("peer", to=to))
+    tx = as_transform(optimizer, all_gather("peer", to=to), lookahead=True)
     start = jax.tree.map(jnp.zeros_like, target(0))
     mesh = jax.make_mesh((PEERS,), ("peer",), axis_types=(jax.sharding.AxisType.Auto,))
     steps = optimizer.inner_steps
@@ -225,7 +234,10 @@ def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
 @pytest.mark.parametrize("name", ["distro", "diloco"])
 def test_inside_pmap_gives_the_same_params_as_vmap(name):
     optimizer = OPTIMIZERS[name]()
-    tx, start = as_transform(optimizer, all_gather("peer")), jax.tree.map(jnp.zeros_like, target(0))
+    tx, start = (
+        as_transform(optimizer, all_gather("peer"), lookahead=True),
+        jax.tree.map(jnp.zeros_like, target(0)),
+    )
 
     @partial(jax.pmap, axis_name="peer")
     def one(peer):
@@ -271,7 +283,7 @@ def test_it_trains_a_flax_module_with_hyperparams_that_change(name):
     """Variables, not arrays, are what a Flax optimizer begins with."""
 
     def make(rate, clip):
-        return as_transform(TABLES[name](rate, clip), alone)
+        return as_transform(TABLES[name](rate, clip), alone, lookahead=True)
 
     def train(tx):
         module = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
@@ -279,8 +291,10 @@ def test_it_trains_a_flax_module_with_hyperparams_that_change(name):
 
         @nnx.jit
         def step(module, optimizer):
-            grads = nnx.grad(lambda module: (module(jnp.ones(8)) ** 2).mean())(module)
-            optimizer.update(module, grads)
+            graph, params = nnx.split(module)
+            ahead = lookahead_params(TABLES[name](0.02, 0.5), params, optimizer.opt_state)
+            loss = lambda module: (module(jnp.ones(8)) ** 2).mean()  # noqa: E731
+            optimizer.update(module, nnx.grad(loss)(nnx.merge(graph, ahead)))
 
         for _ in range(3):
             step(module, optimizer)
@@ -290,25 +304,85 @@ def test_it_trains_a_flax_module_with_hyperparams_that_change(name):
     expected, plain = train(make(0.02, 0.5))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
     assert state.hyperparams["rate"][...] == np.float32(0.02)
-    assert plain.count[...] == 3
-    if name not in ("adamw", "muon"):  # they have one of Adam's as well
-        assert optax.tree.get(plain, "count")[...] == 3
+    assert plain.steps_taken[...] == 3
+
+
+@each_optimizer
+def test_the_steps_taken_are_found_in_any_chain_and_adams_count_as_in_optax(name):
+    params = {"w": jnp.zeros((8, 16)), "b": jnp.zeros(16)}
+    tx = as_transform(OPTIMIZERS[name](), alone, lookahead=True)
+    state = jax.eval_shape(tx.init, params)
+    adam = optax.tree.get(state, "ScaleByAdamState")
+    assert optax.tree.get(state, "count") is (adam and adam.count)
+    for wrapped in (
+        optax.chain(optax.clip_by_global_norm(1.0), tx),
+        optax.MultiSteps(tx, 2).gradient_transformation(),
+        optax.inject_hyperparams(lambda rate: optax.chain(tx, optax.scale(rate)))(1.0),
+    ):
+        found = optax.tree.get(jax.eval_shape(wrapped.init, params), "steps_taken")
+        assert (found.shape, found.dtype) == ((), jnp.int32)
+
+
+@each_optimizer
+def test_an_optimizer_that_looks_ahead_is_no_transform_unless_gradients_are_taken_there(name):
+    optimizer = OPTIMIZERS[name]()
+    assert looks_ahead(optimizer) == (optimizer.inner_steps > 1)
+    if looks_ahead(optimizer):
+        there = r"True, and gradients at lookahead_params\(optimizer, params, state\)"
+        with pytest.raises(ValueError, match=f"lookahead is False, expected {there}"):
+            as_transform(optimizer, alone)
+    else:
+        as_transform(optimizer, alone)
+
+
+def test_overlap_looks_ahead_too():
+    momentum = CompressedMomentum(1, Compressor(4, 8, True), 0.9)
+    for overlapped in (distro(momentum, 1), ada_distro(momentum, 0.95, 1)):
+        with pytest.raises(ValueError, match="lookahead is False, expected True"):
+            as_transform(overlapped, alone)
+
+
+def test_params_ahead_come_in_the_tree_of_the_params_out_of_any_chain():
+    optimizer = OPTIMIZERS["fedavg"]()
+    tx = optax.chain(optax.identity(), as_transform(optimizer, alone, lookahead=True))
+    params = (jnp.ones(3), [jnp.zeros(2)])
+    state = tx.init(params)
+    updates, state = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
+    ahead = lookahead_params(optimizer, params, state)
+    jax.tree.map(lambda a, p: np.testing.assert_allclose(a, p - LOCAL_RATE(0.25)), ahead, params)
+    with pytest.raises(ValueError, match="state is tuple, expected an OptimizerState"):
+        lookahead_params(optimizer, params, (optax.EmptyState(),))
 
 
 @each_optimizer
 def test_a_state_can_be_given_away_and_the_params_stay(name):
     params = jax.tree.map(jnp.zeros_like, target(0))
-    state = as_transform(OPTIMIZERS[name](), alone).init(params)
+    state = as_transform(OPTIMIZERS[name](), alone, lookahead=True).init(params)
     kept, given = ({x.unsafe_buffer_pointer() for x in jax.tree.leaves(t)} for t in (params, state))
     assert not kept & given
 
 
 @each_optimizer
 def test_a_tree_without_leaves_is_left_alone(name):
-    tx = as_transform(OPTIMIZERS[name](), alone)
+    tx = as_transform(OPTIMIZERS[name](), alone, lookahead=True)
     for params, wrapped in (({}, tx), ({"w": jnp.ones(3)}, optax.masked(tx, {"w": False}))):
         updates, _ = wrapped.update(params, wrapped.init(params), params)
         jax.tree.map(np.testing.assert_array_equal, updates, params)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *WITH_PARTS])
+def test_a_param_without_elements_is_no_trouble_or_named(name):
+    tx = as_transform((OPTIMIZERS | WITH_PARTS)[name](), alone, lookahead=True)
+    params = {"w": jnp.zeros((0, 4)), "b": jnp.ones(8)}
+    try:
+        state = jax.eval_shape(tx.init, params)
+        updates, after = jax.eval_shape(tx.update, params, state, params)
+    except ValueError as error:
+        assert str(error) == "params['w'] has the shape (0, 4), expected elements in it"
+        return
+    for before, now in ((params, updates), (state, after)):
+        assert [x.shape for x in jax.tree.leaves(now)] == [x.shape for x in jax.tree.leaves(before)]
 
 
 def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():

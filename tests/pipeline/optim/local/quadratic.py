@@ -17,14 +17,15 @@ START = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
 
 def begin(optimizer: Optimizer) -> tuple[dict, tuple]:
     """The first params, and the states of all peers."""
-    tx, params = as_transform(optimizer, all_gather("peer")), {"w": jnp.array(START)}
+    tx = as_transform(optimizer, all_gather("peer"), lookahead=True)
+    params = {"w": jnp.array(START)}
     return params, jax.vmap(lambda _: tx.init(params))(jnp.arange(PEERS))
 
 
 @partial(jax.jit, static_argnums=0)
 def step(optimizer: Optimizer, params: dict, state: tuple) -> tuple[dict, tuple]:
     """One local step of all peers."""
-    tx = as_transform(optimizer, all_gather("peer"))
+    tx = as_transform(optimizer, all_gather("peer"), lookahead=True)
 
     def one(state, target):
         grads = {"w": lookahead_params(optimizer, params, state)["w"] - target}

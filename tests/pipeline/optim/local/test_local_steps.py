@@ -9,7 +9,7 @@ import pytest
 from pipeline.optim.adamw import adamw
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
-from pipeline.optim.transform import alone, as_transform, next_step
+from pipeline.optim.transform import alone, as_transform, lookahead_params
 from pipeline.weights.trees import load_tree, save_tree
 from tests.pipeline.optim.compiled import compiled
 from tests.pipeline.optim.local.quadratic import PEERS, START, TARGETS, begin, step
@@ -120,13 +120,12 @@ def test_a_lone_peer_that_averages_with_itself_trains_as_without_rounds():
     )
     inner = adamw(RATE, betas=BETAS, eps=EPS, weight_decay=DECAY)
     optimizer = fedavg(inner, inner_steps=STEPS)
-    rounds = as_transform(optimizer, alone)
+    rounds = as_transform(optimizer, alone, lookahead=True)
     found = theta = {"w": jnp.array(START)}
     state, expected = rounds.init(found), plain.init(theta)
     update, update_plain = jax.jit(rounds.update), jax.jit(plain.update)
     for _ in range(2 * STEPS):
-        at = next_step(optimizer, state.count)
-        here = optimizer.lookahead(found, state.own, state.shared, at)
+        here = lookahead_params(optimizer, found, state)
         updates, state = update(jax.tree.map(jnp.sin, here), state, found)
         found = optax.apply_updates(found, updates)
         updates, expected = update_plain(jax.tree.map(jnp.sin, theta), expected, theta)

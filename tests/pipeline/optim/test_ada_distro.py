@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.optim.ada_distro import normalized
 from pipeline.optim.optimizer import Optimizer, no_lookahead
-from pipeline.optim.second_moment import normalized
 from tests.pipeline.optim.reference import SecondMoment
 
 

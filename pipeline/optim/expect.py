@@ -1,0 +1,146 @@
+"""Checks of what optimizers are told: the type as well as the bounds, before anything is built.
+
+Nobody computes with half a step or a negative rate: `delay=0.5` would be no error of arithmetic,
+and peers would never take anything up. A traced setting passes, as `optax.inject_hyperparams` has
+them: its value is not known yet.
+
+All functions here raise a ValueError that names the setting, its value and what was expected.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SHOWN = 80  # characters of a value, of a longer one its type
+
+
+def expect(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+    """Check a setting, unless it is traced.
+
+    Raises:
+      ValueError: It is not within what is wanted.
+    """
+    if isinstance(value, jax.core.Tracer) or within(value):
+        return
+    shown = repr(value)
+    if len(shown) > SHOWN or "\n" in shown:
+        shown = f"of type {type(value).__name__}"
+    raise ValueError(f"{name} is {shown}, expected {wanted}")
+
+
+def expect_integer(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+    """Check an integer; neither 2.0 nor True is one."""
+    expect(name, value, lambda x: _is_integer(x) and within(x), wanted)
+
+
+def expect_number(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
+    """Check a finite number, of Python, NumPy or JAX; True is none."""
+    expect(name, value, lambda x: _is_number(x) and within(x), wanted)
+
+
+def expect_counts(**settings: Any) -> None:
+    """Check integers from 1, by name."""
+    for name, value in settings.items():
+        expect_integer(name, value, lambda x: x >= 1, "an integer from 1")
+
+
+def expect_rates(**settings: Any) -> None:
+    """Check numbers from 0, by name."""
+    for name, value in settings.items():
+        expect_number(name, value, lambda x: x >= 0, "a number from 0")
+
+
+def expect_clip(clip_grad_norm: Any) -> None:
+    """Check the bound of a norm: a number from 0, or None."""
+    if clip_grad_norm is not None:
+        expect_rates(clip_grad_norm=clip_grad_norm)
+
+
+def expect_learning_rate(name: str, value: Any) -> None:
+    """Check a number from 0, or a function of the step."""
+    if not callable(value):
+        expect_number(name, value, lambda x: x >= 0, "a number from 0, or a function of the step")
+
+
+def expect_share(name: str, value: Any) -> None:
+    """Check a number in [0, 1]."""
+    expect_number(name, value, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+
+
+def expect_decay(name: str, value: Any) -> None:
+    """Check a number in [0, 1): with 1, a mean of all that ever was would be of none."""
+    expect_number(name, value, lambda x: 0 <= x < 1, "a number from 0, below 1")
+
+
+def expect_flags(**settings: Any) -> None:
+    """Check that settings are True or False, by name: "no" would count as true."""
+    for name, value in settings.items():
+        expect(name, value, lambda x: isinstance(x, bool | np.bool_), "True or False")
+
+
+def expect_one_of(name: str, value: Any, names: Collection[str]) -> None:
+    """Check a name among some."""
+    wanted = f"one of {', '.join(names)}"
+    expect(name, value, lambda x: isinstance(x, str) and x in names, wanted)
+
+
+def expect_groups(**settings: Any) -> None:
+    """Check names of groups of params; one string would be as many names as it has letters."""
+
+    def within(value: Any) -> bool:
+        several = isinstance(value, Sequence | Set) and not isinstance(value, str)
+        return several and all(isinstance(name, str) for name in value)
+
+    for name, value in settings.items():
+        expect(name, value, within, "a tuple of names")
+
+
+def expect_by_group(check: Callable[..., None], **settings: Any) -> None:
+    """Check what groups of params have of their own: a mapping whose values `check` takes."""
+    for name, value in settings.items():
+        expect(name, value, lambda x: isinstance(x, Mapping), "a dictionary by group")
+        check(**{f"{name}[{group!r}]": one for group, one in value.items()})
+
+
+def expect_kind(kind: type, **settings: Any) -> None:
+    """Check that settings are of a class, by name."""
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    for name, value in settings.items():
+        if not isinstance(value, kind) or isinstance(value, type):  # a class has its functions too
+            found = value.__name__ if isinstance(value, type) else type(value).__name__
+            raise ValueError(f"{name} is {found}, expected {article} {kind.__name__}")
+
+
+def expect_function(name: str, value: Any, signature: str) -> None:
+    """Check something that can be called."""
+    expect(name, value, callable, f"a function: {signature}")
+
+
+def expect_dtype(name: str, value: Any, *dtypes: Any) -> None:
+    """Check a dtype among some."""
+
+    def within(value: Any) -> bool:
+        try:
+            return value is not None and jnp.dtype(value) in map(jnp.dtype, dtypes)
+        except TypeError:
+            return False
+
+    expect(name, value, within, "one of " + ", ".join(jnp.dtype(dtype).name for dtype in dtypes))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    if not isinstance(value, int | float):
+        dtype = getattr(value, "dtype", None)
+        real = dtype is not None and (
+            jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+        )
+        if not real or np.ndim(value):
+            return False
+    return not isinstance(value, bool) and bool(np.isfinite(value))

@@ -1,0 +1,122 @@
+"""Checks of what `simulate` is asked for, before anything is compiled or written."""
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import LockstepError
+from pipeline.optim.expect import (
+    expect,
+    expect_counts,
+    expect_flags,
+    expect_groups,
+    expect_integer,
+)
+
+
+def check_counts(**counts: Any) -> None:
+    """Check integers from 1, by name, that 32 bits hold.
+
+    Raises:
+      LockstepError: One is something else.
+    """
+    _one_line(expect_counts, **counts)
+    for name, count in counts.items():
+        fits = "a Python integer from 1, below 2**32"
+        _one_line(expect, name, count, lambda x: isinstance(x, int) and x < 2**32, fits)
+
+
+def check_flags(**flags: Any) -> None:
+    """Check that arguments are True or False, by name; errors as of `check_counts`."""
+    _one_line(expect_flags, **flags)
+
+
+def check_rest(
+    *,
+    seed: Any,
+    verification_percent: Any,
+    micro_batch: int | None,
+    batch_size: int,
+    dtype: Any,
+    stacked: Any,
+    on_round: Any,
+) -> None:
+    """Check the arguments that have a rule of their own; as of `simulate`.
+
+    Raises:
+      LockstepError: One is not what was expected.
+    """
+    _one_line(_expect_below, "seed", seed, 2**32, "2**32")
+    _one_line(_expect_below, "verification_percent", verification_percent, 100, "100")
+    fits = f"at most batch_size ({batch_size})"
+    _one_line(expect, "micro_batch", micro_batch, lambda x: x is None or x <= batch_size, fits)
+    known = ("float32", "bfloat16")
+    _one_line(expect, "dtype", dtype, lambda x: x in known, "'float32' or 'bfloat16'")
+    _one_line(expect_groups, stacked=stacked)
+    called = "a function of a round's numbers, or None"
+    _one_line(expect, "on_round", on_round, lambda x: x is None or callable(x), called)
+
+
+def check_call(function: Callable, name: str, form: str, *arguments: Any) -> None:
+    """Check that a function can be called with so many arguments.
+
+    Args:
+      function: The function.
+      name: What errors call it.
+      form: How it should be called.
+      arguments: What it will be called with.
+
+    Raises:
+      LockstepError: It is no function, or has other arguments.
+    """
+    if not callable(function):
+        kind = type(function).__name__
+        raise LockstepError(f"simulate: {name} is {kind}, expected a function: {form}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of some that are written in C
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise LockstepError(
+            f"simulate: {name} is a function that cannot be called so: {error}; expected {form}"
+        ) from error
+
+
+def folder(name: str, path: Any) -> Path | None:
+    """Return a folder that is there and can be written to, made where it is not; None for None.
+
+    Raises:
+      LockstepError: It is no path, or cannot be made or written to.
+    """
+    if path is None:
+        return None
+    named = isinstance(path, str | os.PathLike) and str(path)
+    if not named:
+        raise LockstepError(f"simulate: {name} is {path!r}, expected a path or None")
+    made = Path(path)
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+        if not os.access(made, os.W_OK | os.X_OK):
+            raise PermissionError(0, "no permission to write there")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in it
+        why = getattr(error, "strerror", None) or error
+        raise LockstepError(
+            f"simulate: {name} is {str(made)!r}, expected a folder to write to: {why}"
+        ) from error
+    return made
+
+
+def _expect_below(name: str, value: Any, end: int, written: str) -> None:
+    within = f"a Python integer from 0, below {written}"
+    expect_integer(name, value, lambda x: isinstance(x, int) and 0 <= x < end, within)
+
+
+def _one_line(check: Callable, *arguments: Any, **settings: Any) -> None:
+    try:
+        check(*arguments, **settings)
+    except ValueError as error:
+        raise LockstepError(f"simulate: {error}") from None
