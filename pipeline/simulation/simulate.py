@@ -100,7 +100,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         params and states stay in float32.
       layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap".
       stacked: Top-level names of params whose arrays have a leading axis of layers, for
-        Muon's and AdaDistro's matrices, and for the blocks of DisTrO and SparseLoCo.
+        Muon's and AdaDistro's matrices, and the blocks of DisTrO and SparseLoCo; none with others.
       eval_every: Rounds between measurements of eval_data.
       correlation_every: Rounds between correlations of the peers' local params; None for none.
       log_dir: Where train.csv, validation.csv, correlation.csv and config.json are written.
