@@ -4,6 +4,7 @@ The tables are tests/gate; docs/reference/what-is-refused.md shows them.
 """
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from pipeline import errors
+from pipeline.carrier.frames import FrameError
 from pipeline.errors import LockstepError
 from pipeline.net import limits, retry
 from pipeline.runfile import Network
-from tests.gate import cases, folders, servers
-from tests.gate.cases import RIGHT, No, Red
+from pipeline.stage.keys import PROJECT
+from tests.gate import cases, folders, page, peers, servers
+from tests.gate.cases import CASES, RIGHT, No, Red
 from tests.gate.folders import FolderRow
+from tests.gate.peers import PeerRow
 from tests.gate.servers import ServerRow
 from tests.servers.misbehaviour import Misbehaviour
 
@@ -54,8 +58,8 @@ def in_haste(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def deep(tmp_path_factory):
-    with cases.deep_folder(tmp_path_factory.mktemp("deep")) as folder:
+def deep():
+    with cases.deep_folder() as folder:
         yield folder
 
 
@@ -64,7 +68,7 @@ def outcome(read, *arguments: object) -> str:
     with in_time():
         try:
             read(*arguments)
-        except LockstepError as error:
+        except (LockstepError, FrameError) as error:
             line = str(error)
             assert line.isprintable() and len(line) <= errors.LONGEST, line
             return line
@@ -78,7 +82,8 @@ def cells(rows: list, phase: str) -> list:
         for case, cell in getattr(row, phase).items():
             if not isinstance(cell, No):
                 red = isinstance(cell, Red)
-                marks = [pytest.mark.xfail(strict=True, reason=cell.fault)] if red else []
+                run = red and not cell.hangs
+                marks = [pytest.mark.xfail(strict=run, run=run, reason=cell.fault)] if red else []
                 says = cell.says if red else cell
                 found.append(pytest.param(row, case, says, id=f"{row.what}: {case}", marks=marks))
     return found
@@ -88,8 +93,9 @@ def cells(rows: list, phase: str) -> list:
 def test_what_a_folder_holds_is_read_right_or_refused_in_one_line(
     row: FolderRow, case: str, says: str, tmp_path: Path, deep: Path
 ):
-    (folder := tmp_path / "given").mkdir()
-    (out := tmp_path / "out").mkdir()
+    place = deep.parent if case == cases.DEEP else tmp_path  # where folders can be moved to
+    folder, out = Path(tempfile.mkdtemp(dir=place)), tmp_path / "out"
+    out.mkdir()
     row.make(folder)
     with cases.spoiled(case, folder, row.target, deep):
         line = outcome(row.read, folder, out)
@@ -131,3 +137,25 @@ def test_what_a_server_sends_of_a_file_is_right_or_refused_in_one_line(
     row: ServerRow, case: str, says: Words, tmp_path: Path, monkeypatch
 ):
     ask(row, case, "bytes", says, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("row", "case", "says"), cells(peers.ROWS, "cells"))
+def test_what_a_peer_answers_is_read_right_or_refused_in_one_line(
+    row: PeerRow, case: str, says: str
+):
+    line = outcome(row.read, peers.answer(case))
+    assert line and says in line
+
+
+def test_each_row_has_all_twelve_cases():
+    of_folder, of_server = set(CASES[:6]), set(CASES[4:])
+    assert all(row.cells.keys() == of_folder for row in folders.ROWS)
+    assert all(row.cells.keys() == set(CASES) for row in peers.ROWS)
+    for row in servers.ROWS:
+        assert not row.listing or row.listing.keys() == of_server, row.what
+        assert not row.content or row.content.keys() == set(CASES[6:]), row.what
+
+
+def test_the_page_is_the_table():
+    found = (PROJECT / "docs/reference/what-is-refused.md").read_text()
+    assert found.splitlines() == [*page.lines()]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ class Red:
 
     fault: str
     says: "str | tuple[str, ...]"
+    hangs: bool = False
 
 
 # Of a table: RIGHT, words of the refusal, of each of the case's forms where they differ, ...
@@ -49,8 +51,11 @@ Cells = dict[str, Cell]
 
 
 @contextmanager
-def deep_folder(place: Path) -> Iterator[Path]:
+def deep_folder() -> Iterator[Path]:
     """2,000 folders in one another, deeper than any path may be long."""
+    # in memory, where there is such a place: on a disk, taking them away lasts seconds
+    memory = Path("/dev/shm")
+    place = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None))
     (top := place / "deep").mkdir()
     with chdir(top):
         for _ in range(2000):
@@ -58,13 +63,14 @@ def deep_folder(place: Path) -> Iterator[Path]:
             os.chdir("d")
         Path("x.parquet").write_bytes(b"theirs")
     yield top
-    with chdir(top):  # what pytest takes folders away with goes no deeper than 1,000
+    with chdir(top):  # rmtree goes no deeper than 1,000
         for _ in range(2000):
             os.chdir("d")
         os.remove("x.parquet")
         for _ in range(2000):
             os.chdir("..")
             os.rmdir("d")
+    shutil.rmtree(place)
 
 
 @contextmanager

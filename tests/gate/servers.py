@@ -223,6 +223,7 @@ def _verify(place: Place, out: Path, network: Network) -> None:
 
 # ---- The table ----
 
+
 NO_NAMES, NO_BODY = No("it lists no names"), No("an answer to HEAD has no body")
 ONE_PAGE = No("it has one page")
 GIVEN_UP, AGAIN = "within 2 attempts; run again", "again to resume"
@@ -241,7 +242,7 @@ LISTING = JSON | {
     DEEP: NAMED,
 }
 FILE = {
-    **{SILENT: AGAIN, DRIPPING: AGAIN, ENDLESS: "sends more than "},
+    **{SILENT: AGAIN, DRIPPING: AGAIN, ENDLESS: "sends more than ", PAGES: No("it has no pages")},
     **{TOKEN: (REFUSED, "expected plain bytes"), BREAK: RIGHT},
 }
 S3_LISTING = LISTING | {
@@ -254,10 +255,12 @@ S3_FILE = FILE | {
     TOKEN: ("expected a readable file", RIGHT),
     BREAK: AGAIN,
 }
-GCS_CLIENT = Red("12: google-cloud-storage has its own patience, of minutes", GIVEN_UP)
+GCS_CLIENT = Red("the client of Google has a patience of its own, of minutes", GIVEN_UP, True)
 ROWS = [
     ServerRow("`download`, `Http`", partial(_of_tokens, "plain"), _download, HEAD, FILE),
-    ServerRow("`download`, `Http` with `Gcp`", partial(_of_tokens, "bucket"), _download, LISTING),
+    ServerRow(
+        "`download`, `Http` with `Gcp`", partial(_of_tokens, "bucket"), _download, LISTING, FILE
+    ),
     ServerRow("`download`, `Hub`", partial(_of_tokens, "hub"), _download, LISTING, FILE),
     ServerRow("`download`, `Url`: `s3://`", _s3, _download, S3_LISTING, S3_FILE),
     ServerRow("`download`, `WeightedHttp`", _mixed, _download, JSON),
@@ -277,7 +280,7 @@ ROWS = [
         "`convert`, `Gcs`",
         _model_in_bucket,
         _convert_bucket,
-        {SILENT: GCS_CLIENT, DRIPPING: GCS_CLIENT, ENDLESS: GCS_CLIENT},
+        dict.fromkeys(LISTING, GCS_CLIENT),
     ),
     ServerRow("`verify`, an address", _publication, _verify, JSON | {DEEP: NAMED}, FILE),
     ServerRow(
