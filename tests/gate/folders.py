@@ -111,8 +111,8 @@ def publication(folder: Path) -> None:
     needed = (layout.RUN, layout.VERDICT, layout.EVALUATED, layout.TOKENS, *layout.REQUIRED, *made)
     for name in needed:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    files = {n: {"bytes": len(n), "sha256": sha256_file(folder / n)} for n in needed}
+        (folder / name).write_text(name * 200)
+    files = {n: {"bytes": len(n) * 200, "sha256": sha256_file(folder / n)} for n in needed}
     how = {"format": 1, "release": "1", "windows": 1, "seed": None, "columns": ["inputs"]}
     (folder / layout.MANIFEST).write_text(json.dumps(how | {"files": files}))
 
@@ -318,7 +318,7 @@ ROWS = [
         publication,
         "README.md",
         _verify,
-        {**WITHIN, SPARSE: "expected 9 as", **IN_TREE},
+        {**WITHIN, SPARSE: "expected 1800 as", **IN_TREE},
     ),
     FolderRow(
         "`verify`, a folder: its list",
