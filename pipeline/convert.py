@@ -25,7 +25,7 @@ from pipeline.stage import artifacts, devices, memory, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.given_files import check_file, check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
-from pipeline.tokens.tokenizer_files import convert_older
+from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
     """Read a model's folder, copy its other files, and return what source.json says of it."""
     small = [source / name for name in hf.SMALL if os.path.lexists(source / name)]
     for file in small:
-        check_file(file, source)
+        check_file(file, source, most=MOST_BYTES)
     _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
     weights = hf.weight_files(source)
     for file in weights:

@@ -26,6 +26,7 @@ EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme -> the extra that installs its libr
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 # Of a request: what a broken connection can cost; the least has to come within `stall_seconds`.
 REQUEST_BYTES, LEAST_REQUEST_BYTES = 2**24, 2**16
+SETUP_SECONDS = 60.0  # for finding credentials, at most
 LONGEST_TAG = 1024  # characters
 # Where file systems put a file's version, in the order in which it is looked for.
 TAGS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
@@ -51,7 +52,10 @@ def file_system(url: str) -> "AbstractFileSystem":
     keep_secret(*map(os.environ.get, SECRETS))
     try:
         # not the instance that fsspec shares with every user of this process
-        return fsspec.core.url_to_fs(url, skip_instance_cache=True, **_settings(url))[0]
+        files = fsspec.core.url_to_fs(url, skip_instance_cache=True, **_settings(url))[0]
+        if hasattr(files, "call_s3"):  # reads its definitions and the credentials
+            _within(SETUP_SECONDS, files, "connect")
+        return files
     except ImportError as error:
         extra = EXTRAS.get(url.partition("://")[0])
         install = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else str(error)

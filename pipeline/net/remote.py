@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.errors import LockstepError, hide
-from pipeline.net import addresses, fsspec_files, web
+from pipeline.net import addresses, fsspec_files, limits, web
 from pipeline.net.retry import Attempts, TransientError
 from pipeline.runfile import Network
 from pipeline.runfile.table import Table
@@ -75,7 +75,7 @@ def read(
     attempts.check()
     while start < stop:
         try:
-            is_rest = (start > 0 or not whole) and not checked
+            is_rest, begun = (start > 0 or not whole) and not checked, start
             for piece in read_once(origin, start, stop, network, is_rest):
                 attempts.check()
                 start += len(piece)
@@ -84,12 +84,12 @@ def read(
                         f"{hide(origin.url)}: {start - stop} bytes more than requested, expected "
                         f"them up to offset {stop}"
                     )
-                if piece:
-                    attempts.progressed()
                 yield piece
             if start < stop:
                 raise TransientError(f"{hide(origin.url)}: the answer ended early")
         except TransientError as error:
+            if start - begun >= min(limits.LEAST_BYTES, (stop - begun) / 2):  # no drip
+                attempts.progressed()
             attempts.failed(
                 error,
                 f"{stop - start} more bytes within {network.attempts} attempts; run again to "

@@ -265,7 +265,8 @@ class Network(Table):
     connections: Annotated[int, Field(ge=1, le=256)] = 8
     """Parallel downloads, of files or ranges of files, 1 to 256."""
     attempts: Count = 8
-    """Consecutive failures without a received byte after which a download gives up."""
+    """Consecutive failures that bring next to nothing, less than 1 KiB and less than half of what
+    is left, after which a download gives up."""
     stall_seconds: Positive = 30.0
     """Seconds without a response or a byte that count as a failure."""
     stream_cache_mb: Positive = 256.0

@@ -20,12 +20,11 @@ from pipeline.stage import artifacts
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.ids import check_file_ids
 from pipeline.tokens.shards import ShardFile, shard_path
-from pipeline.tokens.tokenizer_files import convert_older, load_tokenizer, vocab_size
+from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older, load_tokenizer, vocab_size
 
 HEAD_BYTES, TEXT_BYTES = 512, 32  # in which tokens are looked for; so few may look like text
 NUMPY_MAGIC = b"\x93NUMPY"
 PIECE_BYTES = 2**20
-TOKENIZER_BYTES = 2**27  # at most, of one of its files
 
 
 def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
@@ -93,9 +92,9 @@ def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> in
     if not listing.tokenizer:
         return None
     for file in listing.tokenizer:
-        if file.origin.size > TOKENIZER_BYTES:
+        if file.origin.size > MOST_BYTES:
             raise LockstepError(
-                f"{file.label}: {file.origin.size} bytes, expected at most {TOKENIZER_BYTES} of a "
+                f"{file.label}: {file.origin.size} bytes, expected at most {MOST_BYTES} of a "
                 "tokenizer"
             )
     (folder / TOKENIZER).mkdir()

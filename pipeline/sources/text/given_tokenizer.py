@@ -11,8 +11,9 @@ from pipeline.net import hub_files
 from pipeline.runfile.data import DataCorpus
 from pipeline.sources import FetchOptions
 from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
-from pipeline.stage.given_files import check_inside, expand, unchanged
+from pipeline.stage.given_files import check_file, expand, unchanged
 from pipeline.tokens.tokenizer_files import (
+    MOST_BYTES,
     TOKENIZER,
     TOKENIZER_FILES,
     convert_older,
@@ -76,7 +77,7 @@ def copy_tokenizer(location: DataCorpus, target: Path, options: FetchOptions) ->
     names = NAMES if is_older else TOKENIZER_FILES
     files = [folder / file for file in names if (folder / file).is_file()]
     for file in files:
-        check_inside(file, folder)
+        check_file(file, folder, most=MOST_BYTES)
     with unchanged(files):
         sha256 = listing_sha256((file.name, sha256_file(file)) for file in files)
         target.mkdir(parents=True)

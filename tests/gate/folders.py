@@ -1,0 +1,337 @@
+"""Every command that reads a folder or a file: a good one, of which one file is spoiled."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow
+from pyarrow import parquet
+
+from pipeline import runfile, sources
+from pipeline.publication import layout
+from pipeline.runfile import Network
+from pipeline.sources.text import given_tokenizer
+from pipeline.stage.artifacts import sha256_file
+from pipeline.weights import hf
+from pipeline.weights.tensorfile import TensorFile
+from tests.gate.cases import DEEP, DEVICE, LINK, PIPE, SPARSE, SURROGATE, Cells, No
+from tests.pipeline.conversion import write_model
+from tests.pipeline.net.token_servers import HOW
+from tests.pipeline.sources.options import options
+from tests.pipeline.tasks.exported import make_tokenizer
+
+NOT_READ = No("files of other names, and folders, are not read")
+DATA = No("the data of a task may be large")
+LARGE = No("tokens may fill the disk; `[download] limit` cuts them")
+SHARD = "model-00001-of-00001.safetensors"
+IRREGULAR, OUT = "not a regular file, expected one", "expected none that leads out of"
+NAMED, TOO_DEEP = "lists a file named", "folders in one another, expected fewer"
+
+
+@dataclass(frozen=True)
+class FolderRow:
+    """A command that reads a folder.
+
+    Attributes:
+      what: the command and the location.
+      make: fills a new folder.
+      target: the file that is spoiled.
+      read: reads the folder; the second folder is for what it writes.
+      cells: what becomes of each case.
+    """
+
+    what: str
+    make: Callable[[Path], object]
+    target: str
+    read: Callable[[Path, Path], object]
+    cells: Cells
+
+
+# ---- What is read ----
+
+
+def _tokens(folder: Path) -> None:
+    for name in ("a.ds", "b.ds"):
+        (folder / name).write_bytes(b"1234")
+
+
+def _tokens_and_tokenizer(folder: Path) -> None:
+    _tokens(folder)
+    (folder / "tokenizer").mkdir()
+    make_tokenizer().save(str(folder / "tokenizer/tokenizer.json"))
+
+
+def _text(folder: Path) -> None:
+    (folder / "a.txt").write_text("a text " * 100)
+
+
+def _rows(folder: Path) -> None:
+    for name in ("train.parquet", "test.parquet"):
+        parquet.write_table(pyarrow.table({"inputs": [[1, 2], [3, 4]]}), folder / name)
+
+
+def _model(folder: Path) -> None:
+    folder.rmdir()
+    write_model(folder)
+
+
+def _sharded(folder: Path) -> None:
+    _model(folder)
+    (folder / hf.WEIGHTS).rename(folder / SHARD)
+    names = dict.fromkeys(TensorFile(folder / SHARD), SHARD)
+    (folder / hf.INDEX).write_text(json.dumps({"weight_map": names}))
+
+
+def _bundle(folder: Path) -> None:
+    (folder / "run.json").write_text("{}")
+
+
+def _run_file(folder: Path) -> None:
+    (folder / "state.toml").write_text("a = 1\n")
+
+
+def _task(folder: Path) -> None:
+    (folder / "docs.jsonl").write_text('{"t": "a text"}\n')
+    definition = {
+        "task": "theirs",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "docs.jsonl")}},
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{t}}",
+    }
+    (folder / "theirs.yaml").write_text(json.dumps(definition))
+
+
+def publication(folder: Path) -> None:
+    """Files that a publication has, of no sense, and their list."""
+    made = map(layout.made, layout.STAGES)
+    needed = (layout.RUN, layout.VERDICT, layout.EVALUATED, layout.TOKENS, *layout.REQUIRED, *made)
+    for name in needed:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name * 200)
+    files = {n: {"bytes": len(n) * 200, "sha256": sha256_file(folder / n)} for n in needed}
+    how = {"format": 1, "release": "1", "windows": 1, "seed": None, "columns": ["inputs"]}
+    (folder / layout.MANIFEST).write_text(json.dumps(how | {"files": files}))
+
+
+# ---- Who reads it ----
+
+
+def _download(location: Callable[[Path], runfile.data.Data]) -> Callable[[Path, Path], object]:
+    def read(folder: Path, out: Path) -> object:
+        return sources.fetch(location(folder), out, options(out / "store"))
+
+    return read
+
+
+def _local(folder: Path) -> runfile.data.Data:
+    return runfile.data.DataLocal.model_validate({"path": str(folder), **HOW})
+
+
+def _corpus(folder: Path) -> runfile.data.Data:
+    how = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": HOW["shuffle"]}
+    return runfile.data.DataCorpus.model_validate({"path": str(folder), **how})
+
+
+def _copy_tokenizer(folder: Path, out: Path) -> None:
+    location = _corpus(folder).model_copy(update={"tokenizer": str(folder / "tokenizer")})
+    given_tokenizer.copy_tokenizer(location, out / "tokenizer", options(out / "store"))
+
+
+def _preprocessed(folder: Path) -> runfile.data.Data:
+    return runfile.data.DataPreprocessed(source=str(folder))
+
+
+def _convert(folder: Path, out: Path) -> None:
+    from pipeline import convert
+
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    convert._read(folder, "HfLlama", out)
+
+
+def _generate(folder: Path, out: Path) -> None:
+    from pipeline.generate import Continuations, Wish
+
+    Continuations(folder, Wish(1, 0.0, None, 1.0, 0))
+
+
+def _evaluate(folder: Path, out: Path) -> None:
+    from pipeline.tasks import definitions
+
+    with definitions.data_in(out):
+        definitions.load([str(folder / "theirs.yaml")], out)
+
+
+def _replay(folder: Path, out: Path) -> None:
+    from pipeline.audit import bundle_files
+
+    bundle_files.read_run(folder, max_gb=1)
+
+
+def _import(folder: Path, out: Path) -> None:
+    from pipeline.runfile.importer import import_psyche
+
+    import_psyche(folder / "state.toml")
+
+
+def verify(source: Path | str, out: Path, network: Network) -> None:
+    """Bring a publication here."""
+    from pipeline.publication import fetch
+
+    fetch.find(str(source), out / "store", fetch.Limits(1, network)).bring(out)
+
+
+def _verify(folder: Path, out: Path) -> None:
+    verify(folder, out, Network())
+
+
+WITHIN = {PIPE: IRREGULAR, DEVICE: OUT, LINK: OUT}
+MISSING = {PIPE: "found no", DEVICE: "found no"}
+OWN = No("a file of one's own may lie elsewhere")
+ALONE = {LINK: OWN, SURROGATE: No("one file is read"), DEEP: No("one file is read")}
+BESIDE = {SURROGATE: NOT_READ, DEEP: NOT_READ}
+IN_TREE = {SURROGATE: NAMED, DEEP: TOO_DEEP}
+NEITHER, MOST = "found neither model.safetensors nor", "expected at most "
+ROWS = [
+    FolderRow(
+        "`download`, `Local`: tokens",
+        _tokens,
+        "a.ds",
+        _download(_local),
+        {**WITHIN, SPARSE: LARGE, SURROGATE: NAMED, DEEP: NOT_READ},
+    ),
+    FolderRow(
+        "`download`, `Local`: the tokenizer",
+        _tokens_and_tokenizer,
+        "tokenizer/tokenizer.json",
+        _download(_local),
+        {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE},
+    ),
+    FolderRow(
+        "`download`, `Corpus`: text",
+        _text,
+        "a.txt",
+        _download(_corpus),
+        {
+            PIPE: "left out 1 binary files",
+            DEVICE: "left out 1 links out of the folder",
+            SPARSE: "left out 1 binary files",
+            LINK: "left out 1 links out of the folder",
+            SURROGATE: "expected printable names",
+            DEEP: TOO_DEEP,
+        },
+    ),
+    FolderRow(
+        "`download`, `Corpus`: a given tokenizer",
+        _tokens_and_tokenizer,
+        "tokenizer/tokenizer.json",
+        _copy_tokenizer,
+        {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE},
+    ),
+    FolderRow(
+        "`download`, `Preprocessed`",
+        _rows,
+        "train.parquet",
+        _download(_preprocessed),
+        {**WITHIN, SPARSE: "expected a parquet file", **IN_TREE},
+    ),
+    FolderRow(
+        "`convert`, a folder: config.json",
+        _model,
+        "config.json",
+        _convert,
+        {**WITHIN, SPARSE: MOST, **BESIDE},
+    ),
+    FolderRow(
+        "`convert`, a folder: weights",
+        _model,
+        "model.safetensors",
+        _convert,
+        {
+            PIPE: NEITHER,
+            DEVICE: NEITHER,
+            SPARSE: "expected a safetensors file",
+            LINK: OUT,
+            **BESIDE,
+        },
+    ),
+    FolderRow(
+        "`convert`, a folder: a shard of weights",
+        _sharded,
+        SHARD,
+        _convert,
+        {**WITHIN, SPARSE: "expected a safetensors file", **BESIDE},
+    ),
+    FolderRow(
+        "`generate`: config.json",
+        _model,
+        "config.json",
+        _generate,
+        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, LINK: OWN, **BESIDE},
+    ),
+    FolderRow(
+        "`generate`: the tokenizer",
+        _model,
+        "tokenizer.json",
+        _generate,
+        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, LINK: OWN, **BESIDE},
+    ),
+    FolderRow(
+        "`generate`: weights",
+        _sharded,
+        SHARD,
+        _generate,
+        {
+            PIPE: IRREGULAR,
+            DEVICE: IRREGULAR,
+            SPARSE: "expected a safetensors file",
+            LINK: OWN,
+            **BESIDE,
+        },
+    ),
+    FolderRow(
+        "`evaluate`: a task's YAML",
+        _task,
+        "theirs.yaml",
+        _evaluate,
+        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, **ALONE},
+    ),
+    FolderRow(
+        "`evaluate`: a task's data",
+        _task,
+        "docs.jsonl",
+        _evaluate,
+        {PIPE: "expected its data", DEVICE: "expected its data", SPARSE: DATA, **ALONE},
+    ),
+    FolderRow(
+        "`replay`",
+        _bundle,
+        "run.json",
+        _replay,
+        {**WITHIN, SPARSE: "expected at most 1 GB", **IN_TREE},
+    ),
+    FolderRow(
+        "`verify`, a folder: a file",
+        publication,
+        "README.md",
+        _verify,
+        {**WITHIN, SPARSE: "expected 1800 as", **IN_TREE},
+    ),
+    FolderRow(
+        "`verify`, a folder: its list",
+        publication,
+        layout.MANIFEST,
+        _verify,
+        {**WITHIN, SPARSE: MOST, **IN_TREE},
+    ),
+    FolderRow(
+        "`import`, and `--run`",
+        _run_file,
+        "state.toml",
+        _import,
+        {PIPE: "not a regular file", DEVICE: "not a regular file", SPARSE: "over ", **ALONE},
+    ),
+]

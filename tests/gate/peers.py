@@ -1,0 +1,52 @@
+"""A peer's answer, as the trainer reads it; what peers may lie about, test_lying_peers.py has."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.carrier import frames
+from pipeline.carrier.frames import AnswerHeader
+from tests.gate.cases import BREAK, CASES, DEEP, DRIPPING, ENDLESS, SILENT, SURROGATE, Cells, No
+
+HEADER = {"number": 1, "process": "0" * 16, "arrays": [{"dtype": "float32", "shape": [3]}]}
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """What reads an answer.
+
+    Attributes:
+      what: the operation.
+      read: reads the buffers of an answer.
+      cells: what becomes of each case.
+    """
+
+    what: str
+    read: Callable[[list[bytes]], object]
+    cells: Cells
+
+
+def answer(case: str) -> list[bytes]:
+    """The buffers of an answer that is wrong as a case says."""
+    header = dict(HEADER)
+    if case == SURROGATE:
+        return [b'{"error": "\\ud800"}']
+    if case == DEEP:
+        return [b"[" * 10**5]
+    if case == ENDLESS:
+        header["error"] = "x" * 2**24
+    return [json.dumps(header).encode(), bytes(8)]
+
+
+CLOCK = No("the socket has a time for each answer, `[runtime] answer_seconds`")
+ELSEWHERE = No("an answer has bytes, and neither files, pages nor a secret")
+ROWS = [
+    PeerRow(
+        "`train`, a peer's answer",
+        lambda buffers: frames.decode(AnswerHeader, buffers),
+        dict.fromkeys(CASES, ELSEWHERE)
+        | {SILENT: CLOCK, DRIPPING: CLOCK}
+        | {SURROGATE: "expected a header", DEEP: "expected a header"}
+        | {ENDLESS: "expected a header of at most ", BREAK: "8 bytes, expected 12 of float32"},
+    )
+]

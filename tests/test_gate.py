@@ -1,0 +1,161 @@
+"""One gate: who reads a folder, an address or a peer, and what becomes of twelve cases of each.
+
+The tables are tests/gate; docs/reference/what-is-refused.md shows them.
+"""
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline import errors
+from pipeline.carrier.frames import FrameError
+from pipeline.errors import LockstepError
+from pipeline.net import limits, retry
+from pipeline.runfile import Network
+from pipeline.stage.keys import PROJECT
+from tests.gate import cases, folders, page, peers, servers
+from tests.gate.cases import CASES, RIGHT, No, Red
+from tests.gate.folders import FolderRow
+from tests.gate.peers import PeerRow
+from tests.gate.servers import ServerRow
+from tests.servers.misbehaviour import Misbehaviour
+
+IN_TIME = 8.0  # seconds: a net for what would never end
+
+
+Words = str | tuple[str, ...]
+
+
+class Late(BaseException):
+    """Not for those who catch every error."""
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise Late(f"not done after {IN_TIME} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, IN_TIME)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def in_haste(monkeypatch):
+    """Waits of hundredths of a second between attempts, and listings that soon are long."""
+    brief = lambda seconds, cancelled: cancelled.wait(min(seconds, 0.02))  # noqa: E731
+    monkeypatch.setattr(retry, "pause", brief)
+    monkeypatch.setattr(limits, "LISTING_PAGES", 9)
+    monkeypatch.setattr(limits, "LISTING_BYTES", 2**16)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    with cases.deep_folder() as folder:
+        yield folder
+
+
+def outcome(read, *arguments: object) -> str:
+    """The one line with which reading ends, or RIGHT."""
+    with in_time():
+        try:
+            read(*arguments)
+        except (LockstepError, FrameError) as error:
+            line = str(error)
+            assert line.isprintable() and len(line) <= errors.LONGEST, line
+            return line
+    return RIGHT
+
+
+def cells(rows: list, phase: str) -> list:
+    """The cells that something may come of."""
+    found = []
+    for row in rows:
+        for case, cell in getattr(row, phase).items():
+            if not isinstance(cell, No):
+                red = isinstance(cell, Red)
+                run = red and not cell.hangs
+                marks = [pytest.mark.xfail(strict=run, run=run, reason=cell.fault)] if red else []
+                says = cell.says if red else cell
+                found.append(pytest.param(row, case, says, id=f"{row.what}: {case}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("row", "case", "says"), cells(folders.ROWS, "cells"))
+def test_what_a_folder_holds_is_read_right_or_refused_in_one_line(
+    row: FolderRow, case: str, says: str, tmp_path: Path, deep: Path
+):
+    place = deep.parent if case == cases.DEEP else tmp_path  # where folders can be moved to
+    folder, out = Path(tempfile.mkdtemp(dir=place)), tmp_path / "out"
+    out.mkdir()
+    row.make(folder)
+    with cases.spoiled(case, folder, row.target, deep):
+        line = outcome(row.read, folder, out)
+    assert bool(line) == bool(says) and says in line
+
+
+def ask(row: ServerRow, case: str, phase: str, says: Words, folder: Path, patch) -> None:
+    """Asks a server that does in one phase what a case says, in each of its forms."""
+    waits = says and case in (cases.SILENT, cases.DRIPPING, cases.BREAK)
+    network = Network(attempts=2, stall_seconds=0.2 if waits else 10.0)
+    with row.serving(folder / "home", patch) as place:
+        if case in cases.NAMES:
+            place.put(cases.NAMES[case])
+            spoils = [None]
+        else:
+            spoils = cases.spoils(case, place.served, place.kind, phase)
+        where = place.places.get("pages" if case == cases.PAGES else phase, place.places[phase])
+        for number, spoil in enumerate(spoils):
+            faults = [Misbehaviour(spoil, where=where)] if spoil else []
+            place.served.faults[:] = faults
+            (out := folder / str(number)).mkdir()
+            line = outcome(row.read, place, out, network)
+            assert all(fault.hits for fault in faults), f"it did not happen: {line}"
+            expected = says if isinstance(says, str) else says[number]
+            assert bool(line) == bool(expected) and expected in line
+            for secret in (*place.secrets, *cases.signatures(place.served)):
+                assert secret.lower() not in line.lower()
+
+
+@pytest.mark.parametrize(("row", "case", "says"), cells(servers.ROWS, "listing"))
+def test_what_a_server_says_there_is_is_right_or_refused_in_one_line(
+    row: ServerRow, case: str, says: Words, tmp_path: Path, monkeypatch
+):
+    ask(row, case, "listing", says, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("row", "case", "says"), cells(servers.ROWS, "content"))
+def test_what_a_server_sends_of_a_file_is_right_or_refused_in_one_line(
+    row: ServerRow, case: str, says: Words, tmp_path: Path, monkeypatch
+):
+    ask(row, case, "bytes", says, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("row", "case", "says"), cells(peers.ROWS, "cells"))
+def test_what_a_peer_answers_is_read_right_or_refused_in_one_line(
+    row: PeerRow, case: str, says: str
+):
+    line = outcome(row.read, peers.answer(case))
+    assert line and says in line
+
+
+def test_each_row_has_all_twelve_cases():
+    of_folder, of_server = set(CASES[:6]), set(CASES[4:])
+    assert all(row.cells.keys() == of_folder for row in folders.ROWS)
+    assert all(row.cells.keys() == set(CASES) for row in peers.ROWS)
+    for row in servers.ROWS:
+        assert not row.listing or row.listing.keys() == of_server, row.what
+        assert not row.content or row.content.keys() == set(CASES[6:]), row.what
+
+
+def test_the_page_is_the_table():
+    found = (PROJECT / "docs/reference/what-is-refused.md").read_text()
+    assert found.splitlines() == [*page.lines()]
