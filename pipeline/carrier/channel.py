@@ -37,15 +37,15 @@ REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
 READY = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-def endpoint(address: str) -> str:
-    """Return tcp://HOST:PORT of an address with or without tcp://.
+def endpoint(address: str, least: int = 1) -> str:
+    """Return tcp://HOST:PORT of an address with or without tcp://; `least` is the lowest port.
 
     Raises:
       LockstepError: It is none.
     """
     match = re.fullmatch(r"(?:tcp://)?([^:/\s]+):([0-9]{1,5})", address)
-    if not match or not 0 < int(match[2]) < 2**16:
-        raise LockstepError(f"{brief(address)}: expected HOST:PORT, a port from 1 to 65535")
+    if not match or not least <= int(match[2]) < 2**16:
+        raise LockstepError(f"{brief(address)}: expected HOST:PORT, a port from {least} to 65535")
     return f"tcp://{match[1]}:{int(match[2])}"
 
 
@@ -72,6 +72,7 @@ class Hub:
     """
 
     def __init__(self, address: str, secrets: Secrets, message_bytes: int):
+        address = endpoint(address, 0)
         self.secrets, self.message_bytes = secrets, message_bytes
         self.places = secrets.places
         self.connections: dict[Place, bytes] = {}  # the last one of each

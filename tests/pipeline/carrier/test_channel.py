@@ -1,11 +1,15 @@
 """How a message is cut into parts and joined, and what is no message."""
 
+import socket
+
 import numpy as np
 import pytest
 import zmq
 
 from pipeline.carrier import channel
 from pipeline.carrier.frames import FrameError
+from pipeline.carrier.secret import Secrets
+from pipeline.errors import LockstepError
 
 MOST = 2**24
 LARGE = np.arange(2 * channel.PART_BYTES + 9, dtype=np.uint8).data
@@ -42,3 +46,13 @@ def test_parts_are_bounded_and_give_the_buffers_again(name):
 def test_parts_of_no_message_are_refused_before_they_take_memory(mangle, flaw):
     with pytest.raises(FrameError, match=flaw):
         channel._joined(mangle(cut(MESSAGES["large"])), MOST)
+
+
+def test_an_address_that_cannot_be_listened_on_is_refused_in_one_line(tmp_path):
+    secrets = Secrets(tmp_path, 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(LockstepError, match=f"{address}: .*, expected an address to listen on"):
+            channel.Hub(address, secrets, MOST)
+    with pytest.raises(LockstepError, match="99999: expected HOST:PORT, a port from 0 to 65535"):
+        channel.Hub("tcp://127.0.0.1:99999", secrets, MOST)  # ZeroMQ would take another one
