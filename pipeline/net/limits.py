@@ -21,17 +21,19 @@ class ListingLimit:
 
     Args:
       name: the listing, in errors.
+      most_bytes: at most, of all its pages.
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, most_bytes: int = LISTING_BYTES):
         self._name, self._pages, self._bytes = name, 0, 0
+        self._most_bytes = most_bytes
         self._until = time.monotonic() + LISTING_SECONDS
         self._asked: set[str] = set()
 
     @property
     def room(self) -> int:
         """Bytes that are left."""
-        return LISTING_BYTES - self._bytes
+        return self._most_bytes - self._bytes
 
     def next_page(self, which: str) -> None:
         """Count a page; `which` is its address or token.
@@ -54,8 +56,8 @@ class ListingLimit:
           LockstepError: they are too many, or come too late.
         """
         self._bytes += count
-        if self._bytes > LISTING_BYTES:
-            raise self._endless(f"a listing of over {LISTING_BYTES} bytes", "less")
+        if self._bytes > self._most_bytes:
+            raise self._endless(f"a listing of over {self._most_bytes} bytes", "less")
         if time.monotonic() > self._until:
             raise self._endless(f"a listing of over {LISTING_SECONDS:.0f} s", "less")
 

@@ -58,11 +58,13 @@ def read(
     cancelled: Event | None = None,
     *,
     whole: bool = False,
+    checked: bool = False,
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop`, in pieces; a broken connection is resumed.
 
     `whole` says that nothing is read of the file but what this yields. Then the first answer may be
     of any one version; every other answer must name the version, or they could be of several.
+    `checked` says that a SHA-256 of the whole decides in the end: then no answer need name it.
 
     Raises:
       UnnamedVersionError: an answer that must name its version does not.
@@ -73,7 +75,7 @@ def read(
     attempts.check()
     while start < stop:
         try:
-            is_rest = start > 0 or not whole
+            is_rest = (start > 0 or not whole) and not checked
             for piece in read_once(origin, start, stop, network, is_rest):
                 attempts.check()
                 start += len(piece)

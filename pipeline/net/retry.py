@@ -1,6 +1,8 @@
 """Retries: which failures another attempt may fix, how long to wait first, and when to give up."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event
 from typing import TypeVar
 
@@ -10,9 +12,22 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 from pipeline.errors import LockstepError
 from pipeline.runfile import Network
 
+log = logging.getLogger(__name__)
+
 BACKOFF_SECONDS, JITTER_SECONDS = 0.5, 0.5
 LONGEST_WAIT_SECONDS = 30.0
 Answer = TypeVar("Answer")
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Log each attempt that fails in the block, for who waits in front of a terminal."""
+    before = log.level
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class TransientError(Exception):
@@ -77,6 +92,7 @@ class Attempts:
             self._left = self._left.increment()
         except MaxRetryError:
             raise LockstepError(f"{error}, expected {expected}") from None
+        log.debug(f"{error}; asks again, {self._left.total + 1} attempts are left")
         pause(self._seconds(error), self._cancelled)
         self.check()
 

@@ -195,11 +195,12 @@ def _fill(
     # the checksum is of the whole file
     expected = origin.checksum if size == origin.size else None
     kind = expected.partition(":")[0] if expected else "sha256"
+    checked = bool(expected) and kind == "sha256"
     damaged, begun = 0, 1
     while damaged < DAMAGED:
         digests = {name: checksum.hasher(name, size) for name in {"sha256", kind}}
         try:
-            _complete(part, transfer, digests, network, count, stop)
+            _complete(part, transfer, digests, network, count, stop, checked=checked)
         except UnnamedVersionError:
             if begun >= network.attempts:
                 raise
@@ -224,8 +225,10 @@ def _complete(
     network: Network,
     count: Callable[[int], None],
     stop: Event,
+    *,
+    checked: bool,
 ) -> None:
-    """Fetch the missing bytes of a partial file, and hash all of it."""
+    """Fetch the missing bytes of a partial file, and hash all of it; `checked` as of `read`."""
     part.seek(0)
     done = 0
     while done < transfer.size and (
@@ -234,7 +237,8 @@ def _complete(
         _update(digests, piece)
         done += len(piece)
     count(done)
-    for piece in remote.read(transfer.origin, done, transfer.size, network, stop, whole=True):
+    rest = (transfer.origin, done, transfer.size, network, stop)
+    for piece in remote.read(*rest, whole=True, checked=checked):
         part.write(piece)
         _update(digests, piece)
         done += len(piece)

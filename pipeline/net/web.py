@@ -90,10 +90,15 @@ def head(request: Request, network: Network) -> Version:
 
 
 class Pages:
-    """The pages of one listing, which all together are limited (limits.py)."""
+    """The pages of one listing, which all together are limited (limits.py).
 
-    def __init__(self, network: Network):
-        self._network = network
+    Args:
+      network: limits of time and attempts.
+      most_bytes: at most, of all pages.
+    """
+
+    def __init__(self, network: Network, most_bytes: int = limits.LISTING_BYTES):
+        self._network, self._most_bytes = network, most_bytes
         self._limit: limits.ListingLimit | None = None
 
     def get(self, request: Request) -> tuple[Any, Request | None]:
@@ -106,7 +111,7 @@ class Pages:
           LockstepError: the server refuses or cannot be reached, the document is invalid, or the
             listing has no end.
         """
-        self._limit = self._limit or limits.ListingLimit(request.name)
+        self._limit = self._limit or limits.ListingLimit(request.name, self._most_bytes)
         self._limit.next_page(request.url)
         content, links = retry.call(lambda: self._fetch(request, self._limit), self._network)
         self._limit.received(len(content))

@@ -78,6 +78,17 @@ def truncated(answer: Answer) -> Answer:
     return replace(answer, body=_half(answer), then="close")
 
 
+def broken_after(count: int) -> Spoil:
+    """Ends the connection in order after so many bytes of the body."""
+
+    def spoil(answer: Answer) -> Answer:
+        if len(answer.body) <= count:
+            return answer
+        return replace(answer, body=answer.body[:count], then="close")
+
+    return spoil
+
+
 def stalled(answer: Answer) -> Answer:
     """Sends half of the body and no more, and keeps the connection."""
     return replace(answer, body=_half(answer), then="stall")

@@ -1,5 +1,8 @@
 """The store itself, whatever is fetched into it."""
 
+import hashlib
+import random
+
 import pytest
 
 from pipeline.errors import LockstepError
@@ -8,6 +11,7 @@ from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.stage.progress import Progress
 from tests.servers.files import Files
+from tests.servers.misbehaviour import Misbehaviour, broken_after, meanwhile, untagged
 
 NETWORK = Network(connections=1, attempts=1)
 
@@ -33,3 +37,47 @@ def test_a_link_in_the_store_is_neither_read_nor_written_through(tmp_path, suffi
             with pytest.raises(LockstepError, match="expected to write there"):
                 fetch(files, tmp_path / "store")
     assert (tmp_path / "ours").read_bytes() == (b"1234" if suffix == "whole" else b"12")
+
+
+def fetch_checked(files: Files, folder, content: bytes) -> bytes:
+    """Fetches a file of which nothing but its SHA-256 is known, as a publication lists it."""
+    sha256, size = hashlib.sha256(content).hexdigest(), len(content)
+    origin = Origin(url=files.url("a.ds"), size=size, checksum=f"sha256:{sha256}")
+    with Progress("fetch", total=size, unit="byte") as bar:
+        transfer = store.Transfer("a.ds", origin, size, "the list")
+        twice = Network(connections=1, attempts=2)
+        return store.fetch([transfer], folder, twice, bar)[0].path.read_bytes()
+
+
+def test_a_file_whose_hash_is_known_resumes_though_the_server_names_no_version(tmp_path):
+    content = random.Random(0).randbytes(100_000)
+    with Files({"a.ds": content}).serving() as files:
+        files.faults += [Misbehaviour(untagged), Misbehaviour(broken_after(30_000))]
+        assert fetch_checked(files, tmp_path, content) == content
+        assert files.sent["a.ds"] == len(content) and len(files.seen) == 4
+
+
+def test_it_resumes_what_another_process_left_and_begins_again_if_that_is_of_another_version(
+    tmp_path,
+):
+    old, new = (random.Random(seed).randbytes(1000) for seed in (1, 2))
+    with Files({"a.ds": new}).serving() as files:
+        files.faults.append(Misbehaviour(untagged))
+        assert fetch_checked(files, tmp_path, new) == new
+        (whole,) = tmp_path.glob("files/*/*")
+        part = whole.with_suffix(".part")
+        for begun, asked in ((new[:900], 1100), (old[:900], 2200)):
+            whole.unlink()
+            part.write_bytes(begun)
+            assert fetch_checked(files, tmp_path, new) == new
+            assert files.sent["a.ds"] == asked
+
+
+def test_a_file_that_changes_while_it_is_fetched_is_fetched_again_if_its_hash_says_so(tmp_path):
+    old, new = (random.Random(seed).randbytes(1000) for seed in (1, 2))
+    with Files({"a.ds": old}).serving() as files:
+        files.faults += [
+            Misbehaviour(untagged),
+            Misbehaviour(meanwhile(lambda: files.put("a.ds", new)), times=1),
+        ]
+        assert fetch_checked(files, tmp_path, new) == new
