@@ -4,15 +4,12 @@ What is measured is what was exported: the weights are read back from the Huggin
 Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import numpy as np
-from tokenizers import Tokenizer
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
@@ -27,15 +24,12 @@ from pipeline.stage.keys import OUT
 from pipeline.tasks import next_line, task_model
 from pipeline.tasks.run_file_tasks import RunFileTasks
 from pipeline.tasks.scores import TaskResult, flat, one_line, report
-from pipeline.tokens.columns import counted, split
 from pipeline.tokens.tokenizer_files import encode
 from pipeline.weights import hf
 from pipeline.weights.exported import Exported, read
 
 TASKS = "tasks"  # folder of what the tasks asked and found
-UNKNOWN = -1  # bytes of a token that is not in the tokenizer
-NAMES = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
-NOTHING = dict.fromkeys(NAMES)
+NOTHING = dict.fromkeys(held_out.NUMBERS)
 
 
 class Findings(NamedTuple):
@@ -62,7 +56,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         else:
             found = _evaluate(run, paths, folder, notes)
         _write(run, found, notes, folder)
-    for name in NAMES[:3]:
+    for name in held_out.NUMBERS[:3]:
         if found.numbers[name] is not None:
             print(f"evaluate: {name.replace('_', ' ')} {found.numbers[name]:.4f}")
     for task in found.tasks:
@@ -95,76 +89,21 @@ def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) ->
 def _measure(
     run: runfile.Run, exported: Exported, data: HeldOutRows, export: Path, notes: list[str]
 ) -> dict:
-    """The numbers of metrics/evaluate.json; `tokens` and `bytes` are those that are predicted."""
-    rows_NW, columns = data
-    if not len(rows_NW):
+    """The numbers of metrics/evaluate.json."""
+    if not len(data.rows_NW):
         notes.append("nothing is held out, so there is no loss to measure")
         return NOTHING
 
     loss = held_out.exported_loss(
         exported.features, exported.head, exported.params, data, run.peers
     )
-    perplexity = float(np.exp(loss))
-    if not math.isfinite(perplexity):
+    found = held_out.numbers(loss, data, exported.tokenizer, notes)
+    if not math.isfinite(found["perplexity"]):
         raise LockstepError(
             f"{export}: held-out loss is {loss}, expected a number; [export] dtype = "
             f"{run.export.dtype} may be too narrow for these weights"
         )
-    rows = split(rows_NW, columns)
-    labels_NT = rows.inputs if rows.labels is None else rows.labels
-    labels_P = labels_NT[:, 1:][counted(rows_NW, columns)]
-    size = bytes_of(labels_P, exported.tokenizer, notes)
-    return {
-        "held_out_loss": loss,
-        "perplexity": perplexity,
-        "bits_per_byte": loss * labels_P.size / math.log(2) / size if size else None,
-        "sequences": len(rows_NW),
-        "tokens": labels_P.size,
-        "bytes": size,
-    }
-
-
-def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
-    """Return the bytes of text that these tokens stand for, or None if that is unknown.
-
-    In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
-    for each of its bytes. A special token, such as the end of a document, has no bytes of text, but
-    its bits count in bits per byte.
-
-    Args:
-      tokens_P: The tokens that are predicted.
-      tokenizer: Tokenizer of the model, if it has one.
-      notes: Gains the reason if the bytes are unknown.
-    """
-    if tokenizer is None:
-        notes.append("there is no tokenizer.json, so bits per byte are unknown")
-        return None
-    if "ByteLevel" not in _decoders(tokenizer):
-        notes.append("the tokenizer is not byte-level, so bits per byte are unknown")
-        return None
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    bytes_V = np.full(max(*vocabulary.values(), tokens_P.max()) + 1, UNKNOWN)
-    for token, index in vocabulary.items():
-        bytes_V[index] = len(token)
-    for index, added in tokenizer.get_added_tokens_decoder().items():
-        bytes_V[index] = 0 if added.special else len(added.content.encode())
-    found_P = bytes_V[tokens_P]
-    if (found_P == UNKNOWN).any():
-        notes.append(
-            f"token {tokens_P[found_P == UNKNOWN][0]} of the held-out split is not in the "
-            "tokenizer, so bits per byte are unknown"
-        )
-        return None
-    return int(found_P.sum())
-
-
-def _decoders(tokenizer: Tokenizer) -> list[str]:
-    """The kinds of the tokenizer's decoders, in order."""
-    decoder = json.loads(tokenizer.to_str())["decoder"]
-    if decoder is None:
-        return []
-    chain = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    return [part["type"] for part in chain]
+    return found
 
 
 # ---- Tasks ----

@@ -1,4 +1,4 @@
-"""A verdict in words: verdict.txt, and the sentences about it that the pages share."""
+"""A verdict in words: verdict.txt, and what else the pages and `verify` call alike."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -6,6 +6,13 @@ from collections.abc import Iterable, Sequence
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
 REAL_TIME = "in real time: who was late is the word of whoever wrote the transcript"
+# Results on a model card, and what they were measured on.
+HELD_OUT = {
+    "held_out_loss": "held-out loss, nats per token",
+    "perplexity": "perplexity per token",
+    "bits_per_byte": "bits per byte",
+}
+HELD_OUT_SPLIT = "held-out split of the run's data"
 WIDTH = 90  # of a line of verdict.txt, which the log prefixes with "witness: "
 
 

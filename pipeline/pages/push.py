@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.publication import publish
+from pipeline.publication import aside, publish
 from pipeline.publication.exported import accepted, with_results
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
@@ -49,8 +48,8 @@ def push(
         if checkpoint is None:
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
     paths = Paths("report", run, root)
-    with TemporaryDirectory(prefix=".push-", dir=root / "data") as aside:
-        published = Path(aside) / "publication"
+    with aside.folder(root / "data" / "runs", "push") as place:
+        published = place / "publication"
         if with_proof:
             publish.write(published, run, root, 1, None)
         with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile

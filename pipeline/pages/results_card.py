@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
 from pipeline.pages.task_scores import Score, scores
 
 if TYPE_CHECKING:
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
 
 BEFORE = "## Verdict\n"  # of the export's card: where the results go
 GENERATION = "text-generation"  # the hub's name of what the model does
-HELD_OUT = {
-    "held_out_loss": "held-out loss, nats per token",
-    "perplexity": "perplexity per token",
-    "bits_per_byte": "bits per byte",
-}
 
 
 def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> str:
@@ -54,7 +50,7 @@ def _of_held_out(evaluated: dict[str, Any], data: str) -> Iterator["EvalResult"]
             yield EvalResult(
                 task_type=GENERATION,
                 dataset_type="held_out",
-                dataset_name="held-out split of the run's data",
+                dataset_name=HELD_OUT_SPLIT,
                 dataset_revision=data,
                 metric_type=metric,
                 metric_name=name,

@@ -1,5 +1,10 @@
-"""Held-out loss: on text that no peer trains on."""
+"""Held-out loss, and the numbers that follow from it: on text that no peer trains on.
 
+Shapes in names: N sequences of T tokens, W their width in a row, V vocabulary, P predictions.
+"""
+
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -7,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from tokenizers import Tokenizer
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
@@ -15,6 +21,9 @@ from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.tokens.columns import counted, split
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import PLAIN, Column, read_shards
+
+NUMBERS = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
+UNKNOWN = -1  # bytes of a token that is not in the tokenizer
 
 
 class HeldOutRows(NamedTuple):
@@ -100,3 +109,74 @@ def exported_loss(
 
     params_on = {group: group.put(params) for group in device_groups(jax.devices(), peers.fsdp)}
     return mean_loss(on_groups(jax.jit(measure), params_on), rows_NW, peers.micro_batch, columns)
+
+
+def numbers(
+    loss: float, data: HeldOutRows, tokenizer: Tokenizer | None, notes: list[str]
+) -> dict[str, float | int | None]:
+    """Return the numbers of metrics/evaluate.json that a held-out loss gives.
+
+    Args:
+      loss: The loss, nats per predicted token that counts.
+      data: The rows that it was measured on; `tokens` and `bytes` are those that are predicted.
+      tokenizer: Tokenizer of the model, if it has one.
+      notes: Gains the reason if bits per byte are unknown.
+    """
+    rows_NW, columns = data
+    rows = split(rows_NW, columns)
+    labels_NT = rows.inputs if rows.labels is None else rows.labels
+    labels_P = labels_NT[:, 1:][counted(rows_NW, columns)]
+    size = bytes_of(labels_P, tokenizer, notes)
+    return {
+        "held_out_loss": loss,
+        "perplexity": float(np.exp(loss)),
+        "bits_per_byte": loss * labels_P.size / math.log(2) / size if size else None,
+        "sequences": len(rows_NW),
+        "tokens": labels_P.size,
+        "bytes": size,
+    }
+
+
+def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
+    """Return the bytes of text that these tokens stand for, or None if that is unknown.
+
+    In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
+    for each of its bytes. A special token, such as the end of a document, has no bytes of text, but
+    its bits count in bits per byte.
+
+    Args:
+      tokens_P: The tokens that are predicted.
+      tokenizer: Tokenizer of the model, if it has one.
+      notes: Gains the reason if the bytes are unknown.
+    """
+    if tokenizer is None:
+        notes.append("there is no tokenizer.json, so bits per byte are unknown")
+        return None
+    if "ByteLevel" not in _decoders(tokenizer):
+        notes.append("the tokenizer is not byte-level, so bits per byte are unknown")
+        return None
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    bytes_V = np.full(tokens_P.max() + 1, UNKNOWN)  # a tokenizer may have any larger id
+    for token, index in vocabulary.items():
+        if index < len(bytes_V):
+            bytes_V[index] = len(token)
+    for index, added in tokenizer.get_added_tokens_decoder().items():
+        if index < len(bytes_V):
+            bytes_V[index] = 0 if added.special else len(added.content.encode())
+    found_P = bytes_V[tokens_P]
+    if (found_P == UNKNOWN).any():
+        notes.append(
+            f"token {tokens_P[found_P == UNKNOWN][0]} of the held-out split is not in the "
+            "tokenizer, so bits per byte are unknown"
+        )
+        return None
+    return int(found_P.sum())
+
+
+def _decoders(tokenizer: Tokenizer) -> list[str]:
+    """The kinds of the tokenizer's decoders, in order."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    if decoder is None:
+        return []
+    chain = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return [part["type"] for part in chain]

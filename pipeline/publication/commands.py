@@ -1,16 +1,23 @@
 """`lockstep publish` and `lockstep verify`; nothing heavy is imported before one of them runs."""
 
 import json
-import tempfile
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.errors import LockstepError, brief, shown
 from pipeline.stage.keys import RUN_FILE
 
+if TYPE_CHECKING:
+    from pipeline.publication.fetch import Limits
+    from pipeline.publication.verify import Proven
+
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
+REFUSED, BY_TOLERANCE = 1, 3  # exit statuses; bit for bit it is 0, and 2 is a wrong command
+AGAIN = "the same command begins again, and fetches no byte twice"
 RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
 Seed = Annotated[
@@ -42,49 +49,69 @@ def verify(
         typer.Argument(metavar="SOURCE", help="A folder, http(s)://... or owner/name on the hub."),
     ],
     root: Root = Path(),
-    seed: Seed = None,
+    seed: Annotated[
+        str | None, typer.Option(help="The seed that you asked the author to draw windows with.")
+    ] = None,
     max_gb: Annotated[
         int, typer.Option(min=1, help="The most that the publication's files may have together.")
     ] = 4,
+    attempts: Annotated[
+        int, typer.Option(min=1, max=100, help="Failures in a row that end a download.")
+    ] = 3,
+    stall_seconds: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds without a byte that are a failure.")
+    ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check a publication and repeat its sample; exit with status 1 if anything contradicts it."""
+    """Check a publication and repeat its sample.
+
+    Exit status: 0 if everything was repeated bit for bit; 3 if messages could only be compared
+    within a tolerance, as on another kind of machine; 1 if anything contradicts the publication.
+    """
+    from pipeline.publication.fetch import Limits
+    from pipeline.runfile import Network
     from pipeline.stage import allocator
 
     allocator.tune()
-    reason, said = None, {}
+    limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
+    reason, status, said = None, REFUSED, {"bitwise": False}
     try:
-        proven = _verify(source, root / "data" / "store", seed, max_gb)
-        said, line = proven._asdict(), proven.line()
+        proven = _verify(source, root, seed, limits)
+        said, line = proven.to_json(), proven.line()
+        status = 0 if proven.bitwise else BY_TOLERANCE
     except LockstepError as error:
         reason = str(error)
         line = f"not verified: {reason}"
     if as_json:
-        print(json.dumps({"proven": reason is None, "reason": reason} | said))
+        print(json.dumps({"proven": status == 0, "reason": reason} | said))
     else:
         print(shown(line))
-    raise typer.Exit(0 if reason is None else 1)
+    raise typer.Exit(status)
 
 
-def _verify(source: str, cache: Path, seed: str | None, max_gb: int):
+def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Proven":
+    """Return what is proven of a publication; what is said meanwhile goes to standard error."""
     from pipeline.audit import bundle_files
-    from pipeline.publication import fetch
+    from pipeline.net import retry
+    from pipeline.publication import aside, fetch
     from pipeline.publication.layout import PROOF
-    from pipeline.stage import devices
-    from pipeline.stage.artifacts import writes
+    from pipeline.stage import devices, given_files, logs
 
-    place = cache if "://" in source or not Path(source).is_dir() else None  # files are linked
-    if place is not None:
-        with writes(place):
-            place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=place) as name:
-        folder = Path(name)
-        try:
-            publication = fetch.fetch(source, folder, cache, max_gb)
-            run = bundle_files.read_run(folder / PROOF, max_gb)
-            devices.prepare(run)
-            from pipeline.publication import verify as verifying
+    logs.to_stdout("WARNING")
+    data, folder = root / "data", None
+    try:
+        with redirect_stdout(sys.stderr), retry.told():
+            found = fetch.find(source, data / "store", limits)
+            with aside.folder(data / "runs", "verify", AGAIN) as place:
+                folder = found.bring(place)
+                with given_files.unchanged(folder / name for name in found.publication.files):
+                    run = bundle_files.read_run(folder / PROOF, limits.max_gb)
+                    devices.prepare(run)
+                    from pipeline.publication import verify as verifying
 
-            return verifying.verify(folder, publication, run, seed)
-        except (LockstepError, OSError) as error:  # names files as the publication does
-            raise LockstepError(brief(str(error).replace(f"{folder}/", ""), LONGEST)) from error
+                    return verifying.verify(folder, place, found.publication, run, seed)
+    except (LockstepError, OSError) as error:
+        text = str(error)
+        if folder not in (None, Path()):  # names files as the publication does
+            text = text.replace(f"{folder}/", "")
+        raise LockstepError(brief(text, LONGEST)) from error

@@ -3,6 +3,7 @@
 import random
 
 from pipeline import runfile
+from pipeline.audit.bundle import files_of
 from pipeline.transcript.transcript import Transcript
 
 Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
@@ -47,3 +48,18 @@ def draw(
         (window, tuple(sorted(peer for w, peers in chosen if w == window for peer in peers)))
         for window in sorted({window for window, _ in chosen})
     ]
+
+
+def files(transcript: Transcript, drawn: Drawn, run: runfile.Run) -> set[str]:
+    """Return the transcript's files that a publication has: no other is ever looked at.
+
+    These are all rounds, the hashes of all snapshots, and what the replay of the drawn windows
+    takes, without the last params where the published weights are these.
+    """
+    names = {"rounds.jsonl", "header.json"}
+    names |= {f"snapshots/{step:05}/state.json" for step in transcript.snapshots}
+    for window, peers in drawn:
+        names |= files_of(transcript, list(transcript.window(window)), window, peers)
+    if run.export.dtype == "float32":
+        names.remove(f"snapshots/{transcript.snapshots[-1]:05}/params.safetensors")
+    return names

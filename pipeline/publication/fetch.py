@@ -1,15 +1,17 @@
-"""A publication, brought into a folder of its own: from a folder, a web server or the hub.
+"""A publication, found and brought here: from a folder, a web server or the hub.
 
 Nothing is trusted: names, sizes and hashes are checked before a file is read; imports no JAX.
+Nothing is written before the publication's list is there and was checked.
 """
 
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, hide
 from pipeline.net import addresses, hub_files, store, web
 from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
@@ -18,47 +20,61 @@ from pipeline.publication.layout import MANIFEST, Publication, PublishedFile
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import link, sha256_file, writes
-from pipeline.stage.given_files import check_regular
+from pipeline.stage.given_files import check_regular, unchanged
 from pipeline.stage.progress import Progress, size
 
 HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 FORM = "a folder, http(s)://..., or owner/name on the hub (owner/name@revision)"
-NETWORK = Network()
 
 
-def fetch(source: str, target: Path, cache: Path, max_gb: int) -> Publication:
-    """Bring a publication's files into an empty folder, and check each against its hash.
+class Limits(NamedTuple):
+    """What a publication may take.
+
+    Attributes:
+      max_gb: The most that all files may have together, 10^9 bytes.
+      network: Limits of time and attempts.
+    """
+
+    max_gb: int
+    network: Network
+
+
+class Found(NamedTuple):
+    """A publication whose list is here and was checked.
+
+    Attributes:
+      publication: Its list of files.
+      bring: Brings the files that the list has, each checked against its hash, and returns their
+        folder. It is given an empty folder, which stays empty where they are here already.
+    """
+
+    publication: Publication
+    bring: Callable[[Path], Path]
+
+
+def find(source: str, cache: Path, limits: Limits) -> Found:
+    """Find a publication, and check its list of files.
 
     Args:
       source: A folder, an address of one on a web server, or owner/name of a hub's repository.
-      target: The empty folder.
       cache: The store of downloads.
-      max_gb: The most that all files may have together, 10^9 bytes.
+      limits: What it may take.
 
     Raises:
-      LockstepError: There is no publication, it is too large, or a file is missing, was added or
-        has changed.
+      LockstepError: There is no publication, it is too large, or a file is missing or was added.
+        `Found.bring` raises it where a file has changed.
     """
     if "://" in source:
-        publication = _from_web(source.rstrip("/"), target, cache, max_gb)
-    elif Path(source).is_dir():
-        publication = _from_folder(Path(source), target, max_gb)
-    elif HUB.fullmatch(source):
-        publication = _from_hub(source, target, cache, max_gb)
-    else:
-        raise LockstepError(f"{source}: no such folder, expected {FORM}")
-    for name, file in publication.files.items():
-        path = target / name
-        found, expected = (path.stat().st_size, sha256_file(path)), (file.bytes, file.sha256)
-        if found != expected:
-            raise LockstepError(
-                f"{name}: found {found[0]} bytes of sha256 {found[1][:12]}, expected "
-                f"{expected[0]} of {expected[1][:12]} as {MANIFEST} says"
-            )
-    return publication
+        return _on_web(source, cache, limits)
+    if Path(source).is_dir():
+        return _in_folder(Path(source), limits)
+    if HUB.fullmatch(source):
+        return _on_hub(source, cache, limits)
+    raise LockstepError(f"{source}: no such folder, expected {FORM}")
 
 
-def _from_folder(folder: Path, target: Path, max_gb: int) -> Publication:
+def _in_folder(folder: Path, limits: Limits) -> Found:
+    """A publication in a folder is read where it is."""
     check_regular(folder)
     path = folder / MANIFEST
     if not path.is_file():
@@ -68,57 +84,79 @@ def _from_folder(folder: Path, target: Path, max_gb: int) -> Publication:
     publication = validate_json(Publication, path.read_bytes(), str(path))
     files = (path for path in folder.rglob("*") if path.is_file())
     names = {file.relative_to(folder).as_posix() for file in files}
-    _check(publication, str(path), names, max_gb)
-    for name in publication.files:
-        _place(folder / name, target / name)
-    return publication
+    _check(publication, str(path), names, limits)
+
+    def bring(_: Path) -> Path:
+        for name, file in publication.files.items():  # a larger file would take long to hash
+            _compare(name, (folder / name).stat().st_size, file.bytes, "bytes")
+        with unchanged(folder / name for name in publication.files):
+            for name, file in publication.files.items():
+                _compare(name, sha256_file(folder / name), file.sha256, "as SHA-256")
+        return folder
+
+    return Found(publication, bring)
 
 
-def _from_web(address: str, target: Path, cache: Path, max_gb: int) -> Publication:
-    request = addresses.resolve_web(f"{address}/{MANIFEST}")
+def _on_web(address: str, cache: Path, limits: Limits) -> Found:
+    request = addresses.resolve_web(_below(address, MANIFEST))
     request = request._replace(expected="a publication of `lockstep publish`")
-    document, _ = web.Pages(NETWORK).get(request)
+    _say_what_is_asked(request.name, limits.network)
+    pages = web.Pages(limits.network, layout.MOST_MANIFEST_BYTES)
+    document, _ = pages.get(request)
     publication = validate_json(Publication, json.dumps(document), request.name)
-    _check(publication, request.name, None, max_gb)
+    _check(publication, request.name, None, limits)
 
     def origin(name: str, file: PublishedFile) -> Origin:
         checksum = f"sha256:{file.sha256}"
-        return Origin(url=f"{address}/{quote(name)}", size=file.bytes, checksum=checksum)
+        return Origin(url=_below(address, name), size=file.bytes, checksum=checksum)
 
-    _download(publication, origin, target, cache, MANIFEST)
-    return publication
+    return _to_download(publication, origin, cache, limits, MANIFEST)
 
 
-def _from_hub(source: str, target: Path, cache: Path, max_gb: int) -> Publication:
+def _below(address: str, name: str) -> str:
+    """Return the address of a file in a folder on a web server; a query stays behind the path."""
+    path, mark, query = address.partition("#")[0].partition("?")
+    return f"{path.rstrip('/')}/{quote(name)}{mark}{query}"
+
+
+def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
     repo, revision = HUB.fullmatch(source).groups()
-    listed = hub_files.list_repo(repo, revision, source, NETWORK, FORM, folders=True).files
+    _say_what_is_asked(f"the hub for {source}", limits.network)
+    listed = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True).files
     if MANIFEST not in listed:
         raise LockstepError(f"{source}: has no {MANIFEST}, expected a publication")
     found = listed[MANIFEST]
     if found.size > layout.MOST_MANIFEST_BYTES:
         raise _too_long(f"{source}: {MANIFEST}", found.size)
     with Progress("verify", total=found.size, unit="byte") as bar:
-        (stored,) = store.fetch([Transfer(MANIFEST, found, found.size)], cache, NETWORK, bar)
+        transfer = Transfer(MANIFEST, found, found.size, "the hub")
+        (stored,) = store.fetch([transfer], cache, limits.network, bar)
     publication = validate_json(Publication, stored.path.read_bytes(), f"{source}: {MANIFEST}")
-    _check(publication, source, set(listed), max_gb)
+    _check(publication, source, set(listed), limits)
 
     def origin(name: str, file: PublishedFile) -> Origin:
-        if listed[name].size != file.bytes:
-            text = f"{source}: {name}: {listed[name].size} bytes, expected {file.bytes}"
-            raise LockstepError(f"{text} as {MANIFEST} says")
+        _compare(f"{source}: {name}", listed[name].size, file.bytes, "bytes")
         return listed[name]
 
-    _download(publication, origin, target, cache, "the hub")
-    return publication
+    return _to_download(publication, origin, cache, limits, "the hub")
 
 
-def _check(publication: Publication, where: str, names: set[str] | None, max_gb: int) -> None:
+def _say_what_is_asked(name: str, network: Network) -> None:
+    """Say what the first answer is awaited of, and for how long at most, before anything is here.
+
+    Each attempt that fails has a line of its own.
+    """
+    times = f"{network.attempts} time{'' if network.attempts == 1 else 's'}"
+    print(f"verify: asks {hide(name)}, at most {times} for {network.stall_seconds:g} s")
+
+
+def _check(publication: Publication, where: str, names: set[str] | None, limits: Limits) -> None:
     """Check names and sizes; `names` are those of the files that are there, where that is known."""
     layout.check(publication, where)
-    if publication.size > max_gb * 1e9:
+    if publication.size > limits.max_gb * 1e9:
         raise LockstepError(
-            f"{where}: {size(publication.size)}, expected at most {max_gb} GB; where a publication "
-            "may be that large, say so with --max-gb"
+            f"{where}: {size(publication.size)}, expected at most {limits.max_gb} GB; where a "
+            "publication may be that large, say so with --max-gb"
         )
     if names is None:
         return
@@ -129,28 +167,40 @@ def _check(publication: Publication, where: str, names: set[str] | None, max_gb:
         raise LockstepError(f"{name}: a file that {MANIFEST} does not list, expected none")
 
 
-def _download(
+def _compare(name: str, found: int | str, expected: int | str, unit: str) -> None:
+    """Compare the size of a file, or its hash, with what the list says."""
+    if found != expected:
+        here, listed = (v[:12] if isinstance(v, str) else v for v in (found, expected))
+        raise LockstepError(f"{name}: found {here} {unit}, expected {listed} as {MANIFEST} says")
+
+
+def _to_download(
     publication: Publication,
     origin: Callable[[str, PublishedFile], Origin],
-    target: Path,
     cache: Path,
+    limits: Limits,
     author: str,
-) -> None:
-    """Fetch all files that are not in the store yet, and place them in the folder."""
+) -> Found:
+    """A publication whose files are fetched unless they are in the store already."""
     transfers = [
         Transfer(name, origin(name, file), file.bytes, author)
         for name, file in publication.files.items()
     ]
-    with Progress("verify", total=publication.size, unit="byte") as bar:
-        fetched = store.fetch(transfers, cache, NETWORK, bar)
-    for transfer, stored in zip(transfers, fetched, strict=True):
-        _place(stored.path, target / transfer.name)
 
+    def bring(folder: Path) -> Path:
+        with Progress("verify", total=publication.size, unit="byte") as bar:
+            fetched = store.fetch(transfers, cache, limits.network, bar)
+        for transfer, stored in zip(transfers, fetched, strict=True):
+            _compare(
+                transfer.name, stored.sha256, publication.files[transfer.name].sha256, "as SHA-256"
+            )
+            target = folder / transfer.name
+            with writes(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link(stored.path, target)
+        return folder
 
-def _place(source: Path, target: Path) -> None:
-    with writes(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        link(source, target)
+    return Found(publication, bring)
 
 
 def _too_long(where: object, count: int) -> LockstepError:

@@ -19,11 +19,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.table import Table
 from pipeline.stage.given_files import check_name
 from pipeline.tokens.shards import Column
+from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
+from pipeline.weights import generation_config
 
 PROOF = "proof"
 MANIFEST = f"{PROOF}/publication.json"
@@ -34,9 +36,11 @@ REQUIRED = ("README.md", "config.json", f"{TRANSCRIPT}/header.json", f"{TRANSCRI
 REPORT = "report"  # whose card has results; a run need not have one
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
 MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known of it
-# What a publication may hold: no code, no pickle.
-ENDS = (".json", ".jsonl", ".safetensors", ".md", ".txt", ".model", ".jinja")
-PAYLOAD = re.compile(rf"{TRANSCRIPT}/payloads/[0-9]+\.bin")
+# What a publication may hold: no code, no pickle, and nothing that is never looked at.
+COMPANIONS = (generation_config.NAME, *TOKENIZER_FILES)  # of the weights; nothing proves them
+WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+STATES = r"state\.json|(params|shared|own-\d{3,})\.safetensors"
+PARTS = rf"header\.json|rounds\.jsonl|payloads/\d+\.bin|snapshots/\d+/({STATES})"
 
 
 class PublishedFile(Table):
@@ -70,6 +74,11 @@ class Publication(Table):
         return sum(file.bytes for file in self.files.values())
 
     @property
+    def companions(self) -> list[str]:
+        """The files beside the weights that nothing proves, by their names."""
+        return sorted(self.files.keys() & set(COMPANIONS))
+
+    @property
     def exported(self) -> dict[str, PublishedFile]:
         """The files of the export."""
         return {name: file for name, file in self.files.items() if "/" not in name}
@@ -80,6 +89,15 @@ def made(stage: str) -> str:
     return f"{PROOF}/made/{stage}.json"
 
 
+def _is_known(name: str) -> bool:
+    """Whether a file of this name can be in a publication, besides its list."""
+    return (
+        name in (RUN, VERDICT, EVALUATED, TOKENS, HELD_OUT, *REQUIRED, *COMPANIONS)
+        or name in map(made, (*STAGES, REPORT))
+        or re.fullmatch(rf"{WEIGHTS}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
+    )
+
+
 def check(publication: Publication, where: str) -> None:
     """Check that a publication's files may be fetched, and that none is missing.
 
@@ -88,10 +106,10 @@ def check(publication: Publication, where: str) -> None:
     """
     for name in publication.files:
         check_name(name, where)
-        known = name.endswith(ENDS) or PAYLOAD.fullmatch(name)
-        if not known or name == MANIFEST or ("/" in name and not name.startswith(f"{PROOF}/")):
+        if not _is_known(name):
             raise LockstepError(
-                f"{where}: lists {name!r}, expected files of an export and of {PROOF}/ alone"
+                f"{where}: lists {brief(repr(name))}, expected files of an export and of {PROOF}/ "
+                "alone"
             )
     for name in (RUN, VERDICT, EVALUATED, TOKENS, *REQUIRED, *map(made, STAGES)):
         if name not in publication.files:

@@ -10,11 +10,9 @@ import numpy as np
 
 from pipeline import __version__, runfile
 from pipeline.audit import given_rows
-from pipeline.audit.bundle import files_of
 from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
-from pipeline.publication import layout
-from pipeline.publication.drawn import Drawn, draw
+from pipeline.publication import drawn, layout
 from pipeline.publication.exported import accepted, with_results
 from pipeline.publication.layout import Publication
 from pipeline.stage import lock
@@ -77,6 +75,7 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
             for path in files
         },
     )
+    layout.check(publication, str(aside))  # others would refuse it
     write_text(aside / layout.MANIFEST, publication.model_dump_json(indent=1) + "\n")
     if folder.is_dir():
         folder.rmdir()
@@ -127,31 +126,21 @@ def _write_proof(
 
     transcript = Transcript(trained / "transcript")
     start = transcript.rounds[0].round.step - 1
-    kept = any(m.payload for e in transcript.rounds for m in e.evidence.messages.values())
-    drawn = draw(transcript, run.snapshots(start).windows, seed, windows, kept)
-    _copy_transcript(folder / layout.TRANSCRIPT, transcript, drawn, run)
+    model, columns = transcript.header.model, read_shards(shards).columns
+    data = begin.rows(run, model, shards)
+    kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
+    pairs = drawn.draw(transcript, run.snapshots(start).windows, seed, windows, kept)
+    names = sorted(drawn.files(transcript, pairs, run))
+    _copy((transcript.folder / name, folder / layout.TRANSCRIPT / name) for name in names)
 
-    listed = read_shards(shards)
-    data = begin.rows(run, transcript.header.model, shards)
-    indices = [given_rows.assigned(transcript.window(w), peers) for w, peers in drawn]
+    indices = [given_rows.assigned(transcript.window(w), peers) for w, peers in pairs]
     given_rows.write(folder / layout.TOKENS, data, np.concatenate(indices))
     held = held_out.read(run, shards)
     if len(held.rows_NW):
         every = np.arange(len(held.rows_NW))
         rows = given_rows.GivenRows(layout.HELD_OUT, every, held.rows_NW)
         given_rows.write(folder / layout.HELD_OUT, rows, every)
-    return listed.columns
-
-
-def _copy_transcript(folder: Path, transcript: Transcript, drawn: Drawn, run: runfile.Run) -> None:
-    """Copy all rounds, the hashes of all snapshots, and what the drawn windows need."""
-    names = {"rounds.jsonl", "header.json"}
-    names |= {f"snapshots/{step:05}/state.json" for step in transcript.snapshots}
-    for window, peers in drawn:
-        names |= files_of(transcript, list(transcript.window(window)), window, peers)
-    if run.export.dtype == "float32":  # the weights are these
-        names.remove(f"snapshots/{transcript.snapshots[-1]:05}/params.safetensors")
-    _copy((transcript.folder / name, folder / name) for name in sorted(names))
+    return columns
 
 
 def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:

@@ -1,6 +1,5 @@
 """Whether the records of a publication agree: made files, card and verdict, with all the rest."""
 
-import re
 from pathlib import Path
 
 from pipeline import runfile
@@ -9,17 +8,19 @@ from pipeline.audit.judge import judge
 from pipeline.audit.verdict import Verdict
 from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
-from pipeline.publication import layout
+from pipeline.publication import layout, results
+from pipeline.publication.drawn import Drawn, files
 from pipeline.publication.exported import CARD
 from pipeline.publication.layout import Publication, PublishedFile
+from pipeline.publication.results import Evaluated
 from pipeline.runfile.explain import validate, validate_json
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import METRICS, read_made, sha256_file
-from pipeline.stage.keys import needs
+from pipeline.stage.keys import key_of, needs
+from pipeline.stage.progress import size
 from pipeline.transcript.transcript import Transcript
 
-# As the front matter of a card with results has it.
-HELD_OUT_LOSS = re.compile(r"type: held_out_loss\n +value: (\S+)\n")
+MOST_CARD_BYTES = 2**20  # it is parsed
 
 
 class Made(Table, extra="ignore"):
@@ -27,6 +28,8 @@ class Made(Table, extra="ignore"):
 
     key: str
     """Key of the stage."""
+    content: dict[str, str]
+    """What the key digests."""
     needs: dict[str, Hash]
     """SHA-256 of the made files of the stages that it read."""
     files: dict[str, PublishedFile]
@@ -43,7 +46,17 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
     paths = {stage: folder / layout.made(stage) for stage in stages}
     made = {stage: validate(Made, read_made(path), path.name) for stage, path in paths.items()}
     for stage, file in made.items():
+        due = key_of(file.content)
+        if file.key != due:
+            raise LockstepError(
+                f"{layout.made(stage)}: key {brief(file.key)}, expected {due} of its content"
+            )
         for need in needs(stage):
+            if file.content.get(f"stage {need}") != made[need].key:
+                raise LockstepError(
+                    f"{layout.made(stage)}: its content is of another key of stage {need}, "
+                    f"expected {made[need].key} as {layout.made(need)} says"
+                )
             if file.needs.get(need) != sha256_file(paths[need]):
                 raise LockstepError(
                     f"{layout.made(stage)}: read another {layout.made(need)}, expected this one"
@@ -69,6 +82,41 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
         raise LockstepError(f"{name}: not published, expected it as {layout.made('export')} says")
 
 
+def check_transcript(
+    publication: Publication, transcript: Transcript, drawn: Drawn, run: runfile.Run
+) -> None:
+    """Check that a published transcript is what the drawn windows take, and nothing else.
+
+    Raises:
+      LockstepError: A file is missing or of no use, or holds something else than messages.
+    """
+    place = f"{layout.TRANSCRIPT}/"
+    listed = {name for name in publication.files if name.startswith(place)}
+    due = {f"{place}{name}" for name in files(transcript, drawn, run)}
+    for name in sorted(due ^ listed):
+        found, expected = "a file that no drawn window needs", "none"
+        if name in due:
+            found, expected = "no such file", "it, since a drawn window needs it"
+        raise LockstepError(f"{name}: {found}, expected {expected}")
+    extents: dict[str, list[tuple[int, int]]] = {}
+    for entry in transcript.rounds:
+        for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
+            if message.payload is not None and message.offset is not None:
+                extents.setdefault(message.payload, []).append((message.offset, message.bytes))
+    for payload, parts in extents.items():
+        name, end = f"{place}payloads/{payload}", 0
+        if name not in listed:
+            continue
+        for offset, count in sorted(parts):
+            if offset != end:
+                raise LockstepError(f"{name}: a message at {offset}, expected one at {end}")
+            end += count
+        if publication.files[name].bytes != end:
+            raise LockstepError(
+                f"{name}: {publication.files[name].bytes} bytes, expected the {end} of its messages"
+            )
+
+
 def _reported(publication: Publication) -> bool:
     """Whether the card is that of stage report, with results."""
     return layout.made(layout.REPORT) in publication.files
@@ -82,19 +130,26 @@ def _check_left(name: str, file: PublishedFile, made: Made, original: str, stage
 
 
 def check_card(
-    folder: Path, publication: Publication, transcript: Transcript, loss: float | None
+    folder: Path, publication: Publication, transcript: Transcript, evaluated: Evaluated
 ) -> None:
-    """Check that the model card names the weights and the transcript by their SHA-256.
+    """Check that the model card names the weights and the transcript, and has the results.
+
+    These are named by their SHA-256. The rest of its text is its author's.
 
     Args:
       folder: The publication.
       publication: Its list of files.
       transcript: Its transcript.
-      loss: The held-out loss of evaluate.json, which a card with results has.
+      evaluated: evaluate.json, whose numbers a card with results has.
 
     Raises:
-      LockstepError: It names others.
+      LockstepError: It names others, or has other results.
     """
+    if publication.files[CARD].bytes > MOST_CARD_BYTES:
+        raise LockstepError(
+            f"{CARD}: {size(publication.files[CARD].bytes)}, expected at most "
+            f"{size(MOST_CARD_BYTES)} of a model card"
+        )
     try:
         text = (folder / CARD).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,13 +164,7 @@ def check_card(
             raise LockstepError(
                 f"{CARD}: another SHA-256 of {name}, expected {sha256[:12]} as it is here"
             )
-    if _reported(publication) and loss is not None:
-        found = HELD_OUT_LOSS.findall(text)
-        if found != [str(round(loss, 6))]:
-            raise LockstepError(
-                f"{CARD}: held-out loss {brief(str(found))} in its model-index, expected "
-                f"{loss:.6f} as in {layout.EVALUATED}"
-            )
+    results.check(text, evaluated if _reported(publication) else None)
 
 
 def read_verdict(folder: Path) -> Verdict:

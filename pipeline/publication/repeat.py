@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from pipeline import runfile
 from pipeline.audit import given_rows
@@ -12,26 +14,17 @@ from pipeline.audit.verdict import Finding, Verdict, contradictions
 from pipeline.errors import LockstepError
 from pipeline.programs import held_out
 from pipeline.programs.held_out import HeldOutRows
-from pipeline.publication import layout
+from pipeline.publication import layout, records, results
 from pipeline.publication.drawn import Drawn, draw
 from pipeline.publication.layout import Publication
+from pipeline.publication.results import Evaluated
+from pipeline.publication.weights import PublishedTranscript
 from pipeline.runfile.explain import validate_json
-from pipeline.runfile.table import Table
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup
+from pipeline.tokens.columns import counted
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import exported, hf
-
-LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
-
-
-class Evaluated(Table, extra="ignore"):
-    """evaluate.json, as far as it is read."""
-
-    held_out_loss: float | None
-    """Nats per token."""
-    tasks: dict[str, Any] = {}
-    """Scores of tasks by their names."""
 
 
 class Audited(NamedTuple):
@@ -46,7 +39,7 @@ class Audited(NamedTuple):
     """
 
     setup: Setup
-    transcript: Transcript
+    transcript: PublishedTranscript
     windows: list[runfile.Window]
     drawn: Drawn
     findings: list[Finding]
@@ -58,7 +51,8 @@ def audit(folder: Path, publication: Publication, run: runfile.Run) -> Audited:
     Raises:
       LockstepError: The transcript contradicts itself or the run file, or is not whole.
     """
-    transcript = Transcript(folder / layout.TRANSCRIPT)
+    weights = folder if run.export.dtype == "float32" else None
+    transcript = PublishedTranscript(folder / layout.TRANSCRIPT, weights)
     header, entries = transcript.header, transcript.rounds
     total = run.config.total_steps
     start = entries[0].round.step - 1 if entries else -1
@@ -81,6 +75,7 @@ def audit(folder: Path, publication: Publication, run: runfile.Run) -> Audited:
     findings = audit_header(setup, transcript)
     findings += audit_rounds(setup, transcript, [window for window, _ in drawn])
     _refuse(contradictions(findings))
+    records.check_transcript(publication, transcript, drawn, run)
     return Audited(setup, transcript, due.windows, drawn, findings)
 
 
@@ -112,33 +107,66 @@ def read_evaluated(folder: Path) -> Evaluated:
     return validate_json(Evaluated, (folder / layout.EVALUATED).read_bytes(), layout.EVALUATED)
 
 
-def held_out_loss(
-    folder: Path, publication: Publication, run: runfile.Run, said: float | None
-) -> float | None:
-    """Measure the held-out loss again, nats per token; None where nothing was held out.
+class Measured(NamedTuple):
+    """What was measured on the published held-out sequences.
+
+    Attributes:
+      loss: Nats per token.
+      sequences: How many sequences there are.
+      different: How many of them differ from each other.
+      asked: How many the run file asks for.
+    """
+
+    loss: float
+    sequences: int
+    different: int
+    asked: int
+
+
+def measure(
+    folder: Path,
+    publication: Publication,
+    run: runfile.Run,
+    transcript: Transcript,
+    said: Evaluated,
+) -> Measured | None:
+    """Measure again what evaluate.json says of held-out text; None where nothing was held out.
 
     Args:
       folder: The publication.
       publication: Its list of files.
       run: Its run.
-      said: What evaluate.json says.
+      transcript: Its transcript, whose header says whether something was held out.
+      said: evaluate.json.
 
     Raises:
-      LockstepError: It is another.
+      LockstepError: A number is another, or the sequences are not the first held-out ones.
     """
-    if said is None:
+    numbers = said.model_dump(exclude={"tasks"})
+    if transcript.header.held_out_loss is None:
+        for name in [name for name, value in numbers.items() if value is not None]:
+            raise LockstepError(
+                f"{layout.EVALUATED}: {name} is {numbers[name]}, expected null, since nothing was "
+                "held out in training"
+            )
         return None
+    if layout.HELD_OUT not in publication.files:
+        raise LockstepError(f"{layout.HELD_OUT}: no such file, expected the held-out sequences")
     model = exported.read(folder, scan=run.peers.scan_layers)
     columns, vocab_size = publication.columns, model.config.vocab_size
     rows = given_rows.read(folder / layout.HELD_OUT, columns, run, vocab_size)
-    data = HeldOutRows(rows.rows_NW, columns)
-    found = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
-    if not abs(found - said) <= LOSS_TOLERANCE:
+    count, asked = len(rows.rows_NW), run.held_out.sequences
+    if count > asked or rows.indices_N[-1] != count - 1:
         raise LockstepError(
-            f"{layout.EVALUATED}: held_out_loss is {said:.4f}, expected {found:.4f} as measured "
-            "here"
+            f"{layout.HELD_OUT}: {count} sequences up to {rows.indices_N[-1]}, expected at most "
+            f"the first {asked}"
         )
-    return found
+    data = HeldOutRows(rows.rows_NW, columns)
+    if not counted(*data).any(axis=1).all():
+        raise LockstepError(f"{layout.HELD_OUT}: a sequence without a prediction, expected none")
+    loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
+    results.compare(said, loss, data, model.tokenizer)
+    return Measured(loss, count, len(np.unique(rows.rows_NW, axis=0)), asked)
 
 
 def _refuse(findings: Iterable[Finding]) -> None:

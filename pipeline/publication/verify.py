@@ -1,14 +1,16 @@
 """`lockstep verify`: checks a publication, and says in one line what that proves and what not."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline import __version__, runfile
-from pipeline.audit import verdict_text
-from pipeline.audit.replay import TOLERANCE
-from pipeline.errors import LockstepError
+from pipeline.audit.replay import PARAMS_TOLERANCE, TOLERANCE
+from pipeline.errors import LockstepError, brief
 from pipeline.publication import records, repeat, weights
 from pipeline.publication.layout import MANIFEST, Publication
+from pipeline.publication.repeat import Measured
+
+LONGEST = 200  # characters of a reason that a stranger gave
 
 
 class Proven(NamedTuple):
@@ -16,15 +18,19 @@ class Proven(NamedTuple):
 
     Attributes:
       files: How many files are as published.
-      seed_of_weights: Seed of the fresh weights that the run began with; None if that is not known.
+      seed_of_weights: Seed of the fresh weights that the transcript begins with; None if that is
+        not known.
       last: The round after which the params are the weights.
       repeated: First round, last round and peer of each window that was repeated.
       windows: How many windows the run has: one peer, from one snapshot to the next.
-      seed: What a reader asked the windows to be drawn with, or None.
-      why_not_bitwise: Why bits could not be compared here, or None.
+      seed: What the windows were drawn with beside the transcript's hash, or None.
+      seed_is_readers: Whether the reader of this asked for that seed.
+      why_not_bitwise: Why bits could not be compared here, as the publisher says, or None.
       tolerance: Largest distance of a message from its replay, where bits were not compared.
-      held_out_loss: Measured again, nats per token; None where nothing was held out.
+      params_tolerance: Largest share of params that may differ then.
+      held_out: What was measured of held-out text; None where nothing was held out.
       tasks: Names of the tasks whose scores were not repeated.
+      companions: Files beside the weights, which nothing proves.
     """
 
     files: int
@@ -33,42 +39,81 @@ class Proven(NamedTuple):
     repeated: list[tuple[int, int, int]]
     windows: int
     seed: str | None
+    seed_is_readers: bool
     why_not_bitwise: str | None
     tolerance: float | None
-    held_out_loss: float | None
+    params_tolerance: float | None
+    held_out: Measured | None
     tasks: list[str]
+    companions: list[str]
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether the windows repeat bit for bit."""
+        return self.why_not_bitwise is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it, as `json.dumps` takes it."""
+        measured = None if self.held_out is None else self.held_out._asdict()
+        return {"bitwise": self.bitwise} | self._asdict() | {"held_out": measured}
 
     def line(self) -> str:
         """Return what was proven and what was not, in one line."""
-        several = len(self.repeated) > 1
-        named = ", ".join(f"{first}-{last} of peer {peer}" for first, last, peer in self.repeated)
-        drawn = "by the transcript's hash" + (" and the reader's seed" if self.seed else "")
-        how = verdict_text.compared(self.why_not_bitwise, self.tolerance)
-        loss = []
-        if self.held_out_loss is not None:
-            loss = [f"held-out loss {self.held_out_loss:.4f} measured again"]
-        began = []
+        began, held = [], []
         if self.seed_of_weights is not None:
-            began = [f"the run began with fresh weights of seed {self.seed_of_weights}"]
-        left = f"{self.windows - len(self.repeated)} of {self.windows} windows"
-        scores = f", the scores of {' and '.join(self.tasks)}" if self.tasks else ""
+            began = [f"the transcript begins with fresh weights of seed {self.seed_of_weights}"]
+        if self.held_out is not None:
+            held = [_said_of(self.held_out)]
         parts = [
-            f"verified: {self.files} files as published",
+            f"verified{'' if self.bitwise else ' within a tolerance'}: {self.files} files as "
+            "published",
             *began,
             f"the weights are the params after round {self.last}",
-            f"window{'s' if several else ''} {named}, drawn {drawn}, "
-            f"repeat{'' if several else 's'} {how}",
-            *loss,
-            f"not repeated: {left}{scores}, and where the sequences come from",
+            self._windows(),
+            *held,
+            f"not proven: {', '.join(self._unproven())}, and where the sequences come from",
         ]
         return "; ".join(parts)
 
+    def _windows(self) -> str:
+        """Which windows were repeated, and how they were compared."""
+        several = len(self.repeated) > 1
+        named = ", ".join(f"{first}-{last} of peer {peer}" for first, last, peer in self.repeated)
+        drawn = "by the transcript's hash"
+        if self.seed is not None:
+            drawn += f" and {'the reader' if self.seed_is_readers else 'the publisher'}'s seed"
+        how = f"repeat{'' if several else 's'} bit for bit"
+        if not self.bitwise:
+            how = (
+                f"compared by tolerance (distance at most {self.tolerance}, and up to "
+                f"{self.params_tolerance:.0%} of the params may be anything), because the "
+                f"publisher says: {brief(self.why_not_bitwise, LONGEST)}"
+            )
+        return f"window{'s' if several else ''} {named}, drawn {drawn}, {how}"
 
-def verify(folder: Path, publication: Publication, run: runfile.Run, seed: str | None) -> Proven:
+    def _unproven(self) -> list[str]:
+        left = f"{self.windows - len(self.repeated)} of {self.windows} windows"
+        scores = [f"the scores of {' and '.join(self.tasks)}"] if self.tasks else []
+        return [left, *scores, *self.companions, "the text of the card"]
+
+
+def _said_of(held: Measured) -> str:
+    count = f"{held.sequences} sequence{'' if held.sequences == 1 else 's'}"
+    if held.sequences < held.asked:
+        count += f" of the {held.asked} asked for"
+    if held.different < held.sequences:
+        count += f", of which only {held.different} differ"
+    return f"held-out loss {held.loss:.4f} measured again on {count}"
+
+
+def verify(
+    folder: Path, aside: Path, publication: Publication, run: runfile.Run, seed: str | None
+) -> Proven:
     """Check a publication whose files are as its list says.
 
     Args:
-      folder: The publication; the last params are added to its transcript.
+      folder: The publication.
+      aside: An existing folder, for what is made again to be compared.
       publication: Its list of files.
       run: Its run.
       seed: What the reader asked the windows to be drawn with, or None.
@@ -77,32 +122,36 @@ def verify(folder: Path, publication: Publication, run: runfile.Run, seed: str |
       LockstepError: Something in it contradicts the rest.
     """
     if seed is not None and publication.seed != seed:
+        said = None if publication.seed is None else brief(publication.seed)
         raise LockstepError(
-            f"{MANIFEST}: seed is {publication.seed!r}, expected {seed!r}, which the author was "
-            "asked to draw with"
+            f"{MANIFEST}: seed is {said!r}, expected {seed!r}, which the author was asked to draw "
+            "with"
         )
     try:
-        return _verify(folder, publication, run)
+        return _verify(folder, aside, publication, run, seed)
     except LockstepError as error:
         if publication.release == __version__:
             raise
         raise LockstepError(
-            f"{error}; it was published by release {publication.release}, and this is {__version__}"
+            f"{error}; it was published by release {brief(publication.release)}, and this is "
+            f"{__version__}"
         ) from error
 
 
-def _verify(folder: Path, publication: Publication, run: runfile.Run) -> Proven:
+def _verify(
+    folder: Path, aside: Path, publication: Publication, run: runfile.Run, seed: str | None
+) -> Proven:
     audited = repeat.audit(folder, publication, run)
     transcript, kept = audited.transcript, audited.setup.programs.form.kept
     verdict = records.read_verdict(folder)
     records.check_verdict(verdict, run, transcript, audited.windows, kept)
     records.check_made(folder, publication, transcript)
     evaluated = repeat.read_evaluated(folder)
-    records.check_card(folder, publication, transcript, evaluated.held_out_loss)
-    weights.check(folder, run, transcript)
+    records.check_card(folder, publication, transcript, evaluated)
+    weights.check(folder, aside, publication, run, transcript)
     why = repeat.replay(audited, verdict)
     began = weights.fresh_seed(run, transcript, bitwise=why is None)
-    loss = repeat.held_out_loss(folder, publication, run, evaluated.held_out_loss)
+    measured = repeat.measure(folder, publication, run, transcript, evaluated)
     return Proven(
         files=len(publication.files),
         seed_of_weights=began,
@@ -110,8 +159,11 @@ def _verify(folder: Path, publication: Publication, run: runfile.Run) -> Proven:
         repeated=[(*window, peer) for window, peers in audited.drawn for peer in peers],
         windows=len(audited.windows) * run.peers.count,
         seed=publication.seed,
+        seed_is_readers=seed is not None,
         why_not_bitwise=why,
         tolerance=TOLERANCE[run.peers.precision] if why else None,
-        held_out_loss=loss,
+        params_tolerance=PARAMS_TOLERANCE if why else None,
+        held_out=measured,
         tasks=[name for name, scores in evaluated.tasks.items() if scores is not None],
+        companions=publication.companions,
     )

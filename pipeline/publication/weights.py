@@ -1,30 +1,58 @@
 """Whether a published run began with the weights that it names, and ended in those published."""
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.publication.layout import PROOF, TRANSCRIPT
+from pipeline.optim.optimizer import Tree
+from pipeline.publication.layout import TRANSCRIPT, Publication
 from pipeline.stage.artifacts import sha256_file
+from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf, model_folder
-from pipeline.weights.hf import HfFolder
-from pipeline.weights.tensorfile import TensorFile
-from pipeline.weights.trees import load_nested
-from pipeline.wire.commitment import tree_hash
+from pipeline.weights.trees import fitted, load_nested, load_tree
+from pipeline.wire.commitment import flatten, tree_hash
 
 
-def check(folder: Path, run: runfile.Run, transcript: Transcript) -> None:
+@dataclass(frozen=True)
+class PublishedTranscript(Transcript):
+    """A transcript beside the weights that it ends in.
+
+    Attributes:
+      weights: Folder of the weights, where they are the last params; None where the transcript has
+        these, and the weights are rounded.
+    """
+
+    weights: Path | None
+
+    def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
+        """Return the params and the optimizer's shared state after `step`."""
+        if self.weights is None or step != self.snapshots[-1]:
+            return super().agreed(step, like)
+        shared = load_tree(self._snapshot(step) / "shared.safetensors", like.shared)
+        return fitted(flatten(hf.read_folder(self.weights)[1]), like.params, self.weights), shared
+
+
+def check(
+    folder: Path,
+    aside: Path,
+    publication: Publication,
+    run: runfile.Run,
+    transcript: PublishedTranscript,
+) -> None:
     """Check that stage export makes the published weights of the params that were trained.
 
-    Where weights are float32 they are these params, and complete the transcript's last snapshot.
-    Otherwise the transcript has them, and rounding them must give the weights.
+    Where weights are float32 they are these params. Otherwise the transcript has them, and rounding
+    them must give the weights.
 
     Args:
       folder: The publication.
+      aside: An existing folder in which the weights are made again.
+      publication: Its list of files.
       run: Its run.
       transcript: Its transcript, whose header was audited.
 
@@ -32,22 +60,22 @@ def check(folder: Path, run: runfile.Run, transcript: Transcript) -> None:
       LockstepError: The weights, or config.json, are of another model.
     """
     last = transcript.snapshots[-1]
-    params = transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors"
-    whose = f"{params.relative_to(folder)}"
-    if run.export.dtype == "float32":
-        HfFolder(folder).save(params)
-        whose = "the weights"
-    found, expected = tree_hash(load_nested(params)), transcript.hashes(last).params
+    if transcript.weights is not None:
+        whose, params = "the weights", hf.read_folder(transcript.weights)[1]
+    else:
+        path = transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors"
+        whose, params = f"{path.relative_to(folder)}", load_nested(path)
+    found, expected = tree_hash(params), transcript.hashes(last).params
     if found != expected:
         raise LockstepError(
             f"{whose}: params of hash {found[:12]}, expected {expected[:12]} of the params after "
             f"round {last}"
         )
-    with tempfile.TemporaryDirectory(dir=folder / PROOF) as name:
+    with tempfile.TemporaryDirectory(prefix="weights-", dir=aside) as name:
         again = Path(name)
         model = model_folder.with_context(transcript.header.model, run.llm.max_seq_len)
-        hf.write_folder(again, model, TensorFile(params), run.export.dtype)
-        _compare(folder, again)
+        hf.write_folder(again, model, params, run.export.dtype)
+        _compare(folder, publication, again)
 
 
 def fresh_seed(run: runfile.Run, transcript: Transcript, *, bitwise: bool) -> int | None:
@@ -81,10 +109,10 @@ def fresh_seed(run: runfile.Run, transcript: Transcript, *, bitwise: bool) -> in
     return None
 
 
-def _compare(folder: Path, again: Path) -> None:
+def _compare(folder: Path, publication: Publication, again: Path) -> None:
     """Compare what a model is read from with what was made again."""
     names = {file.name for file in again.iterdir()}
-    names |= {file.name for file in folder.glob("*.safetensors*")}
+    names |= {name for name in publication.exported if ".safetensors" in name}
     for name in sorted(names):
         found, expected = (
             sha256_file(place / name)[:12] if (place / name).is_file() else "no file"

@@ -12,7 +12,9 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ENGINES = ("dvc", "snakemake")
+AGAIN = "the same command goes on"
 SHOW_CURSOR = "\x1b[?25h"  # which a bar in a terminal hides
+_cleanings: list[tuple[Callable[[], object], str]] = []
 
 
 def end_on_request() -> None:
@@ -30,8 +32,29 @@ def _end(number: int, _: FrameType | None) -> None:
     cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
     name = signal.Signals(number).name
     # not through sys.stderr, whose buffer may be in use
-    os.write(2, f"\n{cursor}error: {name} received; the same command goes on\n".encode())
-    os._exit(128 + number)
+    then = _cleanings[-1][1] if _cleanings else AGAIN
+    os.write(2, f"\n{cursor}error: {name} received; {then}\n".encode())
+    try:
+        for clean, _ in _cleanings:
+            clean()
+    finally:
+        os._exit(128 + number)
+
+
+@contextmanager
+def cleaning(clean: Callable[[], object], then: str = AGAIN) -> Iterator[None]:
+    """Call `clean` at the end of the block, or of the process if that is asked to end inside it.
+
+    Args:
+      clean: Takes away what is of no use to anybody else; may be called twice.
+      then: What the same command does after a request, for the line that says so.
+    """
+    _cleanings.append((clean, then))
+    try:
+        yield
+    finally:
+        clean()
+        _cleanings.pop()
 
 
 @contextmanager

@@ -24,13 +24,23 @@ def save_tree(path: Path, tree: Tree) -> None:
 
 
 def load_tree(path: Path, like: Tree) -> Tree:
-    """Read what `save_tree` wrote, in the structure of `like`.
+    """Read what `save_tree` wrote, in the structure of `like`; errors as of `fitted`."""
+    return fitted(load_arrays(path), like, path)
+
+
+def fitted(arrays: dict[str, np.ndarray], like: Tree, path: Path) -> Tree:
+    """Return arrays, by their paths joined with "/", in the structure of `like`.
+
+    Args:
+      arrays: The arrays.
+      like: A tree of arrays of the same shapes and dtypes.
+      path: Where they were read, for errors.
 
     Raises:
       LockstepError: A tensor is missing, unexpected, of another shape or dtype than in `like`, or
         has an infinite value or NaN, with which no training goes on.
     """
-    arrays, expected = load_arrays(path), flatten(like)
+    expected = flatten(like)
     for name in sorted(arrays.keys() | expected.keys()):
         if name not in arrays or name not in expected:
             problem = "missing" if name in expected else "not expected"

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders
 from models.llama import llama
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
+from pipeline.programs import held_out
 from pipeline.programs.generate import TextWriter
 from pipeline.programs.held_out import mean_loss, on_groups
 from pipeline.programs.language_model import programs_of
@@ -247,19 +248,19 @@ def test_a_tokenizer_that_is_not_byte_level_gives_no_bits_per_byte():
     tokenizer = make_tokenizer()
     tokenizer.decoder = decoders.Fuse()
     notes: list[str] = []
-    assert evaluate.bytes_of(np.array([[1, 2]]), tokenizer, notes) is None
+    assert held_out.bytes_of(np.array([[1, 2]]), tokenizer, notes) is None
     assert "not byte-level" in notes[0]
 
 
 def test_byte_level_among_several_decoders_is_found():
     tokenizer = make_tokenizer()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
-    assert evaluate.bytes_of(np.array([[1, 2, END]]), tokenizer, []) == 2
+    assert held_out.bytes_of(np.array([[1, 2, END]]), tokenizer, []) == 2
 
 
 def test_a_token_that_the_tokenizer_lacks_gives_no_bits_per_byte():
     notes: list[str] = []
-    assert evaluate.bytes_of(np.array([[1, 9999]]), make_tokenizer(), notes) is None
+    assert held_out.bytes_of(np.array([[1, 9999]]), make_tokenizer(), notes) is None
     assert "token 9999" in notes[0]
 
 

@@ -1,9 +1,13 @@
 """A published run verifies from anywhere; a bad one does not, however its hashes are updated."""
 
 import json
+import os
 import random
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +20,11 @@ from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.pages import push
 from pipeline.publication import commands, layout, publish
+from pipeline.publication.fetch import Limits
+from pipeline.publication.repeat import Measured
+from pipeline.runfile import Network
 from pipeline.stage.artifacts import _digest, read_json, sha256_file, write_json
-from pipeline.stage.keys import needs
+from pipeline.stage.keys import PROJECT, needs
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf
 from pipeline.weights.trees import load_arrays, save_tree
@@ -27,9 +34,11 @@ from tests.pipeline import trained_run
 from tests.pipeline.audit.test_strange_bundles import put
 from tests.servers.files import Files
 from tests.servers.hub import REPO, running_hub
+from tests.servers.misbehaviour import Misbehaviour, silent, untagged
 
 STAGES = layout.STAGES
 TRANSCRIPT = layout.TRANSCRIPT
+LIMITS = Limits(1, Network(attempts=2, stall_seconds=1))
 
 
 class Published:
@@ -57,8 +66,12 @@ def folder(published, tmp_path) -> Path:
 
 def verify(source: Path | str, seed: str | None = None):
     """What the command proves, or the error that it prints."""
-    with tiny.like_a_process():
-        return commands._verify(str(source), Path("nowhere"), seed, 1)
+    root = Path(source).parent / "reader"
+    try:
+        with tiny.like_a_process():
+            return commands._verify(str(source), root, seed, LIMITS)
+    finally:
+        assert not root.exists()  # nothing of a folder is copied, or left
 
 
 def refusal(source: Path) -> str:
@@ -86,12 +99,13 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
     loss = read_json(published.root / "metrics/evaluate.json")["held_out_loss"]
     assert (code, said) == (
         0,
-        f"verified: {count} files as published; the run began with fresh weights of seed 0; the "
-        f"weights are the params after round 6; window 4-6 of peer {peer}, drawn by the "
-        f"transcript's hash, repeats bit for bit; held-out loss {loss:.4f} measured again; not "
-        "repeated: 3 of 4 windows, and where the sequences come from\n",
+        f"verified: {count} files as published; the transcript begins with fresh weights of seed "
+        f"0; the weights are the params after round 6; window 4-6 of peer {peer}, drawn by the "
+        f"transcript's hash, repeats bit for bit; held-out loss {loss:.4f} measured again on 4 "
+        "sequences; not proven: 3 of 4 windows, generation_config.json, the text of the card, and "
+        "where the sequences come from\n",
     )
-    assert not list((tmp_path / "data/store").glob("verify-*"))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["store"]
 
 
 def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, monkeypatch, capsys):
@@ -146,6 +160,7 @@ def test_a_reader_may_ask_for_windows_that_nobody_could_foresee(published, tmp_p
     )
     with pytest.raises(LockstepError, match="seed is .*a reader's word.*, expected 'another'"):
         verify(folder, "another")
+    assert "the transcript's hash and the publisher's seed, repeat" in verify(folder).line()
 
 
 def test_rounded_weights_verify_too_and_without_a_report(published, tmp_path):
@@ -294,6 +309,47 @@ def lose(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
+def better(name: str, value: object) -> Callable[[Path], None]:
+    """Another number in evaluate.json, and on the card if it is there."""
+
+    def changed(folder: Path) -> None:
+        change_json(layout.EVALUATED, lambda e: e.update({name: value}))(folder)
+        with suppress(AssertionError):
+            change_card(folder, f"(type: {name}\n +value:) [0-9.]+", rf"\1 {value}")
+
+    return changed
+
+
+def no_loss(folder: Path) -> None:
+    names = ("held_out_loss", "perplexity", "bits_per_byte")
+    change_json(layout.EVALUATED, lambda e: e.update(dict.fromkeys(names)))(folder)
+
+
+def without_results(folder: Path) -> None:
+    change_card(folder, "(?s)model-index:.*?---\n", "---\n")
+
+
+def fewer_rows(tensors: dict) -> None:
+    for name, array in tensors.items():
+        tensors[name] = array[:2]
+
+
+def append(path: Path, data: bytes) -> None:
+    path.write_bytes(path.read_bytes() + data)
+
+
+def add(name: str) -> Callable[[Path], None]:
+    """One more file, which the list has."""
+
+    def changed(folder: Path) -> None:
+        (folder / name).write_bytes(b"{}")
+        change_json(layout.MANIFEST, lambda m: m["files"].update({name: entry(folder / name)}))(
+            folder
+        )
+
+    return changed
+
+
 FORGED = {
     "weights of another run": (
         other_weights,
@@ -340,11 +396,75 @@ FORGED = {
     ),
     "a better loss on the card": (
         lambda folder: change_card(folder, "(held_out_loss\n +value:) [0-9.]+", r"\1 1.0"),
-        "README.md: held-out loss ['1.0'] in its model-index, expected ",
+        "README.md: held_out_loss of held_out is 1.0 in its model-index, expected ",
+    ),
+    "a better perplexity on the card": (
+        lambda folder: change_card(folder, "(type: perplexity\n +value:) [0-9.]+", r"\1 1.05"),
+        "README.md: perplexity of held_out is 1.05 in its model-index, expected ",
+    ),
+    "a better loss on the card, twice said": (
+        lambda folder: change_card(folder, "(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"),
+        "README.md: its front matter is not as the stages export and report write",
+    ),
+    "another name of the perplexity on the card": (
+        lambda folder: change_card(folder, "name: perplexity per token", "name: MMLU, accuracy"),
+        "README.md: perplexity of held_out has another name in its model-index, expected ",
+    ),
+    "a score that nobody measured on the card": (
+        lambda folder: change_card(folder, "type: held_out\n", "type: mmlu\n"),
+        "README.md: held_out_loss of mmlu is ",
     ),
     "a better loss, on the card too": (
         better_loss,
         "proof/evaluate.json: held_out_loss is 1.0000, expected ",
+    ),
+    "a better perplexity, on the card too": (
+        better("perplexity", 1.05),
+        "proof/evaluate.json: perplexity is 1.0500, expected ",
+    ),
+    "more tokens": (
+        better("tokens", 10**9),
+        "proof/evaluate.json: tokens is 1000000000, expected 60 as measured here",
+    ),
+    "more sequences": (
+        better("sequences", 10**6),
+        "proof/evaluate.json: sequences is 1000000, expected 4 as measured here",
+    ),
+    "bits per byte without a tokenizer": (
+        better("bits_per_byte", 1.0),
+        "README.md: no bits_per_byte of held_out in its model-index, expected it as in proof/",
+    ),
+    "a text for a perplexity": (
+        better("perplexity", "a" * 3000),
+        "proof/evaluate.json: perplexity is ",
+    ),
+    "no loss though something was held out": (
+        no_loss,
+        "README.md: held_out_loss of held_out is ",
+    ),
+    "no loss, nor on the card": (
+        lambda folder: (no_loss(folder), without_results(folder)),
+        "proof/evaluate.json: held_out_loss is null, expected ",
+    ),
+    "fewer held-out sequences": (
+        change_tensors(layout.HELD_OUT, fewer_rows),
+        "proof/evaluate.json: ",
+    ),
+    "other held-out sequences than the first": (
+        change_tensors(layout.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
+        "proof/held_out.safetensors: 4 sequences up to 4, expected at most the first 4",
+    ),
+    "messages of nobody": (
+        lambda folder: append(folder / TRANSCRIPT / "payloads/00004.bin", bytes(10**6)),
+        "payloads/00004.bin: 100",
+    ),
+    "payloads that no drawn window needs": (
+        add(f"{TRANSCRIPT}/payloads/00001.bin"),
+        "payloads/00001.bin: a file that no drawn window needs, expected none",
+    ),
+    "a made file of other code": (
+        change_json(layout.made("train"), lambda m: m["content"].update(models="ab" * 32)),
+        "proof/made/train.json: key ",
     ),
 }
 
@@ -384,6 +504,25 @@ CHANGED = {
         ),
         "lists 'x.py', expected files of an export and of proof/ alone",
     ),
+    "a file beside the weights that others would load": (
+        add("adapter_config.json"),
+        "lists 'adapter_config.json', expected files of an export and of proof/ alone",
+    ),
+    "a file of the proof that no stage leaves": (
+        add("proof/x1.json"),
+        "lists 'proof/x1.json', expected files of an export and of proof/ alone",
+    ),
+    "2,000 folders": (
+        change_json(
+            layout.MANIFEST,
+            lambda m: m["files"].update({"a/" * 2000 + "b": m["files"]["README.md"]}),
+        ),
+        "..., expected a path inside it",
+    ),
+    "a sparse file of 100 GB in place of a small one": (
+        lambda folder: os.truncate(folder / "README.md", 10**11),
+        "README.md: found 100000000000 bytes, expected ",
+    ),
     "no rounds": (
         change_json(layout.MANIFEST, lambda m: m["files"].pop(f"{TRANSCRIPT}/rounds.jsonl")),
         "does not list proof/transcript/rounds.jsonl, expected it in a publication",
@@ -419,6 +558,101 @@ def test_a_card_of_other_weights_is_not_verified(folder):
     (folder / "README.md").write_text(text.replace(weights, "0" * 64))
     forge(folder)
     assert refusal(folder).startswith("README.md: another SHA-256 of model.safetensors, expected")
+
+
+# ---- What is said, and what is left ----
+
+
+def test_a_header_that_says_that_bits_differ_changes_the_exit_status_and_the_line(folder, capsys):
+    change_json(f"{TRANSCRIPT}/header.json", lambda h: h.update(bitwise=False))(folder)
+    forge(folder)
+    code, said = print_of(capsys, "verify", str(folder), "--root", str(folder.parent))
+    assert code == 3 and said.startswith("verified within a tolerance: ")
+    assert (
+        "compared by tolerance (distance at most 0.05, and up to 2% of the params may be "
+        "anything), because the publisher says: the training machine did not repeat a step bit "
+        "for bit"
+    ) in said
+    code, said = print_of(capsys, "verify", str(folder), "--root", str(folder.parent), "--json")
+    said = json.loads(said)
+    assert (code, said["proven"], said["bitwise"], said["reason"]) == (3, False, False, None)
+
+
+def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published):
+    proven = verify(published.folder)
+    assert proven.held_out.loss > 0 and proven.held_out[1:] == (4, 4, 4)
+    for held, said in (
+        (Measured(1.5, 14, 14, 64), "1.5000 measured again on 14 sequences of the 64 asked for;"),
+        (
+            Measured(1.5, 64, 1, 64),
+            "1.5000 measured again on 64 sequences, of which only 1 differ;",
+        ),
+    ):
+        assert said in proven._replace(held_out=held).line()
+    tokenizer = proven._replace(companions=["tokenizer.json"], tasks=["mmlu"])
+    assert (
+        "not proven: 3 of 4 windows, the scores of mmlu, tokenizer.json, the text of the card, and "
+        "where the sequences come from"
+    ) in tokenizer.line()
+    assert set(layout.COMPANIONS) == set(hf.COMPANIONS)
+
+
+def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_were_asked_for(
+    tmp_path, capsys
+):
+    with Files().serving() as server, tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        server.faults.append(Misbehaviour(silent))
+        limits = ["--attempts", "2", "--stall-seconds", "0.1", "--root", str(tmp_path)]
+        app(["verify", f"{server.address}/x?signature=secret", *limits])
+    said, asked = capsys.readouterr(), f"{server.address}/x/proof/publication.json?..."
+    assert said.err.splitlines() == [
+        f"verify: asks {asked}, at most 2 times for 0.1 s",
+        f"{asked} timed out; asks again, 1 attempts are left",
+    ]
+    assert said.out == (
+        f"not verified: {asked} timed out, expected an answer within 2 attempts; run again\n"
+    )
+    paths = {path for _, path, _ in server.seen}
+    assert paths == {"/x/proof/publication.json?signature=secret"}
+    assert caught.value.code == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_list_of_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):
+    with Files().serving() as server:
+        server.put(layout.MANIFEST, b" " * (2**20 + 1))
+        _, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
+    assert said.endswith("a listing of over 1048576 bytes, expected less\n")
+
+
+def test_a_wrong_name_makes_no_folder(tmp_path, capsys):
+    code, said = print_of(capsys, "verify", "no-such-name", "--root", str(tmp_path))
+    assert code == 1 and said.startswith("not verified: no-such-name: no such folder, expected")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_sigterm_cuts_off_leaves_downloads_alone_and_goes_on_with_them(published, tmp_path):
+    root = tmp_path / "reader"
+    with Files(bytes_per_second=2e4).serving() as server:
+        server.add(published.folder)
+        server.faults.append(Misbehaviour(untagged))
+        command = [sys.executable, "-m", "pipeline", "verify", server.address, "--root", str(root)]
+        with subprocess.Popen(
+            command, cwd=PROJECT, env=tiny.environment(PROJECT), stderr=subprocess.PIPE, text=True
+        ) as process:
+            while not server.sent.get("model.safetensors"):
+                time.sleep(0.01)
+            process.terminate()
+            said = process.stderr.read()
+        assert said.endswith(
+            "SIGTERM received; the same command begins again, and fetches no byte twice\n"
+        )
+        assert process.returncode == 143
+        assert [path.name for path in (root / "data").iterdir()] == ["store"]
+        server.bytes_per_second = None
+        with tiny.like_a_process():
+            assert commands._verify(server.address, root, None, LIMITS).bitwise
+        sizes = {name: len(content) for name, content in server.files.items()}
+        assert server.sent["model.safetensors"] < 2 * sizes["model.safetensors"]
 
 
 # ---- What is not published ----

@@ -1,0 +1,40 @@
+"""A folder for work of which nothing is left, however its process ends."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.stage import lock, signals
+from pipeline.stage.artifacts import writes
+
+
+@contextmanager
+def folder(runs: Path, title: str, then: str = signals.AGAIN) -> Iterator[Path]:
+    """Yield an empty folder that is gone at the end of the block, and after Ctrl-C and SIGTERM.
+
+    After SIGKILL it is left among the unfinished work of other commands, which `lockstep clean`
+    removes: nobody holds its lock any more.
+
+    Args:
+      runs: Folder of unfinished work, `data/runs`; made if it is not there, and then gone too.
+      title: What its name begins with.
+      then: What the same command does after a request to stop, for the line that says so.
+    """
+    path = runs / f"{title}-{os.getpid()}-{secrets.token_hex(4)}"
+    held = path.with_name(f"{path.name}.lock")
+    new = [place for place in (runs, *runs.parents) if not place.exists()]
+
+    def clean() -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        held.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else put something there
+            for place in new:
+                place.rmdir()
+
+    with signals.cleaning(clean, then), lock.hold(held):
+        with writes(path):
+            path.mkdir()
+        yield path
