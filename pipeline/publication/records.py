@@ -16,7 +16,7 @@ from pipeline.publication.results import Evaluated
 from pipeline.runfile.explain import validate, validate_json
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import METRICS, read_made, sha256_file
-from pipeline.stage.keys import key_of, needs
+from pipeline.stage.keys import needs
 from pipeline.stage.progress import size
 from pipeline.transcript.transcript import Transcript
 
@@ -28,8 +28,6 @@ class Made(Table, extra="ignore"):
 
     key: str
     """Key of the stage."""
-    content: dict[str, str]
-    """What the key digests."""
     needs: dict[str, Hash]
     """SHA-256 of the made files of the stages that it read."""
     files: dict[str, PublishedFile]
@@ -46,17 +44,7 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
     paths = {stage: folder / layout.made(stage) for stage in stages}
     made = {stage: validate(Made, read_made(path), path.name) for stage, path in paths.items()}
     for stage, file in made.items():
-        due = key_of(file.content)
-        if file.key != due:
-            raise LockstepError(
-                f"{layout.made(stage)}: key {brief(file.key)}, expected {due} of its content"
-            )
         for need in needs(stage):
-            if file.content.get(f"stage {need}") != made[need].key:
-                raise LockstepError(
-                    f"{layout.made(stage)}: its content is of another key of stage {need}, "
-                    f"expected {made[need].key} as {layout.made(need)} says"
-                )
             if file.needs.get(need) != sha256_file(paths[need]):
                 raise LockstepError(
                     f"{layout.made(stage)}: read another {layout.made(need)}, expected this one"

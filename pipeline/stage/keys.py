@@ -81,7 +81,7 @@ class Keys:
         that is already running the stage.
         """
         if name not in self._keys:
-            self._keys[name] = key_of(self.content(name))
+            self._keys[name] = _sha256(self.content(name))[:12]
         return self._keys[name]
 
     def content(self, name: str) -> dict[str, str]:
@@ -93,11 +93,6 @@ class Keys:
     def made(self, name: str) -> str:
         """Return the file whose presence means that stage `name` is done."""
         return f"{OUT[name]}/made-{self.key(name)}.json"
-
-
-def key_of(content: dict[str, str]) -> str:
-    """Return the key that digests this content of a stage."""
-    return _sha256(content)[:12]
 
 
 def _sha256(value: object) -> str:
