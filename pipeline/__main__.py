@@ -16,6 +16,7 @@ from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, shown
@@ -378,11 +379,15 @@ def _print_unraisable(found: "UnraisableHookArgs") -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and status 1, never a traceback."""
+    """Run the command line; a user's mistake is one line and status 1 (2: no such command)."""
     signals.end_on_request()
     sys.unraisablehook = _print_unraisable
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except TyperException as error:  # a wrong command line
+        if line := error.format_message().rstrip("."):  # else its help was shown
+            print(f"error: {shown(line)}; see `{error.ctx.command_path} --help`", file=sys.stderr)
+        sys.exit(error.exit_code)
     except LockstepError as error:
         sys.exit(f"error: {error}")
     except OSError as error:  # the disk is full, a folder not writable, a file gone

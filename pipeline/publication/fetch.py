@@ -20,7 +20,7 @@ from pipeline.publication.layout import MANIFEST, Publication, PublishedFile
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import link, sha256_file, writes
-from pipeline.stage.given_files import check_regular, unchanged
+from pipeline.stage.given_files import check_regular, unchanged, walk
 from pipeline.stage.progress import Progress, size
 
 HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
@@ -82,9 +82,7 @@ def _in_folder(folder: Path, limits: Limits) -> Found:
     if path.stat().st_size > layout.MOST_MANIFEST_BYTES:
         raise _too_long(path, path.stat().st_size)
     publication = validate_json(Publication, path.read_bytes(), str(path))
-    files = (path for path in folder.rglob("*") if path.is_file())
-    names = {file.relative_to(folder).as_posix() for file in files}
-    _check(publication, str(path), names, limits)
+    _check(publication, str(path), {name for name, _ in walk(folder)}, limits)
 
     def bring(_: Path) -> Path:
         for name, file in publication.files.items():  # a larger file would take long to hash

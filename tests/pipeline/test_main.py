@@ -1,5 +1,6 @@
 """The `lockstep` command: quick to answer, one line for a mistake, one process per stage."""
 
+import re
 import subprocess
 import sys
 import time
@@ -78,6 +79,28 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
     assert [path.name for path in runs.iterdir() if path.is_dir()] == ["bbbb"]
     assert subprocess.run(clean, cwd=PROJECT).returncode == 0
     assert not [path for path in runs.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["verify"], "error: Missing argument 'SOURCE'; see `{name} verify --help`"),
+        (["nosuch"], "error: No such command 'nosuch'; see `{name} --help`"),
+        (
+            ["verify", "x", "--max-gb", "0"],
+            "error: Invalid value for '--max-gb': Input should be greater than or equal to 1; see "
+            "`{name} verify --help`",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_status_2(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr("pipeline.__main__.signals", Mock())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "argv", ["lockstep", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    shown = re.sub("`.*lockstep", "`{name}", capsys.readouterr().err)
+    assert (caught.value.code, shown) == (2, f"{said}\n")
 
 
 @pytest.mark.parametrize(
