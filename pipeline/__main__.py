@@ -191,26 +191,6 @@ def resume(root: Root = DEFAULT_ROOT) -> None:
 
 
 @app.command()
-def replay(
-    folder: Annotated[
-        Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")
-    ],
-    max_gb: Annotated[
-        int, typer.Option(min=1, help="The most that the bundle's files may have together.")
-    ] = 4,
-) -> None:
-    """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
-    from pipeline.audit import bundle_files
-    from pipeline.stage import allocator, devices
-
-    allocator.tune()
-    devices.prepare(bundle_files.read_run(folder, max_gb))
-    from pipeline.audit import rerun_bundle
-
-    raise typer.Exit(rerun_bundle.show(folder, max_gb))
-
-
-@app.command()
 def push(
     destinations: Annotated[
         list[str] | None,
@@ -233,6 +213,7 @@ def push(
 
 app.command()(commands.publish)
 app.command()(commands.verify)
+app.command()(commands.replay)
 app.command()(generate)
 
 
@@ -383,7 +364,7 @@ def main() -> None:
     signals.end_on_request()
     sys.unraisablehook = _print_unraisable
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False) or 0)
     except TyperException as error:  # a wrong command line
         if line := error.format_message().rstrip("."):  # else its help was shown
             print(f"error: {shown(line)}; see `{error.ctx.command_path} --help`", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""`lockstep publish` and `lockstep verify`; nothing heavy is imported before one of them runs."""
+"""`lockstep publish`, `verify` and `replay`: what is given to others, and taken from them.
+
+Nothing heavy is imported before one of them runs.
+"""
 
 import json
 import sys
@@ -87,6 +90,25 @@ def verify(
     else:
         print(shown(line))
     raise typer.Exit(status)
+
+
+def replay(
+    folder: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")
+    ],
+    max_gb: Annotated[
+        int, typer.Option(min=1, help="The most that the bundle's files may have together.")
+    ] = 4,
+) -> None:
+    """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
+    from pipeline.audit import bundle_files
+    from pipeline.stage import allocator, devices
+
+    allocator.tune()
+    devices.prepare(bundle_files.read_run(folder, max_gb))
+    from pipeline.audit import rerun_bundle
+
+    raise typer.Exit(rerun_bundle.show(folder, max_gb))
 
 
 def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Proven":

@@ -14,6 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ENGINES = ("dvc", "snakemake")
 AGAIN = "the same command goes on"
 SHOW_CURSOR = "\x1b[?25h"  # which a bar in a terminal hides
+_cleanings: list[tuple[Callable[[], object], str]] = []
 
 
 def end_on_request() -> None:
@@ -33,12 +34,11 @@ def _end(number: int, _: FrameType | None) -> None:
     # not through sys.stderr, whose buffer may be in use
     then = _cleanings[-1][1] if _cleanings else AGAIN
     os.write(2, f"\n{cursor}error: {name} received; {then}\n".encode())
-    for clean, _ in _cleanings:
-        clean()
-    os._exit(128 + number)
-
-
-_cleanings: list[tuple[Callable[[], object], str]] = []
+    try:
+        for clean, _ in _cleanings:
+            clean()
+    finally:
+        os._exit(128 + number)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def save_tree(path: Path, tree: Tree) -> None:
 
 
 def load_tree(path: Path, like: Tree) -> Tree:
-    """Read what `save_tree` wrote, in the structure of `like`; the rest as of `fitted`."""
+    """Read what `save_tree` wrote, in the structure of `like`; errors as of `fitted`."""
     return fitted(load_arrays(path), like, path)
 
 

@@ -95,7 +95,7 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(monkeypatch, capsys, arguments, said):
     monkeypatch.setattr("pipeline.__main__.signals", Mock())
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(sys, "argv", ["lockstep", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -128,11 +128,12 @@ def test_too_little_memory_is_one_line(monkeypatch, error, said):
 
 def test_what_a_thread_of_tensorstore_loses_after_a_failed_save_is_not_printed(monkeypatch):
     printed = []
-    monkeypatch.setattr("pipeline.__main__.app", Mock())
+    monkeypatch.setattr("pipeline.__main__.app", Mock(return_value=None))
     monkeypatch.setattr("pipeline.__main__.signals", Mock())
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(sys, "__unraisablehook__", printed.append)
-    main()
+    with pytest.raises(SystemExit):
+        main()
     lost, ours = (
         SimpleNamespace(exc_value=RuntimeError("Event loop is closed"), object=whose)
         for whose in (None, main)
