@@ -66,7 +66,7 @@ def measure(peers: int, case: str, rounds: int) -> dict:
     from pipeline.protocol import coordinator, driver
 
     coordinator.MAX_PEERS = driver.MAX_PEERS = max(peers, coordinator.MAX_PEERS)
-    swarm = Swarm(peers, case)
+    swarm = Rounds(peers, case)
     took = peak(lambda: [swarm.take_round() for _ in range(rounds)])
     for cache in gc.get_objects():  # an auditor has none of the trainer's
         if isinstance(cache, functools._lru_cache_wrapper):
@@ -86,7 +86,7 @@ def measure(peers: int, case: str, rounds: int) -> dict:
     }
 
 
-class Swarm:
+class Rounds:
     """Peers without arrays, and the seconds that each part of their rounds took."""
 
     def __init__(self, peers: int, case: str):

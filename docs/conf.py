@@ -2,12 +2,15 @@
 
 import builtins
 
+import optax
 from sphinx.addnodes import pending_xref
+from sphinx.util.typing import stringify_annotation
 
 import pipeline
 
 project = "Lockstep"
 author = "The Lockstep authors"
+project_copyright = f"2026, {author}"
 release = version = pipeline.__version__
 
 extensions = [
@@ -76,6 +79,12 @@ def skip_tuple_fields(app, what, name, obj, skip, options) -> bool | None:
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def name_aliases(app, what, name, obj, options, signature, returns) -> tuple[str, str] | None:
+    """Name a union of many types in a signature as its source does."""
+    whole = stringify_annotation(optax.ScalarOrSchedule, "smart")
+    return signature and (signature.replace(whole, "optax.ScalarOrSchedule"), returns)
+
+
 def unlink_builtins(app, doctree) -> None:
     """Keep the type `bytes` in a signature from linking to a field of that name."""
     for reference in list(doctree.findall(pending_xref)):
@@ -88,4 +97,5 @@ def setup(app) -> None:
     app.connect("autodoc-process-docstring", mark_code_blocks, priority=400)
     app.connect("autodoc-process-docstring", list_references, priority=400)
     app.connect("autodoc-skip-member", skip_tuple_fields)
+    app.connect("autodoc-process-signature", name_aliases)
     app.connect("doctree-read", unlink_builtins)

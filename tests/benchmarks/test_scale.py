@@ -7,7 +7,7 @@ from benchmarks import scale
 
 @pytest.mark.parametrize("case", scale.CASES)
 def test_rounds_that_are_measured_are_audited(case):
-    swarm = scale.Swarm(20, case)
+    swarm = scale.Rounds(20, case)
     for _ in range(2):
         swarm.take_round()
     swarm.audit()
