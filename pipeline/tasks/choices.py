@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.tasks.likelihood import Likelihood, Request
 from pipeline.tasks.next_line import Question
 from pipeline.tasks.scores import Metric
+from pipeline.tokens.tokenizer_files import library_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,12 +53,16 @@ def ask(
       beginning: The token that begins a text.
       context: Most tokens that the model takes.
       count: Number of questions, at most.
+
+    Raises:
+      LockstepError: The tokenizer has no token for a word.
     """
     asked = AskedQuestions([], [])
     for question in islice(questions, TRIED * count):
         wholes = [question.context, *(question.context + choice for choice in question.choices)]
-        before, *whole = (encoding.ids for encoding in tokenizer.encode_batch(wholes))
-        parts = tokenizer.encode_batch(list(question.choices), add_special_tokens=False)
+        with library_errors("next_line: expected a tokenizer that encodes any line"):
+            before, *whole = (encoding.ids for encoding in tokenizer.encode_batch(wholes))
+            parts = tokenizer.encode_batch(list(question.choices), add_special_tokens=False)
         requests = [(before, ids[len(before) :]) for ids in whole]
         requests += [([beginning], part.ids) for part in parts]
         if all(0 < len(continuation) <= context for _, continuation in requests):

@@ -132,8 +132,7 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
         except Exception as error:  # of lm_eval, of datasets or of a task's own code
             offline = f" in {folder}, or the hub's" if own else ""
             raise LockstepError(
-                f"[evaluate] tasks: {name}: {brief(f'{type(error).__name__}: {error}', 200)}; "
-                f"expected its data{offline}"
+                f"[evaluate] tasks: {name}: {task_trust.reason(error)}; expected its data{offline}"
             ) from error
         if not found["tasks"]:
             raise LockstepError(f"[evaluate] tasks: {name}: a group without tasks, expected some")

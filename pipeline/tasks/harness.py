@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.errors import JaxRuntimeError
 
 from pipeline import runfile
-from pipeline.errors import LockstepError, brief
+from pipeline.errors import LockstepError
 from pipeline.stage import pins
 from pipeline.stage.artifacts import listing_sha256, write_json, write_text
 from pipeline.tasks import definitions
@@ -19,6 +20,7 @@ from pipeline.tasks.definitions import Loaded
 from pipeline.tasks.psyche_tasks import main_first
 from pipeline.tasks.scores import Metric, TaskResult
 from pipeline.tasks.task_model import TaskModel
+from pipeline.tasks.task_trust import reason
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -189,12 +191,11 @@ def _one_line(names: str) -> Iterator[None]:
         text = str(error)
         named = text if text.startswith("[evaluate]") else f"[evaluate] tasks: {names}: {text}"
         raise LockstepError(named) from error
-    except OSError:  # of a disk
+    except (JaxRuntimeError, MemoryError, OSError):  # of this machine
         raise
     except Exception as error:
-        reason = brief(f"{type(error).__name__}: {error}", 200)
         raise LockstepError(
-            f"[evaluate] tasks: {names}: {reason}, expected tasks that run to the end"
+            f"[evaluate] tasks: {names}: {reason(error)}; expected tasks that run to the end"
         ) from error
 
 

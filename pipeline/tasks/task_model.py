@@ -108,4 +108,4 @@ def _named(path: Path, tokenizer: Tokenizer) -> list[int | None]:
     settings = read_json(path) if path.exists() else {}
     names = [settings.get(key) for key in ("bos_token", "eos_token")]
     texts = [name.get("content") if isinstance(name, dict) else name for name in names]
-    return [tokenizer.token_to_id(text) if text else None for text in texts]
+    return [tokenizer.token_to_id(text) if isinstance(text, str) else None for text in texts]

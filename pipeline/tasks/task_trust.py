@@ -185,6 +185,13 @@ def without_metric_code() -> Iterator[None]:
             sys.modules["evaluate"] = before
 
 
+def reason(error: Exception) -> str:
+    """Return what a task's code or data ended with, in one line."""
+    if isinstance(error, ImportError) and error.name == "evaluate":
+        return f"a metric is fetched as code; {KEY} allows it"
+    return brief(f"{type(error).__name__}: {error}", 200)
+
+
 def check_data(path: Any, options: dict[str, Any]) -> None:
     """Check what a stranger's task asks of `datasets.load_dataset`.
 

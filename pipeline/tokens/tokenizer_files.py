@@ -48,7 +48,7 @@ def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
 
     where = name or path
     check_file(path, most=MOST_BYTES)
-    with _of_the_library(f"{where}: expected a tokenizer of the `tokenizers` library"):
+    with library_errors(f"{where}: expected a tokenizer of the `tokenizers` library"):
         data = path.read_bytes()
         growth.check(json.loads(data, object_pairs_hook=_once))
         tokenizer = Tokenizer.from_buffer(data)
@@ -63,7 +63,7 @@ def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:
     Raises:
       LockstepError: it has no token for a word, or the text is no Unicode; `where` names both.
     """
-    with _of_the_library(f"{where}: expected a text that the tokenizer has tokens for"):
+    with library_errors(f"{where}: expected a text that the tokenizer has tokens for"):
         return tokenizer.encode(text).ids
 
 
@@ -76,8 +76,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def _of_the_library(what: str) -> Iterator[None]:
-    """Say what the library `tokenizers` ends with: bare Exceptions, and panics of its own."""
+def library_errors(what: str) -> Iterator[None]:
+    """Say in one line what the library `tokenizers` ends with: bare Exceptions, and Rust's panics.
+
+    Raises:
+      LockstepError: it does; the line begins with `what`.
+    """
     try:
         yield
     except BaseException as error:

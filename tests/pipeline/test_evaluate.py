@@ -104,7 +104,8 @@ def made(tmp_path):
 
 def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     held_out = np.random.default_rng(0).integers(1, 260, 7 * LENGTH)
-    paths, metrics, _ = made(held_out=held_out, sequences="5", micro_batch="5")
+    paths, metrics, written = made(held_out=held_out, sequences="5", micro_batch="5")
+    assert not any("[held_out]" in note for note in written["notes"])
     run = runfile.load(paths.run)
     programs = programs_of(run, HF_CONFIG)
     first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
@@ -201,11 +202,13 @@ def test_without_a_held_out_split_there_is_a_text_but_no_loss(made, capsys):
     assert "nothing is held out" in said and "gives 0 questions for next_line" in said
 
 
-def test_without_a_tokenizer_there_is_a_loss_but_no_text_no_task_and_no_bits_per_byte(made):
+def test_fewer_sequences_than_asked_and_what_lacks_without_a_tokenizer_are_notes(made):
     _, metrics, written = made(held_out=[1, 2] * LENGTH)
     assert metrics["held_out_loss"] > 0
     assert metrics["bits_per_byte"] is metrics["bytes"] is written["text"] is None
     assert (metrics["tasks"], written["tasks"]) == ({"next_line": None}, [])
+    assert written["notes"].pop(1) == "[held_out] sequences = 64, and there are 2 to measure"
+    assert all("there is no tokenizer.json" in note for note in written["notes"])
     assert len(written["notes"]) == 3
 
 

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
+from pipeline.errors import LockstepError
 from pipeline.tasks import choices
 from pipeline.tasks.choices import AskedQuestions, Scores
 from pipeline.tasks.likelihood import Likelihood
@@ -49,6 +51,12 @@ def test_a_question_is_left_out_if_a_choice_of_it_does_not_fit_into_the_model():
     asked = choices.ask(QUESTIONS, make_tokenizer(), BEGINNING, longest[1], 9)
     assert (asked.questions, len(asked.requests)) == (QUESTIONS[1:], 8)
     assert choices.ask(QUESTIONS, make_tokenizer(), BEGINNING, longest[1] - 1, 9).questions == []
+
+
+def test_a_line_without_a_token_is_one_line_of_an_error():
+    tokenizer = Tokenizer(models.WordLevel({"def": 0}))
+    with pytest.raises(LockstepError, match="^next_line: expected a tokenizer that encodes any l"):
+        choices.ask(QUESTIONS, tokenizer, BEGINNING, 64, 9)
 
 
 def test_each_metric_chooses_by_its_own_rule():

@@ -5,6 +5,7 @@ One file, so that one process imports lm_eval and torch.
 
 import json
 import re
+import shutil
 import socket
 import sys
 from importlib import metadata
@@ -17,7 +18,7 @@ import yaml
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.stage import pins
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tasks import ask_next_line, choices, definitions, harness, next_line, task_file
 from tests.pipeline import trained_run
 from tests.pipeline.tasks import exported
@@ -348,6 +349,19 @@ def test_a_yaml_file_goes_by_its_tasks_name_and_has_chance_if_it_is_a_choice(
     assert results["pair"].chance == pytest.approx(choices.chance)
 
 
+def test_a_text_begins_with_a_token_of_the_model_whatever_the_settings_name(folder, tmp_path):
+    export = tmp_path / "export"
+    shutil.copytree(folder, export)
+    write_json(export / "tokenizer_config.json", {"bos_token": 5, "eos_token": {"content": [1]}})
+    assert exported.model(export).beginning == exported.END
+    tokenizer = exported.make_tokenizer()
+    tokenizer.add_tokens([f"more{number}" for number in range(272)])
+    tokenizer.save(str(export / "tokenizer.json"))
+    write_json(export / "tokenizer_config.json", {"bos_token": "more271"})
+    with pytest.raises(LockstepError, match="begins with token .*, expected .* vocab_size .272"):
+        exported.model(export)
+
+
 def test_lm_eval_knows_the_model_lockstep(folder):
     from lm_eval.api.registry import get_model
 
@@ -376,7 +390,7 @@ def test_lm_evals_own_command_knows_the_model_lockstep(folder, tasks, monkeypatc
     assert re.search(r"\|choices\|.*\|acc  ", capsys.readouterr().out)
     found = lm_eval.simple_evaluate("lockstep", f"pretrained={folder}", tasks=[tasks["choices"]])
     assert found["results"]["choices"]["sample_len"] == len(QUESTIONS)
-    monkeypatch.setattr(sys, "argv", [*sys.argv[:5], f"pretrained={tasks}", *sys.argv[6:]])
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:5], "pretrained=nowhere", *sys.argv[6:]])
     with pytest.raises(SystemExit, match="error: .*no such folder"):
         main()
 
