@@ -155,6 +155,11 @@ class RemotePeers(Asking):
                 self._own[peer] = trees["own"]
             loss, committed = float(trees["loss"]), state if asked.hashed else None
             done[peer] = Done(trees["message"], loss, committed, answer.seconds)
+        if keep:  # a state is kept; one that no training goes on with would stop all
+            bad = [p for p in done if not all(np.isfinite(x).all() for x in leaves(self._own[p]))]
+            for peer in bad if len(bad) < len(done) else ():
+                self.distrust(peer, "its own state is not finite, others' are")
+                del self._own[peer]
         return {peer: done[peer] for peer in sorted(done) if peer in self.here}
 
     def sit_out(self, idle: Set[int], step: int) -> None:

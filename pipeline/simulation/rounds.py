@@ -170,7 +170,7 @@ class Simulation:
         self._choose_micro_batch(saved and saved.rest["micro_batch"])
         state = saved.state if saved else start.state
         self.step = saved.step if saved else 0
-        absent = saved.rest["absent"] if saved else ()
+        absent = saved.rest.get("absent", ()) if saved else ()  # release 0.1 did not say
         layout = self.run.peers.layout
         self.peers = make_peers(self.programs, layout, state, jax.devices(), absent)
         self.swarm = Swarm(

@@ -79,7 +79,7 @@ def test_the_worst_answers_cost_their_author_its_place_and_nobody_is_accused(
         transcript, findings, _ = train(run, tmp_path)
     assert told == [*lies]
     lost = [m for r in caplog.records if " is lost: " in (m := r.getMessage())]
-    assert len(lost) == len(lies) - 1  # a loss is its own affair
+    assert len(lost) == len(lies)
     assert all(line.startswith(f"train: peer {LIAR} is") for line in lost)
     assert findings == []
     never_twice(transcript)

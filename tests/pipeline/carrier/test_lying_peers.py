@@ -175,6 +175,14 @@ def false_state(values: dict, arrays: list) -> Sent:
     return values, [*arrays[:2], *(array * 2 for array in arrays[2:])]
 
 
+def nan_state(values: dict, arrays: list) -> Sent:
+    """Where the state is asked for, with its true hash."""
+    if len(arrays) == 2:
+        return values, arrays
+    nan = np.full_like(OWN["d"], np.nan)
+    return {"hash": tree_hash({"d": nan})}, [*arrays[:2], nan]
+
+
 def header(**changed: object) -> Callable[[dict, list], list[Buffer]]:
     return lambda values, arrays: [
         json.dumps({"version": 2, "number": 1, "process": "0" * 16, **changed}).encode()
@@ -195,6 +203,7 @@ LIES = {
     "hash-long": Lie("train", values(hash="0" * 10**5), "nonsense: hash: "),
     "hash-none": Lie("train", values(hash=None), "nonsense: hash: None, expected one"),
     "kept-own": Lie("train", false_state, "it gave its own state "),
+    "kept-nan": Lie("train", nan_state, "its own state is not finite, others' are"),
     "recompute-type": Lie("recompute", values(hash=7), "nonsense: hash: "),
     "recompute-none": Lie("recompute", values(hash=None), "nonsense: hash: None, expected one"),
     "environment-list": Lie("create", values(environment=[]), "nonsense: environment: "),

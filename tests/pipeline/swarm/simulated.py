@@ -129,7 +129,8 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
         if killed:
             saved = json.dumps(faults.to_json())
             state = jax.device_get(peers.state())
-            peers = make_peers(made.programs, run.peers.layout, state, made.devices)
+            layout, absent = run.peers.layout, peers.absent
+            peers = make_peers(made.programs, layout, state, made.devices, absent)
             faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
             faults.restore(json.loads(saved))
             rounds = [Entry.model_validate_json(line) for line in told]

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.carrier.carrier import Answered, Asked
-from pipeline.swarm.begin import make_peers
 from pipeline.swarm.peers import Done, RoundSteps, SimulatedPeers
 from pipeline.swarm.swarm import NotFiniteError
-from pipeline.transcript.state import State
 from tests.pipeline.carrier import test_remote_peers
 from tests.pipeline.carrier.loopback import Loopback
 from tests.pipeline.swarm import simulated
@@ -49,76 +47,58 @@ def spoil(monkeypatch, peers: set[int], step: int) -> None:
     monkeypatch.setattr(Loopback, "ask", step_there)
 
 
-def test_one_peers_nan_is_refused_and_named_and_the_mean_loss_is_of_the_others(
+def test_one_peers_nan_costs_it_its_place_wherever_peers_run_and_nobody_is_accused(
     tmp_path, monkeypatch, caplog
 ):
-    honest = simulated.lab("dense").train(RUN, tmp_path / "honest").transcript
+    run = simulated.run_of("dense", witness_nodes=0, **dict(simulated.BY_TIME, total_steps=14))
     spoil(monkeypatch, {SPOILT}, 3)
-    with caplog.at_level(logging.INFO, "pipeline.swarm"):
-        here = simulated.lab("dense").train(RUN, tmp_path / "here").transcript
-    assert {record.getMessage() for record in caplog.records} == {
-        "round 3: peer 2's loss is nan, others' are not",
-        "round 3: peer 2's message is refused: array 0: a value is not finite",
-    }
-    assert {p: e.round.step for e in here.rounds for p in e.decision.ejected} == {SPOILT: 3}
+    with caplog.at_level(logging.INFO, "pipeline"):
+        here = simulated.lab("dense").train(run, tmp_path / "here").transcript
+    assert [record.getMessage() for record in caplog.records] == [
+        "train: peer 2 is lost: its loss is nan at round 3, others' are finite"
+    ]
+    assert [e.round.step for e in here.rounds if e.evidence.silent == (SPOILT,)] == [3]
+    assert not any(entry.decision.ejected for entry in here.rounds)
+    assert any(SPOILT in e.round.joined for e in here.rounds)
+    assert SPOILT in here.rounds[-1].decision.applied
     assert np.isfinite([entry.loss for entry in here.rounds]).all()
-    assert here.rounds[1].loss == honest.rounds[1].loss
-    assert here.rounds[2].loss != honest.rounds[2].loss
-    there, _, _ = test_remote_peers.train(RUN, tmp_path / "there", "dense")
+    assert simulated.lab("dense").audit(run, here) == []
+    there, _, _ = test_remote_peers.train(run, tmp_path / "there", "dense")
     assert there.hash == here.hash
+
+
+def test_a_run_that_is_killed_while_a_peer_is_lost_goes_on_as_if_it_were_not(monkeypatch):
+    run = simulated.run_of("dense", witness_nodes=0, **dict(simulated.BY_TIME, total_steps=10))
+    spoil(monkeypatch, {SPOILT}, 3)
+    whole = simulated.entries("dense", run, killed=False)
+    assert simulated.entries("dense", run, killed=True) == whole
+
+
+def test_a_message_that_only_one_peer_has_not_finite_costs_it_its_place(
+    tmp_path, monkeypatch, caplog
+):
+    spoil(monkeypatch, {SPOILT}, 8)
+    spoilt = SimulatedPeers.step
+    monkeypatch.setattr(SimulatedPeers, "step", finite_loss(spoilt))
+    with caplog.at_level(logging.INFO, "pipeline"):
+        transcript = simulated.lab("dense").train(RUN, tmp_path).transcript
+    assert [record.getMessage() for record in caplog.records] == [
+        "train: peer 2 is lost: its message is not finite at round 8, others' are finite"
+    ]
+    assert transcript.rounds[-1].evidence.silent == (SPOILT,)
+
+
+def finite_loss(step):
+    def with_finite_loss(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
+        return {peer: one._replace(loss=1.0) for peer, one in step(self, asked).items()}
+
+    return with_finite_loss
 
 
 def test_nan_of_all_peers_is_divergence_that_names_its_cause(tmp_path, monkeypatch):
     spoil(monkeypatch, set(range(simulated.PEERS)), 2)
     with pytest.raises(NotFiniteError, match="^loss is nan at round 2$"):
         simulated.lab("dense").train(RUN, tmp_path / "loss")
-    spoilt = SimulatedPeers.step
-
-    def finite_loss(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
-        return {peer: one._replace(loss=1.0) for peer, one in spoilt(self, asked).items()}
-
-    monkeypatch.setattr(SimulatedPeers, "step", finite_loss)
+    monkeypatch.setattr(SimulatedPeers, "step", finite_loss(SimulatedPeers.step))
     with pytest.raises(NotFiniteError, match="^no peer's message is finite at round 2: gradients"):
         simulated.lab("dense").train(RUN, tmp_path / "message")
-
-
-GOOD, BAD = {"w": np.ones(2)}, {"w": np.array([1, np.inf])}
-
-
-@pytest.mark.parametrize(
-    ("state", "senders", "expected"),
-    [
-        (State(GOOD, GOOD, (GOOD, GOOD)), {0, 1}, None),
-        (State(BAD, GOOD, (GOOD, GOOD)), {0, 1}, "params/w"),
-        (State(GOOD, BAD, (GOOD, BAD)), {0, 1}, "shared/w"),
-        (State(GOOD, GOOD, (GOOD, BAD)), {0, 1}, None),  # peer 1's own affair
-        (State(GOOD, GOOD, (BAD, BAD)), {0, 1}, "own/0/w"),
-        (State(GOOD, GOOD, (GOOD, BAD)), {1}, "own/1/w"),
-        (State(GOOD, GOOD, (GOOD, BAD)), {0}, None),  # ejected before
-        (State(GOOD, GOOD, (GOOD, BAD)), set(), None),
-    ],
-)
-def test_training_diverged_where_no_sender_has_a_finite_state(state, senders, expected):
-    assert state.diverged(senders) == expected
-
-
-def test_what_a_peer_made_of_its_own_state_can_be_snapshot_and_read(tmp_path, monkeypatch):
-    taken = make_peers
-
-    def spoilt(*arguments):
-        peers = taken(*arguments)
-        restart = peers.state
-
-        def state() -> State:
-            found = restart()
-            own = [nan(tree) if peer == SPOILT else tree for peer, tree in enumerate(found.own)]
-            return found._replace(own=tuple(own))
-
-        peers.state = state
-        return peers
-
-    monkeypatch.setattr("benchmarks.simulated.make_peers", spoilt)
-    run = simulated.run_of("signs")
-    trained = simulated.lab("signs").train(run, tmp_path)
-    found = simulated.lab("signs").audit(run, trained.transcript)
-    assert {finding.peer for finding in found} == {SPOILT}
