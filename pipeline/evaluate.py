@@ -93,8 +93,9 @@ def _measure(
     if not len(data.rows_NW):
         notes.append("nothing is held out, so there is no loss to measure")
         return NOTHING
-    if len(rows_NW) < (asked := run.held_out.sequences):
-        notes.append(f"[held_out] sequences = {asked}, and there are {len(rows_NW)} to measure")
+    if len(data.rows_NW) < (asked := run.held_out.sequences):
+        found = len(data.rows_NW)
+        notes.append(f"[held_out] sequences = {asked}, and there are {found} to measure")
 
     loss = held_out.exported_loss(
         exported.features, exported.head, exported.params, data, run.peers
