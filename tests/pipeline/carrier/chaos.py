@@ -15,7 +15,6 @@ trainer  SIGKILL of the trainer, which is started again
 
 import os
 import random
-import resource
 import signal
 import socket
 import subprocess
@@ -33,7 +32,7 @@ ANSWER_SECONDS = 6.0
 PATIENCE = 120.0  # for the next rounds after an event: starting over takes most of it
 GAVE_UP = "no peer's process is left"  # "the same command goes on"
 EVENTS = ("kill", "crowd", "stop", "harm", "slow", "leave", "cut", "drop", "delay", "trainer")
-FILES = 1024  # that a trainer may have open
+LIMITED = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")  # open files
 WAIT = 20.0  # seconds that a process by hand waits for a trainer
 BY_HAND = (2, 3)  # the others are the trainer's children
 
@@ -80,12 +79,11 @@ class Chaos:
 
     def start(self, *arguments: str) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipeline", *arguments],
+            [*LIMITED, sys.executable, "-m", "pipeline", *arguments],
             env=tiny.environment(tiny.PROJECT),
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
         )
 
     def look_after(self) -> None:
