@@ -137,20 +137,22 @@ def _or_not(value: float | None, form: str) -> str:
 
 def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[str, str]]:
     """Where the tokens come from, and how many of them were used."""
-    source, length = shards["source"], run.llm.max_seq_len
-    split = {
-        name: sum(file["tokens"] for file in shards["files"] if file["split"] == name)
-        for name in ("train", "held_out")
-    }
+    source, length, columns = shards["source"], run.llm.max_seq_len, len(shards["columns"])
+    # a run that measures nothing trains on what is held out only by default
+    of_all = shards["held_out_by_default"] and not run.held_out.sequences
+    tokens = {"train": 0, "held_out": 0}
+    for file in shards["files"]:
+        tokens["train" if of_all else file["split"]] += file["tokens"] // columns
     first, last = rounds[0]["round"], rounds[-1]["round"]
     sequences = last["data_index"] + last["batch_size"] - first["data_index"]
     used = sequences * length
     yield "Source", without_secrets(str(source["read"]))
     yield "SHA-256 of the source", str(source["sha256"])
-    yield "To train on", f"{split['train']:,} tokens"
-    share = f"{100 * used / split['train']:.3g} %"
+    yield "To train on", f"{tokens['train']:,} tokens"
+    share = f"{100 * used / tokens['train']:.3g} %"
     yield "Used", f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, none twice"
-    yield "Held out", f"{split['held_out']:,} tokens, never trained on"
+    if tokens["held_out"]:
+        yield "Held out", f"{tokens['held_out']:,} tokens, never trained on"
     if shards["vocab_size"] is not None:
         yield "Vocabulary", f"{shards['vocab_size']:,} tokens"
 

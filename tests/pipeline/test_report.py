@@ -16,9 +16,9 @@ from PIL import Image
 from pipeline import report, runfile
 from pipeline.errors import LockstepError
 from pipeline.pages import plots
-from pipeline.pages.report import chances
+from pipeline.pages.report import _data, chances
 from pipeline.stage.artifacts import Paths
-from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, finish
+from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, SHARDS, finish
 
 VOID = {"meta", "img", "br"}
 PNGS = {f"loss_by_{x}.png" for x in ("step", "tokens", "bytes", "time")}
@@ -146,6 +146,18 @@ def test_page_says_where_the_tokens_come_from_and_how_many_were_used(accepted):
     assert "Held out 50,000 tokens" in page.text and "secret" not in page.text
     rates = "learning rate by step, 0.0001 at first, at most 0.002, 0.0002 at the end."
     assert any(rates in img["alt"] for img in page.all("img"))
+
+
+def test_tokens_are_counted_as_the_run_took_them(accepted):
+    """With labels beside the inputs, and nothing held out but by default, which is not measured."""
+    rounds = [{"round": {"data_index": 0, "batch_size": 10}}]
+    run = runfile.load(accepted.run)
+    nothing = run.held_out.model_copy(update={"sequences": 0})
+    shards = SHARDS | {"columns": ["inputs", "labels"], "held_out_by_default": True}
+    told = dict(_data(run.model_copy(update={"held_out": nothing}), shards, rounds))
+    assert told["To train on"] == "525,000 tokens" and "Held out" not in told
+    told = dict(_data(run, shards, rounds))
+    assert (told["To train on"], told["Held out"][:6]) == ("500,000 tokens", "25,000")
 
 
 def test_page_says_how_weights_card_and_proof_belong_together(accepted, refused):
