@@ -44,7 +44,13 @@ class LmEvalModel(TemplateLM):
         def encode(text: str, add_special_tokens: bool | None) -> tuple[int, ...]:
             if add_special_tokens is None:
                 add_special_tokens = not text.startswith(beginning)
-            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            if ids and max(ids) >= model.vocab_size:
+                raise LockstepError(
+                    f"tokenizer.json has token {max(ids)} in a text, expected ids below the "
+                    f"model's vocab_size ({model.vocab_size})"
+                )
+            return tuple(ids)
 
         self._encode = encode
 

@@ -29,6 +29,7 @@ class TaskModel(NamedTuple):
       params_on: A copy of the params on each device group that may help.
       tokenizer: Its tokenizer.
       context: Most tokens that it takes.
+      vocab_size: Bound of its tokens; a tokenizer may have more.
       batch_size: Requests that are computed at once.
       beginning: The token that stands before a text where a task gives no context.
       ends: Tokens that end a text.
@@ -39,6 +40,7 @@ class TaskModel(NamedTuple):
     params_on: Mapping[DeviceGroup, Tree]
     tokenizer: Tokenizer
     context: int
+    vocab_size: int
     batch_size: int
     beginning: int
     ends: Sequence[int]
@@ -97,6 +99,7 @@ def of_folder(
         params_on,
         exported.tokenizer,
         exported.context,
+        known,
         batch_size,
         beginning,
         exported.ends,

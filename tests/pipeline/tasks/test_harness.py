@@ -349,7 +349,7 @@ def test_a_yaml_file_goes_by_its_tasks_name_and_has_chance_if_it_is_a_choice(
     assert results["pair"].chance == pytest.approx(choices.chance)
 
 
-def test_a_text_begins_with_a_token_of_the_model_whatever_the_settings_name(folder, tmp_path):
+def test_tokens_that_the_model_does_not_have_begin_no_text_and_are_in_none(folder, tmp_path):
     export = tmp_path / "export"
     shutil.copytree(folder, export)
     write_json(export / "tokenizer_config.json", {"bos_token": 5, "eos_token": {"content": [1]}})
@@ -360,6 +360,11 @@ def test_a_text_begins_with_a_token_of_the_model_whatever_the_settings_name(fold
     write_json(export / "tokenizer_config.json", {"bos_token": "more271"})
     with pytest.raises(LockstepError, match="begins with token .*, expected .* vocab_size .272"):
         exported.model(export)
+    (export / "tokenizer_config.json").unlink()
+    from pipeline.tasks.lm_eval_model import LmEvalModel
+
+    with pytest.raises(LockstepError, match="has token .* in a text, expected .* vocab_size .272"):
+        LmEvalModel(exported.model(export)).tok_encode("more271")
 
 
 def test_lm_eval_knows_the_model_lockstep(folder):

@@ -168,6 +168,21 @@ def test_no_step_grows_a_text_beyond_its_bound(normalizer, text):
     assert len(grown.encode()) > len(text.encode())
 
 
+@pytest.mark.parametrize(
+    ("module", "known"),
+    [
+        (normalizers, growth.NORMALIZERS),
+        (pre_tokenizers, growth.PRE_TOKENIZERS),
+        (processors, growth.PROCESSORS),
+        (decoders, growth.DECODERS),
+    ],
+)
+def test_every_kind_of_step_that_the_library_has_is_known(module, known):
+    bases = {"Normalizer", "PreTokenizer", "PostProcessor", "Decoder", "DecodeStream", "Sequence"}
+    kinds = {name for name, kind in vars(module).items() if isinstance(kind, type)}
+    assert kinds - bases <= known.keys()
+
+
 def test_what_a_file_says_of_padding_and_cutting_does_nothing_as_with_transformers(tmp_path):
     path = tmp_path / "tokenizer.json"
     whole = definition(pre_tokenizer=pre_tokenizers.Whitespace())
