@@ -100,12 +100,10 @@ def list_files(url: str, network: Network) -> dict[str, dict[str, Any]]:
         raise LockstepError(
             f"{name}: timed out, expected an answer within {_patience(network):.4g} s; run again"
         ) from None
+    except LockstepError as error:
+        raise LockstepError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     except Exception as error:
-        expected = (
-            "" if isinstance(error, LockstepError) else ", expected a readable folder or file"
-        )
-        said = _said(error).removeprefix(f"{name}: ")
-        raise LockstepError(f"{name}: {said}{expected}") from None
+        raise LockstepError(f"{name}: {_said(error)}, expected a readable folder or file") from None
     for info in found.values():
         _check(info, name)
     return found
