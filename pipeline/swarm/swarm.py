@@ -314,7 +314,7 @@ class _Verification:
         return links.check_seconds(run.links, other, peer, tokens=tokens, size=self._size)
 
     def _recompute(self, pairs: Iterable[tuple[int, int]]) -> list[Claim]:
-        """What the steps of peers give others, for each pair (other, peer)."""
+        """Recompute the step of `peer` as `other`, for each pair (other, peer)."""
         pairs = list(pairs)
         cases = [(other, self.before[peer], self.given[peer]) for other, peer in pairs]
         results = self.swarm.peers.recompute(cases, self.round_.step)

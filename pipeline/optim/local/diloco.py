@@ -58,7 +58,7 @@ def outer_sgd(
     quantizer: Quantizer | None,
     error_feedback: float,
 ) -> Optimizer:
-    """Return the step of a round, which takes how far peers went as its gradients; as of `diloco`.
+    """Return the step of a round, which takes pseudogradients as its gradients; as of `diloco`.
 
     Raises:
       ValueError: A setting is not within its bounds, or would change nothing.

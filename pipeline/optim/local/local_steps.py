@@ -1,4 +1,4 @@
-"""Local steps: a peer trains by itself for a while, and then sends how far it went."""
+"""Local steps: a peer trains by itself for a while, and then sends its pseudogradient."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class LocalState(NamedTuple):
 
 
 def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimizer:
-    """Return the outer optimizer, on how far peers go by steps of the inner one.
+    """Return the outer optimizer, on the pseudogradients that steps of the inner one make.
 
     With theta the params of all, and theta_p the local params of peer p, which it begins a round
     with theta:
