@@ -433,10 +433,14 @@ def test_every_file_is_checked_against_its_hash(folder, name):
 
 
 def test_files_that_are_missing_or_too_many_are_named(folder):
-    (folder / "x\x1b").touch()
-    with pytest.raises(LockstepError, match=r"'x\\x1b': found e3b0c44298fc, expected no file"):
-        rerun_bundle.read(folder, 1)
-    (folder / "x\x1b").unlink()
+    for name, said in (
+        ("x\x1b", r"lists a file named 'x\\x1b', expected a path inside it"),
+        ("x", r"'x': found e3b0c44298fc, expected no file"),
+    ):
+        (folder / name).touch()
+        with pytest.raises(LockstepError, match=said):
+            rerun_bundle.read(folder, 1)
+        (folder / name).unlink()
     (folder / "tokens.safetensors").unlink()
     with pytest.raises(LockstepError, match=r"tokens.safetensors': found no file, expected"):
         rerun_bundle.read(folder, 1)
