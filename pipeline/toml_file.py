@@ -24,7 +24,7 @@ def read_toml(path: Path) -> dict:
       LockstepError: The file is missing, too large, or not TOML; the message has the line number.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
             raise LockstepError(f"{path}: not a regular file, expected a run file")
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
