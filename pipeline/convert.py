@@ -67,7 +67,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             case runfile.CheckpointHub() | runfile.CheckpointP2P():
                 source = _hub(run, checkpoint, paths, folder)
             case runfile.CheckpointGcs() | runfile.CheckpointP2PGcs():
-                fetched, generations = bucket.download(checkpoint, paths.store / "gcs")
+                fetched, generations = bucket.download(checkpoint, paths.store, run.runtime)
                 read = _read(fetched, architecture, folder)
                 source = dict(checkpoint) | generations | read
             case runfile.CheckpointRun(key=key):

@@ -60,6 +60,10 @@ class Request(NamedTuple):
     expected: str = "a readable file"
 
 
+class NotFoundError(LockstepError):
+    """There is nothing at the address."""
+
+
 def offline() -> bool:
     """Return whether $HF_HUB_OFFLINE forbids requests."""
     return os.environ.get(OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
@@ -258,4 +262,5 @@ def _check_status(request: Request, answer: urllib3.BaseHTTPResponse) -> None:
         reason = answer.headers.get("X-Error-Message")  # the hub's
         reason = f" ({message(Exception(reason))})" if reason else ""
         hint = ", or credentials for it" if answer.status in (401, 403) else ""
-        raise LockstepError(f"{name}: {status}{reason}, expected {request.expected}{hint}")
+        error = NotFoundError if answer.status == 404 else LockstepError
+        raise error(f"{name}: {status}{reason}, expected {request.expected}{hint}")

@@ -22,7 +22,6 @@ from pipeline.runfile import Network
 from pipeline.runfile.explain import validate
 from pipeline.runfile.table import Table
 from pipeline.stage import lock
-from pipeline.stage.artifacts import link, writes
 from pipeline.stage.given_files import check_name
 from pipeline.stage.progress import Progress
 
@@ -168,13 +167,9 @@ def download(
     with progress(total=sum(origin.size for origin in files.values()), unit="byte") as bar:
         fetched = store.fetch(transfers, cache, network, bar)
     folder = cache / "hub" / repo_id.replace("/", "--") / found.commit
-    with lock.hold(folder.with_name(f".{found.commit}.lock")), writes(folder):
-        for file, stored in zip(files, fetched, strict=True):
-            folder.mkdir(exist_ok=True)
-            if not ((folder / file).exists() and (folder / file).samefile(stored.path)):
-                (aside := folder / f".{file}.part").unlink(missing_ok=True)
-                link(stored.path, aside)
-                aside.replace(folder / file)  # in the place of one that others may be reading
+    if files:
+        with lock.hold(folder.with_name(f".{found.commit}.lock")):
+            store.link_files(dict(zip(files, fetched, strict=True)), folder)
     return folder
 
 

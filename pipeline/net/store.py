@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +28,7 @@ from pipeline.net.retry import CancelledError, UnnamedVersionError
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table
-from pipeline.stage.artifacts import sha256_file, write_text, writes
+from pipeline.stage.artifacts import link, sha256_file, write_text, writes
 from pipeline.stage.given_files import no_link
 from pipeline.stage.progress import Progress
 
@@ -113,6 +113,18 @@ def remembered(
             f"{path.parent} has no listing of it"
         )
     return validate_json(kind, path.read_bytes(), str(path))
+
+
+def link_files(files: Mapping[str, Stored], folder: Path) -> None:
+    """Put files of the store into a folder, by their names; the caller holds the folder's lock."""
+    with writes(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, stored in files.items():
+            path = folder / name
+            if path.is_symlink() or not (path.exists() and path.samefile(stored.path)):
+                (aside := folder / f".{name}.part").unlink(missing_ok=True)
+                link(stored.path, aside)
+                aside.replace(path)  # in the place of one that others may be reading
 
 
 def forget(store: Path, hashes: Iterable[str]) -> None:

@@ -33,17 +33,8 @@ class No:
     why: str
 
 
-@dataclass(frozen=True)
-class Red:
-    """What a cell will say once a fault is cured."""
-
-    fault: str
-    says: "str | tuple[str, ...]"
-    hangs: bool = False
-
-
 # Of a table: RIGHT, words of the refusal, of each of the case's forms where they differ, ...
-Cell = str | tuple[str, ...] | No | Red
+Cell = str | tuple[str, ...] | No
 Cells = dict[str, Cell]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tests.gate import folders, peers, servers
-from tests.gate.cases import CASES, RIGHT, Cell, Cells, No, Red
+from tests.gate.cases import CASES, RIGHT, Cell, Cells, No
 
 HEAD = """# What is refused
 
@@ -51,8 +51,6 @@ def _says(cells: Cells, case: str) -> str:
     cell: Cell = cells.get(case, No(""))
     if isinstance(cell, No):
         return ""
-    if isinstance(cell, Red):
-        return "not limited yet"
     words = [cell] if isinstance(cell, str) else cell
     return "; ".join("right" if word == RIGHT else f"`{word.strip()}`" for word in words)
 
