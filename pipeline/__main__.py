@@ -341,10 +341,13 @@ def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 def clean(root: Root = DEFAULT_ROOT) -> None:
     """Remove unfinished work of killed runs."""
     from pipeline.stage import lock
+    from pipeline.stage.artifacts import Paths
 
-    runs = root / "data" / "runs"
-    for folder in sorted(path for path in runs.glob("*") if path.is_dir()):
-        with lock.hold(runs / f"{folder.name}.lock", patience_seconds=0):
+    data, runs = root / "data", root / "data" / "runs"
+    left = {path: runs / f"{path.name}.lock" for path in runs.glob("*") if path.is_dir()}
+    left |= {Paths(name, DEFAULT_RUN, root).aside: data / f".{name}.lock" for name in STAGES}
+    for folder in sorted(filter(Path.exists, left)):
+        with lock.hold(left[folder], patience_seconds=0):
             print(f"clean: {folder}")
             shutil.rmtree(folder)
 

@@ -182,6 +182,12 @@ class Paths:
         """Downloads and kept files by content, independent of the code that asked for them."""
         return self.runs.parent / "store"
 
+    @property
+    def aside(self) -> Path:
+        """Where the next result of this stage is made, beside the last; a kill leaves it there."""
+        out = self.out(self.stage)
+        return out.with_name(f".{out.name}.building")
+
     def out(self, stage: str) -> Path:
         """Return the folder that `stage` leaves."""
         return self.root / OUT[stage]
@@ -305,8 +311,7 @@ class Paths:
 
     def _aside(self) -> Path:
         """Make an empty folder beside the stage's own."""
-        out = self.out(self.stage)
-        aside = out.with_name(f".{out.name}.building")
+        aside = self.aside
         with writes(aside):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)

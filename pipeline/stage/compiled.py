@@ -9,9 +9,9 @@ of its program's name and content. This finds accidents: whoever can write here 
 import hashlib
 import logging
 import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
+
+from pipeline.stage.artifacts import write_bytes
 
 log = logging.getLogger(__name__)
 SUFFIX = ".program"  # JAX's own files have another, and stay where a folder has both
@@ -46,16 +46,7 @@ class CheckedCache:
 
     def put(self, key: str, value: bytes) -> None:
         """Keep a program; its file is whole or absent."""
-        descriptor, aside = tempfile.mkstemp(dir=self._path)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(_digest(key, value))
-                file.write(value)
-            os.replace(aside, self._of(key))
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(aside)
-            raise
+        write_bytes(self._of(key), _digest(key, value) + value)
 
     def _of(self, key: str) -> Path:
         return self._path / f"{key}{SUFFIX}"

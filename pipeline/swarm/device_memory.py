@@ -97,13 +97,16 @@ class DeviceMemory(NamedTuple):
     def of_process(self) -> int | None:
         """Bytes of the whole process at the worst moment, if devices are of one memory.
 
-        That is when a checkpoint is written: with a copy of all state, and the state of the start;
-        and with all messages on the host, as they were made, as bytes, and as these decode.
+        That is while rounds go on and a checkpoint is saved: with a copy of all state, orbax's copy
+        of that, and what it encodes; with the state of the start; and with all messages on the
+        host, as they were made, as bytes, and as these decode. By then the allocator's pool has the
+        buffers of a step twice, since they seldom fit where those of the last one lay.
         """
         if self.process is None:
             return None
-        copies = 2 * self.agreed + (self.peers + 1) * self.own + 3 * self.peers * self.message
-        return self.process + self.of_all + self.parts * copies
+        start, state = self.agreed + self.own, self.agreed + self.peers * self.own
+        pool, messages = self.groups * self.step.beyond, 3 * self.peers * self.message
+        return self.process + self.of_all + self.parts * (start + 3 * state + messages + pool)
 
     def _worst(self, groups: int, peers: int) -> int:
         stepping = groups * self.step.beyond + (peers - groups) * self.message

@@ -179,8 +179,8 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
         yield f"  {name:<13}{size(getattr(found, name).beyond)} while it runs"
     if found.of_process is not None:
         yield (
-            f"  the process  {size(found.of_process)} with Python, programs and copies on the "
-            "host; its allocator may come to hold twice as much (GLIBC_TUNABLES= is without)"
+            f"  the process  {size(found.of_process)} at its peak, with Python, programs, a "
+            "checkpoint that is being saved and the allocator's pool"
         )
 
 

@@ -54,9 +54,10 @@ def check_memory(run: runfile.Run) -> None:
     assert found.step.temporary > nbytes(programs.task.shapes)  # the gradient, at the least
     held = found.agreed + 2 * found.own
     assert found.of_device == found.of_all >= held + found.step.beyond + found.message
-    copies = 2 * found.agreed + 3 * found.own  # what is saved, and what training began with
+    began, saved = found.agreed + found.own, 3 * (found.agreed + 2 * found.own)
     messages = 3 * 2 * found.message  # as made, as bytes, as decoded
-    assert found.of_process == found.process + found.of_all + copies + messages
+    host = began + saved + messages + found.step.beyond  # and the pool
+    assert found.of_process == found.process + found.of_all + host
     apart = found._replace(groups=2, peers=3)  # two peers in turns on the first device
     assert apart.of_device == found.of_device
     assert found._replace(parts=2).of_all == 2 * found.of_all  # each device has half
