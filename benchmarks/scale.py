@@ -170,7 +170,9 @@ class Rounds:
 
         setup = SimpleNamespace(
             run=self.run,
-            programs=SimpleNamespace(form=SimpleNamespace(kept=False)),
+            programs=SimpleNamespace(
+                form=SimpleNamespace(kept=False), optimizer=SimpleNamespace(overlapped=0.0)
+            ),
             start=SimpleNamespace(
                 progress=lambda run: self.begin, state=SimpleNamespace(own=[{}]), step=0
             ),

@@ -133,7 +133,7 @@ def test_a_link_to_nothing_is_refused_and_not_left_out(tmp_path):
     model = write_model(tmp_path / "model")
     (model / "vocab.txt").symlink_to("not there")
     said = refused(tmp_path, {"Hub": {"repo_id": str(model)}})
-    assert said == f"{model}/vocab.txt: a link to nothing, expected a file"
+    assert said == f"{model}/vocab.txt: No such file or directory, expected a readable file"
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "config.json", "model.safetensors"])

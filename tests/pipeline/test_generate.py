@@ -128,10 +128,10 @@ def with_growth(folder):
 @pytest.mark.parametrize(
     ("damage", "prompt", "said"),
     [
-        (with_pipe("tokenizer.json"), "def", "tokenizer.json: no regular file, expected one"),
-        (with_pipe("config.json"), "def", "config.json: no regular file, expected one"),
+        (with_pipe("tokenizer.json"), "def", "tokenizer.json: not a regular file, expected one"),
+        (with_pipe("config.json"), "def", "config.json: not a regular file, expected one"),
         (with_pipe("model.safetensors"), "def", "found neither model.safetensors nor model"),
-        (with_endless_link, "def", "tokenizer.json: no regular file, expected one"),
+        (with_endless_link, "def", "tokenizer.json: not a regular file, expected one"),
         (with_growth, "def", "may write 4.4e.12 times a text .*, expected at most 8192"),
         (without_unknown, "zebra", "tokenizer.json, the prompt: expected a text that the tok"),
         (with_config(bos_token_id=272), "", r"found 272 as .*, expected .* vocab_size \(272\)"),
