@@ -99,13 +99,14 @@ class DeviceMemory(NamedTuple):
 
         That is while rounds go on and a checkpoint is saved: with a copy of all state, orbax's copy
         of that, and what it encodes; with the state of the start; and with all messages on the
-        host, as they were made, as bytes, and as these decode. By then the allocator's pool has the
-        buffers of a step twice, since they seldom fit where those of the last one lay.
+        host, as they were made, as bytes, and as these decode. After some hundred rounds the
+        allocator's pool has the buffers of a step three times: they seldom fit where those of the
+        last one lay (benchmarks/RESULTS.md).
         """
         if self.process is None:
             return None
         start, state = self.agreed + self.own, self.agreed + self.peers * self.own
-        pool, messages = self.groups * self.step.beyond, 3 * self.peers * self.message
+        pool, messages = 2 * self.groups * self.step.beyond, 3 * self.peers * self.message
         return self.process + self.of_all + self.parts * (start + 3 * state + messages + pool)
 
     def _worst(self, groups: int, peers: int) -> int:
