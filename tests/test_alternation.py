@@ -63,6 +63,7 @@ class Engines:
         commits = tiny.run(self.project, "git", "rev-list", "HEAD").split()
         chosen = self.random.choice(commits[:3])
         tiny.run(self.project, "git", "checkout", "-q", chosen, "--", ".")
+        tiny.run(self.project, "git", "reset", "-q")  # `dvc exp run` wants a clean index
         if "dvc.lock" in tiny.run(self.project, "git", "ls-files"):
             # data that only Snakemake made is not in DVC's cache, and is then made again
             tiny.run(self.project, "sh", "-c", "dvc checkout -q --force || true")
