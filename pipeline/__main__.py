@@ -247,11 +247,15 @@ def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
     from pipeline.stage.keys import Keys
 
     settings = runfile.load(run)
+    keys = Keys(run)
     for stage in STAGES:
-        Keys(run).key(stage)
+        keys.key(stage)
     from pipeline.swarm import plan as plan_
 
-    if plan_.knows_model(settings, root) and (late := plan_.plan(settings, root).late):
+    # of another run's model, which may lie there, nothing follows
+    known = isinstance(settings.llm.checkpoint, runfile.CheckpointInit)
+    known = known or (root / keys.made("convert")).is_file()
+    if known and (late := plan_.plan(settings, root).late):
         print(f"warning: {shown(late)}")
 
 

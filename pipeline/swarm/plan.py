@@ -132,11 +132,6 @@ def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -
     return rounds * of_round + min(loaded, config.warmup_time) + pauses
 
 
-def knows_model(run: runfile.Run, root: Path) -> bool:
-    """Return whether a run's model is in its run file, or converted already."""
-    return isinstance(run.llm.checkpoint, runfile.CheckpointInit) or _config_of(root).is_file()
-
-
 def plan(run: runfile.Run, root: Path) -> Footprint:
     """Return what a run takes whose model is in its run file, or converted already.
 
@@ -189,7 +184,7 @@ def _model(run: runfile.Run, root: Path) -> tuple[dict, int]:
     checkpoint = run.llm.checkpoint
     if isinstance(checkpoint, runfile.CheckpointInit):
         return dict(checkpoint.config), 0
-    if not knows_model(run, root):
+    if not _config_of(root).is_file():
         raise LockstepError(
             f"{_config_of(root)} is missing, expected the model of "
             f"{runfile.variant_name(checkpoint)}: `lockstep convert` makes it"

@@ -1,5 +1,6 @@
 """A run in which no message can be in time trains nothing: it is refused before it begins."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from pipeline.errors import LockstepError
 from pipeline.programs.language_model import programs_of
 from pipeline.stage.keys import PROJECT
 from pipeline.swarm import in_time
-from pipeline.swarm.plan import plan_of
+from pipeline.swarm.plan import plan, plan_of
 from tests import tiny
 from tests.pipeline.swarm.simulated import MODEL, lab, run_of
 
@@ -96,6 +97,21 @@ def test_the_command_check_refuses_it(tmp_path):
     )
     with pytest.raises(LockstepError, match="or nothing is trained"):
         command_line.check(run_file, tmp_path)
+
+
+def test_the_command_check_does_not_judge_by_the_model_of_another_run(tmp_path):
+    checkpoint = {"Hub": {"repo_id": "owner/name", "revision": "0" * 40}}
+    changes = {"model__LLM__checkpoint": checkpoint, "links__upload_mbps": 0.001}
+    run_file = tmp_path / "run.toml"
+    tiny.write_run(
+        run_file, tiny.run_document("nowhere", config__max_round_train_time=1, **changes)
+    )
+    config = tmp_path / "data" / "init" / "hf" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps(MODEL))
+    command_line.check(run_file, tmp_path)
+    with pytest.raises(LockstepError, match="or nothing is trained"):
+        plan(runfile.load(run_file), tmp_path)
 
 
 def test_a_verdict_does_not_accept_a_run_of_which_nothing_was_applied(tmp_path):
