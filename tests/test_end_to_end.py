@@ -32,7 +32,9 @@ WITH_EXPERTS = ("HfDeepseek", tiny.DEEPSEEK | ONE_LAYER, 0.01)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "model", "balance_speed"), [LLAMA, WITH_EXPERTS], ids=["llama", "experts"]
+    ("architecture", "model", "balance_speed"),
+    [LLAMA, pytest.param(*WITH_EXPERTS, marks=pytest.mark.soak)],
+    ids=["llama", "experts"],
 )
 def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(
     tmp_path, architecture, model, balance_speed

@@ -58,7 +58,9 @@ def test_a_query_sees_the_keys_of_its_own_sequence_and_no_others(kernel, window)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.soak] if name in ("llama", "mistral") else [])
+        pytest.param(
+            name, marks=[pytest.mark.soak] if name in ("llama", "mistral", "deepseek_v3") else []
+        )
         for name in MODELS
     ],
 )

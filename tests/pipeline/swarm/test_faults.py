@@ -194,7 +194,7 @@ KILLED = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.soak] if n == "stale" else []) for n in KILLED],
+    [pytest.param(n, marks=[pytest.mark.soak] if n in ("stale", "crash") else []) for n in KILLED],
 )
 def test_a_run_killed_after_every_round_has_the_same_faults_bit_for_bit(name):
     run = KILLED[name]
