@@ -9,18 +9,17 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs
+from pipeline.programs.train_step import Work
 from pipeline.protocol import committee, consensus, driver, links
 from pipeline.protocol.coordinator import ClientState, CoordinatorError
 from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers, assigned
+from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
@@ -47,24 +46,25 @@ class Swarm:
     """A run's peers, and all that a round of them needs.
 
     Attributes:
-      run: The whole run.
+      settings: What it reads of the run.
       peers: Peers that train.
       data_of: Returns the rows that a peer is assigned some of.
-      form: Form of the run's messages.
       faults: The run's schedule of faults.
-      imprecise: Returns the run's programs in another precision, for a peer with that fault.
       must_pause: Returns whether the run's owner asks for a pause.
       timed: Returns a block whose time counts for a phase of the round.
     """
 
-    run: runfile.Run
+    settings: RoundSettings
     peers: RunningPeers
     data_of: Callable[[int], Rows]
-    form: wire.Form
     faults: FaultSchedule
-    imprecise: Callable[[], Programs]
     must_pause: Callable[[], bool] = bool
     timed: Callable[[str], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def form(self) -> wire.Form:
+        """The form of the run's messages."""
+        return self.peers.programs.form
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
         """Take the next round, or return None where the run has finished.
@@ -125,14 +125,16 @@ class Swarm:
 
         # What witnesses, verifiers and tie-breakers make of it
         with self.timed("witness"):
-            honest = consensus.witnessed(round_, evidence, self.run.config.max_round_train_time)
+            honest = consensus.witnessed(
+                round_, evidence, self.settings.coordinator.max_round_train_time
+            )
             evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
         if checked:
             with self.timed("verify"):
                 evidence = _Verification(self, round_, before, given).verify(evidence, checked)
         left = self.peers.part(set(round_.peers).difference(silent))
         progress = driver.leave(progress, left)
-        paused = round_.step < self.run.config.total_steps and self.must_pause()
+        paused = round_.step < self.settings.coordinator.total_steps and self.must_pause()
         if paused:
             progress = driver.pause(progress)
         with self.timed("decide"):
@@ -141,7 +143,7 @@ class Swarm:
         # the sender too applies what decoding the bytes gives, nothing better
         applied = {peer: received[peer] for peer in decision.applied}
         with self.timed("apply"):
-            self.peers.receive(applied, round_.sequences, self.form.like, round_.step)
+            self.peers.receive(applied, round_.sequences, round_.step)
         entry = Entry(
             asked=asked,
             left=left,
@@ -168,7 +170,7 @@ class Swarm:
             asked = driver.may_ask(progress, back)
         else:
             away = self.faults.away(step) | self.peers.absent
-            asked = tuple(peer for peer in range(self.run.peers.count) if peer not in away)
+            asked = tuple(peer for peer in range(self.settings.peers) if peer not in away)
         progress = driver.ask(progress, asked)
         try:
             progress, round_ = driver.next_round(progress)
@@ -179,9 +181,10 @@ class Swarm:
             try:
                 progress, round_ = driver.next_round(driver.ask(progress, back))
             except CoordinatorError as error:
+                least = self.settings.coordinator.init_min_clients
                 raise LockstepError(
-                    f"[config] init_min_clients = {self.run.config.init_min_clients}: fewer peers "
-                    f"are left at round {step}, and the run cannot go on: {error}"
+                    f"[config] init_min_clients = {least}: fewer peers are left at round {step}, "
+                    f"and the run cannot go on: {error}"
                 ) from error
         return progress, asked, round_
 
@@ -201,8 +204,7 @@ class Swarm:
         return self.peers.params_hash()
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
-        lots = self.peers.programs.optimizer.inner_steps
-        return assigned(self.data_of(peer), span, self.run, lots, round_.trainers)
+        return self.settings.work(self.peers.programs, self.data_of(peer), span, round_.trainers)
 
     def _step(
         self, given: Mapping[int, Work], round_: Round
@@ -216,9 +218,8 @@ class Swarm:
         read = partial(self._read, round_=round_)
         work = self.faults.work(given, round_, read)
         imprecise = self.faults.imprecise(given, round_.step)
-        programs = {peer: self.imprecise() for peer in imprecise}
         hashed = bool(round_.verifiers)
-        done = self.peers.step(RoundSteps(work, round_.step, programs, hashed))
+        done = self.peers.step(RoundSteps(work, round_.step, imprecise, hashed))
         if not done:
             return {}, None
         bad = {peer: why for peer, d in done.items() if (why := _not_finite(d))}
@@ -243,14 +244,14 @@ class Swarm:
         silent: tuple[int, ...],
     ) -> dict[int, float]:
         """Seconds, of the run's clock, until messages are at every peer that is present."""
-        if self.run.links.clock == "wall":
+        if self.settings.on_wall_clock:
             return self.faults.delay({peer: done[peer].seconds for peer in sent}, round_.step)
         present = [peer for peer in round_.peers if peer not in silent]
-        length = self.run.llm.max_seq_len
+        length = self.settings.row_tokens
         tokens = {peer: round_.sequences[peer] * length for peer in sent}
         sizes = {peer: len(s.payload) for peer, s in sent.items()}
         overlapped = self.peers.programs.optimizer.overlapped
-        arrivals = links.arrivals(self.run.links, present, tokens, sizes, overlapped)
+        arrivals = links.arrivals(self.settings.links, present, tokens, sizes, overlapped)
         return self.faults.delay(arrivals, round_.step)
 
     def _received(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Tree]:
@@ -307,11 +308,11 @@ class _Verification:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(next(iter(self.before.values()))))
 
     def _seconds(self, other: int, peer: int) -> float:
-        run = self.swarm.run
-        if run.links.clock == "wall":  # checks are made while the round waits
+        settings = self.swarm.settings
+        if settings.on_wall_clock:  # checks are made while the round waits
             return 0.0
-        tokens = self.given[peer].count * run.llm.max_seq_len
-        return links.check_seconds(run.links, other, peer, tokens=tokens, size=self._size)
+        tokens = self.given[peer].count * settings.row_tokens
+        return links.check_seconds(settings.links, other, peer, tokens=tokens, size=self._size)
 
     def _recompute(self, pairs: Iterable[tuple[int, int]]) -> list[Claim]:
         """Recompute the step of `peer` as `other`, for each pair (other, peer)."""

@@ -18,7 +18,7 @@ from pipeline.carrier.answers import ANSWERS
 from pipeline.carrier.carrier import Answered, Asked
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode, encode
 from pipeline.carrier.remote_peers import Patience, RemotePeers
-from pipeline.programs.replica import Work
+from pipeline.programs.train_step import Work
 from pipeline.stage import devices
 from pipeline.swarm.peers import RoundSteps
 from pipeline.transcript.state import State
