@@ -24,7 +24,6 @@ from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.optimizers import learning_rate_of_run
-from pipeline.protocol import driver
 from pipeline.protocol.round import Round
 from pipeline.stage import allocator, artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
@@ -38,7 +37,7 @@ from pipeline.tasks import while_training
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
-from pipeline.transcript.entry import TABLES, Entry, EpochParams, Header
+from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.follow import follow
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
@@ -117,7 +116,7 @@ class _Training:
             start.progress(setup.settings),
             entries,
             self.writer.rounds,
-            stores=bool(run.config.checkpointers),
+            stores=setup.settings.stores_epochs,
         )
         self.peers = self._make_peers(state, saved.rest["absent"] if saved else ())
         self.stack.callback(self.peers.close)
@@ -174,7 +173,6 @@ class _Training:
             self._wait_if_paused(asked_to_stop)
             while taken := self._take_round():
                 self.applied.took(taken.entry)
-                taken = self._record_epoch(taken)
                 self.step = taken.entry.round.step
                 last = self.step == run.config.total_steps
                 measured = None
@@ -203,15 +201,6 @@ class _Training:
                 self._wait_if_paused(asked_to_stop)
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
             log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
-
-    def _record_epoch(self, taken: Taken) -> Taken:
-        """Record the params that end an epoch, where the run has checkpointers."""
-        peer = driver.checkpointer(self.progress)
-        if peer is None or not self.run.config.checkpointers:
-            return taken
-        stored = EpochParams(peer=peer, params=self.peers.params_hash())
-        self.progress = driver.checkpointed(self.progress, peer, stored.params)
-        return taken._replace(entry=taken.entry.model_copy(update={"checkpointed": stored}))
 
     def _push(self, last: Round) -> None:
         """Push the params that end an epoch; its last round is saved already."""

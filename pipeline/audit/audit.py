@@ -82,7 +82,7 @@ def audit_rounds(
             if has_payloads:
                 known, refused = _audit_messages(entry, transcript, form)
                 _check_broken(entry, refused)
-            progress = finish_round(progress, entry, stores=bool(run.config.checkpointers))
+            progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)

@@ -23,6 +23,7 @@ class RoundSettings:
       most_rows: Rows of the largest batch, over all peers. Shapes follow from it, not from a
         round's own batch, so that a batch ramp compiles nothing anew.
       micro_batch: Rows of a gradient computation.
+      stores_epochs: Whether a peer stores the params that end an epoch.
     """
 
     coordinator: Settings
@@ -32,6 +33,7 @@ class RoundSettings:
     row_tokens: int
     most_rows: int
     micro_batch: int
+    stores_epochs: bool = False
 
     @classmethod
     def of(cls, run: runfile.Run) -> "RoundSettings":
@@ -44,6 +46,7 @@ class RoundSettings:
             row_tokens=run.llm.max_seq_len,
             most_rows=run.config.global_batch_size_end,
             micro_batch=run.peers.micro_batch,
+            stores_epochs=bool(run.config.checkpointers),
         )
 
     @property
