@@ -6,12 +6,10 @@ moment and started again, the stage ends with the same bytes.
 
 import logging
 import shutil
-import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import jax
 import numpy as np
@@ -20,11 +18,13 @@ from pipeline import runfile
 from pipeline.carrier.begin import remote_peers
 from pipeline.errors import LockstepError
 from pipeline.monitor.monitor import Monitor
+from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
+from pipeline.monitor.terminal import Terminal
 from pipeline.programs import cudnn, held_out
 from pipeline.programs.optimizers import learning_rate_of_run
-from pipeline.protocol.round import Round
+from pipeline.protocol.driver import RunProgress
 from pipeline.stage import allocator, artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
@@ -32,19 +32,19 @@ from pipeline.swarm import begin, in_time
 from pipeline.swarm.begin import Setup, make_peers, repeats_bit_for_bit
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import RunningPeers
-from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
+from pipeline.swarm.record import Begun, Record
+from pipeline.swarm.swarm import NotFiniteError, Swarm
+from pipeline.swarm.training import Training
 from pipeline.tasks import while_training
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
 from pipeline.transcript.entry import TABLES, Entry, Header
-from pipeline.transcript.follow import follow
-from pipeline.transcript.state import State
+from pipeline.transcript.observer import Observer
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.weights import epochs
 from pipeline.weights.checkpoints import Checkpoints
 
-POLL_SECONDS = 0.2  # of a paused training, for the end of the pause
 log = logging.getLogger(__name__)
 
 WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")  # in a snapshot
@@ -67,11 +67,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
         log.warning("train: nothing is held out, so no held-out loss is measured")
 
     with ExitStack() as stack:
-        training = _Training(setup, paths, held_out_NW, stack)
-        training.prepare()
-        training.take_rounds()
+        scores = _train(setup, paths, held_out_NW, stack)
 
-    transcript = Transcript(training.writer.folder)
+    transcript = Transcript(paths.scratch / "transcript")
     rows = curves.rows(transcript)
     metrics = curves.metrics(rows, transcript, setup.start.state.params)
     with paths.building() as folder:
@@ -84,258 +82,216 @@ def run(run: runfile.Run, paths: Paths) -> None:
             learning_rate_of_run(run, setup.start.step),
             folder / METRICS,
         )
-        shutil.copy(training.scores.path, folder / METRICS / while_training.FILE)
+        shutil.copy(scores, folder / METRICS / while_training.FILE)
         artifacts.write_json(folder / METRICS / "train.json", metrics)
         artifacts.write_json(folder / "final.json", curves.final(transcript))
     shutil.rmtree(paths.scratch)
 
 
-class _Training:
-    """A training in progress, and what a kill must not lose of it."""
+def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack) -> Path:
+    """Take all rounds, from the newest checkpoint on; return the file of scores meanwhile."""
+    run, programs, start, scratch = setup.run, setup.programs, setup.start, paths.scratch
+    writer = Writer(
+        scratch / "transcript", run.snapshots(start.step), keep_payloads=programs.form.kept
+    )
+    checkpoints = Checkpoints(scratch / "checkpoints", run.runtime.keep_steps)
+    profile = stack.enter_context(Profile(run, scratch))
+    record = Record(writer, checkpoints, run.runtime.checkpoint_every, profile.timed)
+    begun = record.begin(start, setup.settings, checkpoints.newest(start.state))
+    peers = _make_peers(setup, begun, scratch, record.state_is_due)
+    stack.callback(peers.close)
+    scores = while_training.of_run(run, setup.hf_config, paths)
+    stack.callback(scores.close)
+    measure = partial(_held_out_loss, setup, peers, held_out_NW)
+    if begun.rest is None:
+        _write_beginning(setup, paths, writer, measure())
+        scores.begin()
+        scores.take(begun.step, peers.params)
+    else:
+        _check_environment(run, scratch)
+        log.info(f"train: resumes after round {begun.step}")
+        scores.resume(begun.step)
+    header = Transcript(writer.folder).header
+    _say_where(run, peers, header)
 
-    def __init__(self, setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack):
-        self.setup, self.paths, self.held_out_NW, self.stack = setup, paths, held_out_NW, stack
-        self.run = run = setup.run
-        self.applied = in_time.Watch(run.config.max_round_train_time)
-        self.faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.programs.form)
-        self.checkpoints = Checkpoints(paths.scratch / "checkpoints", run.runtime.keep_steps)
-        self.writer = Writer(
-            paths.scratch / "transcript",
-            run.snapshots(setup.start.step),
-            keep_payloads=setup.programs.form.kept,
-        )
-
-    def prepare(self) -> None:
-        """Restore the newest checkpoint and follow the transcript up to it, or begin."""
-        run, setup, start = self.run, self.setup, self.setup.start
-        saved = self.checkpoints.newest(start.state)
-        self.step = saved.step if saved else start.step
-        state = saved.state if saved else start.state
-        entries = self.writer.cut(self.step)
-        self.progress = follow(
-            start.progress(setup.settings),
-            entries,
-            self.writer.rounds,
-            stores=setup.settings.stores_epochs,
-        )
-        self.peers = self._make_peers(state, saved.rest["absent"] if saved else ())
-        self.stack.callback(self.peers.close)
-        self.scores = while_training.of_run(run, setup.hf_config, self.paths)
-        self.stack.callback(self.scores.close)
-        if saved:
-            self._check_environment()
-            log.info(f"train: resumes after round {self.step}")
-            self.faults.restore(saved.rest["faults"])
-            self.scores.resume(self.step)
-        else:
-            held_out_loss = self._measure()
-            self._check_start(start.state, held_out_loss)
-            self.writer.header(
-                Header(
-                    key=self.paths.key,
-                    run=run.model_dump(mode="json", include=TABLES),
-                    model=setup.hf_config,
-                    environment=devices.describe(run.peers.processes),
-                    bitwise=repeats_bit_for_bit(setup),
-                    held_out_loss=held_out_loss,
-                )
-            )
-            self.writer.snapshot(self.step, start.state)
-            self.scores.begin()
-            self.scores.take(self.step, self.peers.params)
-        self.header = Transcript(self.writer.folder).header
-        losses = (entry.held_out_loss for entry in reversed(entries))
-        measured = (loss for loss in losses if loss is not None)
-        self.monitor = Monitor(
-            run,
-            self.paths.run,
-            self.paths.scratch,
-            self.step,
-            next(measured, self.header.held_out_loss),
-            lambda: self.scores.rows,
-        )
-        self.profile = self.stack.enter_context(Profile(run, self.paths.scratch))
-        self.swarm = Swarm(
-            setup.settings,
-            self.peers,
-            lambda _: setup.data,
-            self.faults,
-            must_pause=self.monitor.must_pause,
-            timed=self.profile.timed,
-        )
-        self._say_where()
-
-    def take_rounds(self) -> None:
-        """Take rounds until the last; on a request to stop, save and end the process."""
-        run = self.run
-        bar = Progress("train", total=run.config.total_steps, unit="round", start=self.step)
-        with signals.stopping() as asked_to_stop, self.checkpoints, bar, self.monitor:
-            self._wait_if_paused(asked_to_stop)
-            while taken := self._take_round():
-                self.applied.took(taken.entry)
-                self.step = taken.entry.round.step
-                last = self.step == run.config.total_steps
-                measured = None
-                if last or self.step % run.held_out.every == 0:
-                    with self.profile.timed("held out"):
-                        measured = self._measure()
-                    self._check_divergence(measured)
-                taken = taken._replace(
-                    entry=taken.entry.model_copy(update={"held_out_loss": measured})
-                )
-                with self.profile.timed("score"):
-                    self.scores.take(self.step, self.peers.params, last=last)
-                status = 0 if last else asked_to_stop()
-                stored = bool(taken.entry.checkpointed)
-                pausing = self.progress.pausing
-                self._keep(taken, save=last or pausing or stored or bool(status))
-                if stored and run.export.every_epoch:
-                    self._push(taken.entry.round)
-                with self.profile.timed("tell"):
-                    self.monitor.took(self.progress, taken.entry)
-                self.profile.end(self.step)
-                if status:
-                    self._stop(status)
-                self._say_who(taken.entry)
-                bar.advance(**self.monitor.fields)
-                self._wait_if_paused(asked_to_stop)
-        for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
-            log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
-
-    def _push(self, last: Round) -> None:
-        """Push the params that end an epoch; its last round is saved already."""
-        epochs.push(
-            self.run,
-            self.paths.key,
-            self.peers.state().params,
-            last,
-            init=self.paths.out("convert"),
-            shards=self.paths.out("download"),
-            aside=self.paths.scratch / "epoch",
-        )
-
-    def _wait_if_paused(self, asked_to_stop: Callable[[], int]) -> None:
-        """Wait while the run's owner wants it paused; the checkpoint is saved already."""
-        if not (self.progress.pausing and self.monitor.must_pause()):
-            return
-        log.info(f"train: paused after round {self.step}; `lockstep resume` goes on")
-        self.monitor.paused()
-        while self.monitor.must_pause():
-            if status := asked_to_stop():
-                self._stop(status)
-            time.sleep(POLL_SECONDS)
-        log.info("train: resumed")
-        self.monitor.go_on()
-
-    def _stop(self, status: int) -> NoReturn:
-        """End the process as it was asked to; the newest checkpoint is of the last round."""
-        self.checkpoints.close()
-        log.info(f"train: stopped after round {self.step}; the same command goes on")
-        sys.exit(status)
-
-    def _take_round(self) -> Taken | None:
-        self.profile.begin(self.step + 1)
+    losses = (entry.held_out_loss for entry in reversed(begun.entries))
+    latest = next((loss for loss in losses if loss is not None), header.held_out_loss)
+    monitor = Monitor(run, paths.run, scratch, begun.step, latest, lambda: scores.rows)
+    faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
+    swarm = Swarm(
+        setup.settings,
+        peers,
+        lambda _: setup.data,
+        faults,
+        must_pause=monitor.must_pause,
+        timed=profile.timed,
+    )
+    bar = Progress("train", total=run.config.total_steps, unit="round", start=begun.step)
+    with signals.stopping() as asked_to_stop, checkpoints, bar, monitor:
+        stops = Stops(asked_to_stop, checkpoints, run.config.total_steps)
+        observers = [
+            Pauses(monitor, stops),
+            _HeldOutLosses(run, measure, header.held_out_loss, profile.timed),
+            _Scores(scores, peers, run.config.total_steps, profile.timed),
+            _EpochPushes(run, peers, paths),
+            Terminal(bar, monitor, profile.timed),
+            profile,
+            stops,
+        ]
+        training = Training(swarm, begun, record, run.config.total_steps, observers)
         try:
-            self.progress, taken = self.swarm.take_round(self.progress)
+            training.take_rounds()
         except NotFiniteError as error:
-            raise self._stopped(str(error)) from error
-        return taken
-
-    def _keep(self, taken: Taken, *, save: bool) -> None:
-        """Append the round to the transcript, and take the snapshot and checkpoint that are due."""
-        run = self.run
-        with self.profile.timed("transcript"):
-            self.writer.round(taken.entry, taken.payloads, taken.others)
-        snapshot = self.writer.snapshots.takes(self.step)
-        checkpoint = save or self.step % run.runtime.checkpoint_every == 0
-        if not (save or self._state_is_due(self.step)):
-            return
-        with self.profile.timed("fetch state"):
-            state = self.peers.state()
-        if bad := state.not_finite():  # a loss shows neither a momentum's NaN nor the last round's
-            raise self._stopped(f"{bad[0]} is not finite after round {self.step}")
-        if snapshot:
-            with self.profile.timed("snapshot"):
-                self.writer.snapshot(self.step, state)
-        if checkpoint:
-            with self.profile.timed("checkpoint"):
-                self.scores.wait()
-                self.writer.flush()  # a checkpoint that outlives a power cut finds its rounds
-                # the transcript has the coordinator's state; these are facts about the peers
-                rest = {"faults": self.faults.to_json(), "absent": sorted(self.peers.absent)}
-                self.checkpoints.save(self.step, state, rest)
-
-    def _make_peers(self, state: State, absent: Sequence[int]) -> RunningPeers:
-        run, programs = self.run, self.setup.programs
-        if run.runtime.carrier == "in_process":
-            return make_peers(programs, run.peers.layout, state, jax.devices(), absent)
-        return remote_peers(self.setup, state, self.paths.scratch, self._state_is_due, absent)
-
-    def _state_is_due(self, step: int) -> bool:
-        """Whether a snapshot or a checkpoint is taken after a step."""
-        return self.writer.snapshots.takes(step) or step % self.run.runtime.checkpoint_every == 0
-
-    def _measure(self) -> float | None:
-        if not len(self.held_out_NW):
-            return None
-        size, columns = self.run.peers.micro_batch, self.setup.programs.task.columns
-        return held_out.mean_loss(self.peers.measure, self.held_out_NW, size, columns)
-
-    def _check_start(self, state: State, loss: float | None) -> None:
-        bad = state.not_finite()
-        if loss is not None and not np.isfinite(loss):
-            bad.append("the held-out loss")
-        if bad:
             raise LockstepError(
-                f"{self.paths.out('convert')}: {bad[0]} is not finite before the first round, "
-                "expected weights, and numbers in config.json, that give one in float32"
+                f"train: diverged: {error}; the last good checkpoint is kept in "
+                f"{checkpoints.folder}; try a lower base_lr or a longer warm-up"
+            ) from error
+    for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
+        log.info(f"train: fault {kind} fired {faults.fired[kind]} times")
+    return scores.path
+
+
+def _make_peers(
+    setup: Setup, begun: Begun, scratch: Path, state_is_due: Callable[[int], bool]
+) -> RunningPeers:
+    run = setup.run
+    if run.runtime.carrier == "in_process":
+        layout, programs = run.peers.layout, setup.programs
+        return make_peers(programs, layout, begun.state, jax.devices(), begun.absent)
+    return remote_peers(setup, begun.state, scratch, state_is_due, begun.absent)
+
+
+class _HeldOutLosses(Observer):
+    """Measures the held-out loss when it is due, and ends a training that it shows to diverge.
+
+    Args:
+      run: The whole run.
+      measure: Returns the loss; None where nothing is held out.
+      first: What it was before the first round.
+      timed: Returns a block whose time counts for a phase of the round.
+    """
+
+    def __init__(
+        self,
+        run: runfile.Run,
+        measure: Callable[[], float | None],
+        first: float | None,
+        timed: Callable[[str], AbstractContextManager[None]],
+    ):
+        self.run, self.measure, self.first, self.timed = run, measure, first, timed
+
+    def took(self, entry: Entry) -> Entry:
+        """Return the round with the loss after it."""
+        step = entry.round.step
+        if step != self.run.config.total_steps and step % self.run.held_out.every:
+            return entry
+        with self.timed("held out"):
+            loss = self.measure()
+        factor = self.run.held_out.stop_above
+        if loss is not None and not loss <= factor * self.first:
+            raise NotFiniteError(
+                f"held-out loss is {loss:.3f} after round {step}, expected at most [held_out] "
+                f"stop_above = {factor} times the {self.first:.3f} it began with"
+            )
+        return entry.model_copy(update={"held_out_loss": loss})
+
+
+class _Scores(Observer):
+    """Scores tasks while the model trains."""
+
+    def __init__(
+        self,
+        scores: while_training.TrainingScores,
+        peers: RunningPeers,
+        last: int,
+        timed: Callable[[str], AbstractContextManager[None]],
+    ):
+        self.scores, self.peers, self.last, self.timed = scores, peers, last, timed
+
+    def took(self, entry: Entry) -> Entry:
+        """Score the params after a round, if that is due."""
+        step = entry.round.step
+        with self.timed("score"):
+            self.scores.take(step, self.peers.params, last=step == self.last)
+        return entry
+
+    def saves(self) -> dict:
+        """Wait for the scores of earlier rounds: a checkpoint expects them to be written."""
+        self.scores.wait()
+        return {}
+
+
+class _EpochPushes(Observer):
+    """Pushes the params that end an epoch, where `[export] every_epoch` asks for it."""
+
+    def __init__(self, run: runfile.Run, peers: RunningPeers, paths: Paths):
+        self.run, self.peers, self.paths = run, peers, paths
+
+    def kept(self, entry: Entry, progress: RunProgress) -> None:
+        """Push the params of an epoch's last round, which is saved already."""
+        del progress
+        if entry.checkpointed and self.run.export.every_epoch:
+            epochs.push(
+                self.run,
+                self.paths.key,
+                self.peers.state().params,
+                entry.round,
+                init=self.paths.out("convert"),
+                shards=self.paths.out("download"),
+                aside=self.paths.scratch / "epoch",
             )
 
-    def _check_divergence(self, loss: float | None) -> None:
-        before, factor = self.header.held_out_loss, self.run.held_out.stop_above
-        if loss is not None and not loss <= factor * before:
-            raise self._stopped(
-                f"held-out loss is {loss:.3f} after round {self.step}, expected at most "
-                f"[held_out] stop_above = {factor} times the {before:.3f} it began with"
-            )
 
-    def _stopped(self, reason: str) -> LockstepError:
-        return LockstepError(
-            f"train: diverged: {reason}; the last good checkpoint is kept in "
-            f"{self.paths.scratch / 'checkpoints'}; try a lower base_lr or a longer warm-up"
+def _held_out_loss(setup: Setup, peers: RunningPeers, held_out_NW: np.ndarray) -> float | None:
+    if not len(held_out_NW):
+        return None
+    size, columns = setup.run.peers.micro_batch, setup.programs.task.columns
+    return held_out.mean_loss(peers.measure, held_out_NW, size, columns)
+
+
+def _write_beginning(setup: Setup, paths: Paths, writer: Writer, loss: float | None) -> None:
+    """Begin the transcript: its header, and the snapshot before the first round."""
+    run, state = setup.run, setup.start.state
+    bad = state.not_finite()
+    if loss is not None and not np.isfinite(loss):
+        bad.append("the held-out loss")
+    if bad:
+        raise LockstepError(
+            f"{paths.out('convert')}: {bad[0]} is not finite before the first round, "
+            "expected weights, and numbers in config.json, that give one in float32"
+        )
+    writer.header(
+        Header(
+            key=paths.key,
+            run=run.model_dump(mode="json", include=TABLES),
+            model=setup.hf_config,
+            environment=devices.describe(run.peers.processes),
+            bitwise=repeats_bit_for_bit(setup),
+            held_out_loss=loss,
+        )
+    )
+    writer.snapshot(setup.start.step, state)
+
+
+def _check_environment(run: runfile.Run, scratch: Path) -> None:
+    """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
+    began = Transcript(scratch / "transcript").header.environment
+    if found := devices.difference(began, run.peers.processes):
+        name, here, expected = found
+        raise LockstepError(
+            f"{scratch}: {name} is {here!r} here, expected {expected!r} as where "
+            "this run began; resume it there, or start over after `lockstep clean`"
         )
 
-    def _check_environment(self) -> None:
-        """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
-        began = Transcript(self.writer.folder).header.environment
-        if found := devices.difference(began, self.run.peers.processes):
-            name, here, expected = found
-            raise LockstepError(
-                f"{self.paths.scratch}: {name} is {here!r} here, expected {expected!r} as where "
-                "this run began; resume it there, or start over after `lockstep clean`"
-            )
 
-    def _say_who(self, entry: Entry) -> None:
-        """Log the peers that left the run or joined it."""
-        step = entry.round.step
-        for peer, why in entry.decision.ejected.items():
-            log.info(f"train: round {step}: peer {peer} is ejected: {why}")
-        for peer in entry.decision.dropped:
-            log.info(f"train: round {step}: nobody heard from peer {peer}; it leaves the epoch")
-        for peer in entry.left:
-            log.info(f"train: round {step}: peer {peer} has left")
-        for peer in entry.round.joined:
-            log.info(f"train: round {step}: peer {peer} has joined")
-
-    def _say_where(self) -> None:
-        for peer in range(self.run.peers.count):
-            log.info(f"train: peer {peer} runs on {self.peers.where(peer)}")
-        peers = self.run.peers
-        equal = self.header.bitwise and peers.layout == "each" and peers.processes == 1
-        device = self.header.environment["device_kind"]
-        how = "bit for bit" if equal else "within a tolerance"
-        log.info(f"train: attention by {peers.attention}, in {peers.precision}")
-        log.info(f"train: on {device}, layout {peers.named_layout}: an audit replays {how}")
+def _say_where(run: runfile.Run, peers: RunningPeers, header: Header) -> None:
+    for peer in range(run.peers.count):
+        log.info(f"train: peer {peer} runs on {peers.where(peer)}")
+    equal = header.bitwise and run.peers.layout == "each" and run.peers.processes == 1
+    device, layout = header.environment["device_kind"], run.peers.named_layout
+    how = "bit for bit" if equal else "within a tolerance"
+    log.info(f"train: attention by {run.peers.attention}, in {run.peers.precision}")
+    log.info(f"train: on {device}, layout {layout}: an audit replays {how}")
 
 
 def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:

@@ -12,9 +12,12 @@ import jax
 
 from pipeline import runfile
 from pipeline.errors import LockstepError, brief
+from pipeline.protocol.driver import RunProgress
 from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import write_text
+from pipeline.transcript.entry import Entry
+from pipeline.transcript.observer import Observer
 
 FOLDER, FILE = "profiles", "times.json"  # the folder is beside data/runs
 REST = "other"
@@ -57,7 +60,7 @@ def times_of(runs: Path, key: str) -> RoundTimes | None:
         return None
 
 
-class Profile:
+class Profile(Observer):
     """Profiles the rounds of `[runtime] profile`, and is nothing in the others.
 
     Inside a phase of a profiled round, what JAX was told to compute is waited for, so that its time
@@ -82,8 +85,9 @@ class Profile:
         if self._first is not None:
             self._write()
 
-    def begin(self, step: int) -> None:
+    def begins(self, step: int, progress: RunProgress) -> None:
         """Begin a round, and the profile if it is the first one, or the first after a resume."""
+        del progress
         if not self.rounds or not self.rounds[0] <= step <= self.rounds[1]:
             return
         if self._first is None:
@@ -96,12 +100,13 @@ class Profile:
             self._first, self._last, self._seconds, self._phases = step, step - 1, 0.0, {}
         self._began = time.perf_counter()
 
-    def end(self, step: int) -> None:
+    def kept(self, entry: Entry, progress: RunProgress) -> None:
         """End a round, and the profile if it is the last one."""
+        del progress
         if self._first is not None and self.rounds:
             self._seconds += time.perf_counter() - self._began
-            self._last = step
-            if step == self.rounds[1]:
+            self._last = entry.round.step
+            if self._last == self.rounds[1]:
                 self._write()
 
     def timed(self, phase: str) -> AbstractContextManager[None]:

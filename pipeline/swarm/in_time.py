@@ -7,6 +7,7 @@ from pipeline.protocol import links
 from pipeline.stage.progress import size
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry
+from pipeline.transcript.observer import Observer
 
 MOST_EMPTY = 5  # rounds in a row in which nothing is applied, before a training stops
 
@@ -63,17 +64,18 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
     )
 
 
-class Watch:
+class Watch(Observer):
     """Ends a training of which nothing is applied any more.
 
     Args:
       limit: max_round_train_time, seconds.
+      name: What errors call the training.
     """
 
-    def __init__(self, limit: int):
-        self.limit, self.empty = limit, 0
+    def __init__(self, limit: float, name: str):
+        self.limit, self.name, self.empty = limit, name, 0
 
-    def took(self, entry: Entry) -> None:
+    def took(self, entry: Entry) -> Entry:
         """Count a round.
 
         Raises:
@@ -81,10 +83,10 @@ class Watch:
         """
         self.empty = 0 if entry.decision.applied else self.empty + 1
         if self.empty < MOST_EMPTY:
-            return
+            return entry
         arrived = entry.evidence.arrivals.values()
         when = f"the first arrived after {min(arrived):,.1f} seconds" if arrived else "none arrived"
         raise LockstepError(
-            f"train: no message was applied in {MOST_EMPTY} rounds in a row, up to round "
+            f"{self.name}: no message was applied in {MOST_EMPTY} rounds in a row, up to round "
             f"{entry.round.step}: {when}, expected some within max_round_train_time = {self.limit}"
         )

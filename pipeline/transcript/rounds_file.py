@@ -20,8 +20,17 @@ class RoundsFile:
     def __init__(self, path: Path, remedy: str = "start over after `lockstep clean`"):
         self.path, self.remedy = path, remedy
 
-    def append(self, entry: Entry) -> None:
-        """Append a round."""
+    def takes(self, step: int) -> bool:
+        """Return whether a snapshot is taken after a step: never, in rounds alone."""
+        del step
+        return False
+
+    def round(self, entry: Entry, *sent: dict[int, bytes]) -> None:
+        """Append a round; the bytes that were sent in it are not kept here."""
+        del sent
+        self._append(entry)
+
+    def _append(self, entry: Entry) -> None:
         with writes(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(entry.model_dump_json() + "\n")
 
@@ -30,19 +39,19 @@ class RoundsFile:
         with writes(self.path), open(self.path, "ab") as file:
             os.fsync(file.fileno())
 
-    def cut(self, count: int) -> list[Entry]:
-        """Keep the first `count` rounds, and return them.
+    def cut(self, step: int) -> list[Entry]:
+        """Forget all rounds after `step`, counted from 0, and return those before.
 
         Raises:
           LockstepError: There are fewer, or a line is no round.
         """
-        lines = self._lines() if count else []
-        if len(lines) < count:
+        lines = self._lines() if step else []
+        if len(lines) < step:
             raise LockstepError(
-                f"{self.path}: {len(lines)} rounds, expected the {count} before the checkpoint; "
+                f"{self.path}: {len(lines)} rounds, expected the {step} before the checkpoint; "
                 f"{self.remedy}"
             )
-        kept = lines[:count]
+        kept = lines[:step]
         entries = [
             validate_json(Entry, line, f"{self.path}:{number}")
             for number, line in enumerate(kept, start=1)

@@ -35,7 +35,7 @@ DECODED_BYTES = 2**28  # of messages that are kept decoded
 READ_BY = {"1": "a development version before release 0.1"}  # which versions read other formats
 
 
-class Writer:
+class Writer(RoundsFile):
     """Appends to a transcript, and can be cut back to where a checkpoint was.
 
     Args:
@@ -46,7 +46,7 @@ class Writer:
 
     def __init__(self, folder: Path, snapshots: runfile.Snapshots, *, keep_payloads: bool):
         self.folder, self.snapshots, self.keep_payloads = folder, snapshots, keep_payloads
-        self.rounds = RoundsFile(folder / "rounds.jsonl")
+        super().__init__(folder / "rounds.jsonl")
         (folder / "payloads").mkdir(parents=True, exist_ok=True)
         (folder / "snapshots").mkdir(exist_ok=True)
 
@@ -62,7 +62,7 @@ class Writer:
         Raises:
           LockstepError: Rounds or payloads before it are missing or damaged.
         """
-        kept = self.rounds.cut(step - self.snapshots.start)
+        kept = super().cut(step - self.snapshots.start)
         ends: dict[str, int] = {}
         for entry in kept:
             for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
@@ -74,11 +74,15 @@ class Writer:
             if (size := sizes.get(name, 0)) < end:
                 raise LockstepError(
                     f"{payloads / name}: {size} bytes, expected the {end} before the checkpoint; "
-                    f"{self.rounds.remedy}"
+                    f"{self.remedy}"
                 )
         for name in sizes:
             os.truncate(payloads / name, ends.get(name, 0))
         return kept
+
+    def takes(self, step: int) -> bool:
+        """Return whether a snapshot is taken after a step."""
+        return self.snapshots.takes(step)
 
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
@@ -102,14 +106,14 @@ class Writer:
                     others=keep(entry.evidence.others, others or {}),
                 )
             entry = entry.model_copy(update={"evidence": evidence})
-        self.rounds.append(entry)
+        self._append(entry)
 
     def flush(self) -> None:
         """Return when all rounds so far are on disk."""
         for path in (self.folder / "payloads").iterdir():
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
-        self.rounds.flush()
+        super().flush()
 
     def snapshot(self, step: int, state: State) -> None:
         """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state."""

@@ -118,7 +118,7 @@ def test_a_coordinator_killed_after_any_round_is_where_it_was(tmp_path):
     for seed in range(12):
         rounds, run = RoundsFile(tmp_path / f"{seed}.jsonl"), led(seed)
         for entry in run.entries:
-            rounds.append(entry)
+            rounds.round(entry)
         seen += run.seen
         for count in reversed(range(len(run.after))):
             assert follow(start(), rounds.cut(count), rounds, stores=True) == run.after[count]
@@ -148,7 +148,7 @@ DAMAGE = {
 def test_rounds_that_were_damaged_are_refused_in_one_line(tmp_path, damage):
     rounds, (edit, reason) = RoundsFile(tmp_path / "rounds.jsonl"), DAMAGE[damage]
     for entry in led(0).entries[:3]:
-        rounds.append(entry)
+        rounds.round(entry)
     first, second, third = rounds.path.read_text().splitlines()
     rounds.path.write_text(f"{first}\n{edit(second)}\n{third}\n")
     with pytest.raises(LockstepError, match=reason) as caught:

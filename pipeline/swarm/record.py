@@ -1,0 +1,118 @@
+"""What a killed training goes on from: its rounds so far, and checkpoints of its state."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pipeline.protocol.driver import RunProgress
+from pipeline.swarm.begin import Start
+from pipeline.swarm.round_settings import RoundSettings
+from pipeline.swarm.swarm import NotFiniteError, Taken
+from pipeline.transcript.entry import Entry
+from pipeline.transcript.follow import follow
+from pipeline.transcript.rounds_file import RoundsFile
+from pipeline.transcript.state import State
+from pipeline.weights.checkpoints import Checkpoints, Saved
+
+
+class Begun(NamedTuple):
+    """Where a training begins, or goes on.
+
+    step: Rounds behind it. state: Its state after them. progress: The run after them. entries:
+      Their record, if it goes on. rest: What its checkpoint holds besides; None at the beginning.
+    """
+
+    step: int
+    state: State
+    progress: RunProgress
+    entries: list[Entry]
+    rest: dict[str, Any] | None
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The peers whose process was gone; release 0.1 did not say."""
+        return tuple((self.rest or {}).get("absent", ()))
+
+
+@dataclass
+class Record:
+    """The record of a training in progress.
+
+    Attributes:
+      rounds: The file of its rounds, or the writer of its transcript; None keeps no rounds.
+      checkpoints: Its checkpoints; None keeps none.
+      every: Rounds between two checkpoints.
+      timed: Returns a block whose time counts for a phase of the round.
+    """
+
+    rounds: RoundsFile | None = None
+    checkpoints: Checkpoints | None = None
+    every: int = 1
+    timed: Callable[[str], AbstractContextManager[None]] = nullcontext
+
+    def begin(self, start: Start, settings: RoundSettings, saved: Saved | None = None) -> Begun:
+        """Return where a training goes on that has saved a checkpoint, else its beginning.
+
+        Rounds after the checkpoint are forgotten, and the others followed to where the run is.
+
+        Raises:
+          LockstepError: Rounds are missing, damaged or false.
+        """
+        progress, entries = start.progress(settings), []
+        step, state, rest = saved or (start.step, start.state, None)
+        if self.rounds:
+            entries = self.rounds.cut(step)
+            progress = follow(progress, entries, self.rounds, stores=settings.stores_epochs)
+        return Begun(step, state, progress, entries, rest)
+
+    def state_is_due(self, step: int) -> bool:
+        """Return whether a snapshot or a checkpoint is taken after a step, whatever happens."""
+        return self._snapshot_is_due(step) or self._checkpoint_is_due(step)
+
+    def keep(
+        self,
+        taken: Taken,
+        state: Callable[[], State],
+        rest: Callable[[], dict[str, Any]],
+        *,
+        save: bool,
+    ) -> None:
+        """Append a round, and take the snapshot and the checkpoint that are due after it.
+
+        Args:
+          taken: The round.
+          state: Returns a copy of the whole state after it.
+          rest: Returns what a checkpoint holds besides.
+          save: Whether a checkpoint is saved though it is not due.
+
+        Raises:
+          NotFiniteError: The state is due, and not finite.
+        """
+        step = taken.entry.round.step
+        if self.rounds:
+            with self.timed("transcript"):
+                self.rounds.round(*taken)
+        snapshot = self._snapshot_is_due(step)
+        checkpoint = self.checkpoints and (save or self._checkpoint_is_due(step))
+        if not (snapshot or checkpoint):
+            return
+        with self.timed("fetch state"):
+            state_after = state()
+        # a loss shows neither a momentum's NaN nor the last round's
+        if bad := state_after.not_finite():
+            raise NotFiniteError(f"{bad[0]} is not finite after round {step}")
+        if snapshot:
+            with self.timed("snapshot"):
+                self.rounds.snapshot(step, state_after)
+        if checkpoint:
+            with self.timed("checkpoint"):
+                besides = rest()
+                self.rounds.flush()  # a checkpoint that outlives a power cut finds its rounds
+                self.checkpoints.save(step, state_after, besides)
+
+    def _snapshot_is_due(self, step: int) -> bool:
+        return self.rounds is not None and self.rounds.takes(step)
+
+    def _checkpoint_is_due(self, step: int) -> bool:
+        return self.checkpoints is not None and step % self.every == 0
