@@ -24,8 +24,10 @@ from pipeline.stage import devices
 from pipeline.swarm.begin import Setup, Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import RunningPeers
+from pipeline.swarm.record import Record
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import Swarm
+from pipeline.swarm.training import Training
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
@@ -108,15 +110,9 @@ class Lab:
             )
         )
         writer.snapshot(0, self.begin.state)
-        progress = self.begin.progress(settings)
-        while True:
-            progress, taken = swarm.take_round(progress)
-            if taken is None:
-                break
-            writer.round(*taken)
-            step = taken.entry.round.step
-            if snapshots.takes(step):
-                writer.snapshot(step, peers.state())
+        record = Record(writer)
+        begun = record.begin(self.begin, settings)
+        Training(swarm, begun, record, run.config.total_steps).take_rounds()
         return Trained(Transcript(folder), faults.fired, peers.state().params)
 
     def audit(

@@ -25,15 +25,16 @@ def main() -> None:
     asked = parser.parse_args()
     allocator.tune()
     from pipeline import __main__ as command_line
-    from pipeline import train
+    from pipeline.monitor.terminal import Terminal
 
-    class Training(train._Training):
-        def _keep(self, *arguments, **options):
-            super()._keep(*arguments, **options)
-            if asked.every and self.step % asked.every == 0:
-                ctypes.CDLL(None).malloc_trim(0)
+    kept = Terminal.kept
 
-    train._Training = Training
+    def trimmed(terminal, entry, progress):
+        kept(terminal, entry, progress)
+        if asked.every and entry.round.step % asked.every == 0:
+            ctypes.CDLL(None).malloc_trim(0)
+
+    Terminal.kept = trimmed
     command_line._stage("train", Path(RUN_FILE), asked.root)
     lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     peak, now = (round(int(lines[name].split()[0]) / 1000) for name in ("VmHWM", "VmRSS"))

@@ -4,7 +4,14 @@ A row has all that validation needs. What is sent in place of the truth is in `s
 when, in `swarm/faults.py`.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from pipeline.runfile.optimizer import Compressing, OptimizerVariant
+from pipeline.runfile.table import wrong
+
+if TYPE_CHECKING:  # whose fault kinds these are
+    from pipeline.runfile.tables import Fault, Peers
 
 
 class Kind(NamedTuple):
@@ -90,3 +97,70 @@ KINDS: dict[str, Kind] = {
 
 OF_OTHERS = {"copycat", "opposite", "little_enough", "equivocation", "false_verifier"}
 """Kinds that involve another peer, so that a run needs at least two."""
+
+
+class Rounds(Protocol):
+    """What of `[config]` bounds the faults of a run."""
+
+    init_min_clients: int
+    total_steps: int
+    verification_percent: int
+
+
+def check_faults(
+    schedule: "Sequence[Fault]",
+    peers: "Peers",
+    config: Rounds,
+    optimizer: OptimizerVariant | None,
+    where: tuple[str, ...],
+) -> None:
+    """Check that the rest of a run allows its faults.
+
+    Args:
+      schedule: The faults.
+      peers: `[peers]`.
+      config: `[config]`.
+      optimizer: Its table; None for one that has none.
+      where: The key of the schedule.
+
+    Raises:
+      PydanticCustomError: A fault does not fit, with its key and what was expected.
+    """
+    for index, fault in enumerate(schedule):
+        if misfit := _misfit(fault, peers, config, optimizer):
+            key, expected = misfit
+            raise wrong((*where, index, key), expected)
+    joining = {peer for fault in schedule if fault.kind == "join" for peer in fault.peers}
+    least = config.init_min_clients
+    if len(joining) > peers.count - least:
+        text = f"at most {peers.count - least} peers that join, beside {least} from the start"
+        raise wrong(where, text)
+
+
+def _misfit(
+    fault: "Fault", peers: "Peers", config: Rounds, optimizer: OptimizerVariant | None
+) -> tuple[str, str] | None:
+    """The key of a fault that the rest of the run rules out, and what was expected; or None."""
+    compressed = isinstance(optimizer, Compressing)
+    needs = KINDS[fault.kind].needs
+    if max(fault.peers) >= peers.count:
+        return "peer", f"a number below {peers.count}, the number of peers"
+    if fault.rounds[1] > config.total_steps:
+        return "rounds", f"rounds up to {config.total_steps}, the last"
+    if fault.kind in OF_OTHERS and peers.count < 2:
+        return "kind", "a kind for a lone peer: this one involves others"
+    if needs == "values" and compressed and optimizer.quantize_1bit:
+        return "kind", "a kind for signs, or quantize_1bit = false, since signs have no size"
+    if needs == "plain" and not compressed:
+        return "kind", "a kind for gradients, which have no indices"
+    if needs == "plain" and peers.wire != "psyche":
+        return "kind", 'wire = "psyche" with it, since compressed indices cannot repeat'
+    if needs == "plain" and min(optimizer.compression_topk, optimizer.compression_chunk) < 2:
+        return "kind", "at least 2 coefficients per block, so that one can be sent twice"
+    if fault.kind == "wrong_precision" and peers.layout != "each":
+        return "kind", 'layout = "each" with it, so that one peer can run another program'
+    if fault.kind == "wrong_precision" and peers.attention == "cudnn":
+        return "kind", 'attention = "matmul" with it, since cuDNN computes in bfloat16 only'
+    if fault.kind == "false_verifier" and not config.verification_percent:
+        return "kind", "verification_percent above 0 with it, so that peers verify"
+    return None

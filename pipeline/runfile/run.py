@@ -13,13 +13,11 @@ from pipeline.errors import LockstepError
 from pipeline.runfile.data import Download
 from pipeline.runfile.evaluate import Evaluate
 from pipeline.runfile.explain import validate
-from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
-from pipeline.runfile.optimizer import Compressing
+from pipeline.runfile.fault_kinds import check_faults
 from pipeline.runfile.psyche import LLM, STATE_KEYS, CurrentConfig, Model, OlderConfig, read_config
 from pipeline.runfile.table import Table, missing, wrong
 from pipeline.runfile.tables import (
     Export,
-    Fault,
     Faults,
     HeldOut,
     Links,
@@ -92,10 +90,7 @@ class Run(Table):
         if count < self.config.init_min_clients:
             least = self.config.init_min_clients
             raise wrong(("peers", "count"), f"at least config.init_min_clients ({least})")
-        for key in Links.model_fields:
-            value = getattr(self.links, key)
-            if isinstance(value, tuple) and len(value) != count:
-                raise wrong(("links", key), f"one number, or {count} of them (peers.count)")
+        self.links.check(count, ("links",))
         return self
 
     @model_validator(mode="after")
@@ -133,46 +128,9 @@ class Run(Table):
 
     @model_validator(mode="after")
     def _faults_fit(self) -> "Run":
-        for index, fault in enumerate(self.faults.schedule):
-            if misfit := self._misfit(fault):
-                key, expected = misfit
-                raise wrong(("faults", "schedule", index, key), expected)
-        joining = {p for f in self.faults.schedule if f.kind == "join" for p in f.peers}
-        most = self.peers.count - self.config.init_min_clients
-        if len(joining) > most:
-            text = f"at most {most} peers that join, beside config.init_min_clients from the start"
-            raise wrong(("faults", "schedule"), text)
+        schedule, optimizer = self.faults.schedule, self.llm.optimizer
+        check_faults(schedule, self.peers, self.config, optimizer, ("faults", "schedule"))
         return self
-
-    def _misfit(self, fault: Fault) -> tuple[str, str] | None:
-        """The key of a fault that the rest of the run rules out, and what was expected; or None."""
-        count, steps, optimizer = self.peers.count, self.config.total_steps, self.llm.optimizer
-        signs = isinstance(optimizer, Compressing) and optimizer.quantize_1bit
-        needs = KINDS[fault.kind].needs
-        if max(fault.peers) >= count:
-            return "peer", f"less than peers.count ({count})"
-        if fault.rounds[1] > steps:
-            return "rounds", f"rounds up to config.total_steps ({steps})"
-        if fault.kind in OF_OTHERS and count < 2:
-            return "kind", "a kind for a lone peer: this one involves others"
-        if needs == "values" and signs:
-            return "kind", "a kind for signs, or quantize_1bit = false, since signs have no size"
-        if needs == "plain" and not isinstance(optimizer, Compressing):
-            return "kind", "a kind for gradients, which have no indices"
-        if needs == "plain" and self.peers.wire != "psyche":
-            return "kind", 'peers.wire = "psyche" with it, since compressed indices cannot repeat'
-        if needs == "plain" and min(optimizer.compression_topk, optimizer.compression_chunk) < 2:
-            return "kind", "at least 2 coefficients per block, so that one can be sent twice"
-        if fault.kind == "wrong_precision" and self.peers.layout != "each":
-            return "kind", 'peers.layout = "each" with it, so that one peer can run another program'
-        if fault.kind == "wrong_precision" and self.peers.attention == "cudnn":
-            return (
-                "kind",
-                'peers.attention = "matmul" with it, since cuDNN computes in bfloat16 only',
-            )
-        if fault.kind == "false_verifier" and not self.config.verification_percent:
-            return "kind", "config.verification_percent above 0 with it, so that peers verify"
-        return None
 
     @model_validator(mode="after")
     def _epochs_have_destinations(self) -> "Run":

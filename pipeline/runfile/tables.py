@@ -128,6 +128,17 @@ class Links(Table):
     an audit takes the author's word for it. A step is compiled before its round begins, so
     config.max_round_train_time need not leave room for that."""
 
+    def check(self, count: int, where: tuple[str, ...]) -> None:
+        """Check that each list has a number for each of `count` peers; `where` is this table's key.
+
+        Raises:
+          PydanticCustomError: One has another length, with its key and what was expected.
+        """
+        for key in Links.model_fields:
+            value = getattr(self, key)
+            if isinstance(value, tuple) and len(value) != count:
+                raise wrong((*where, key), f"one number, or {count} of them, one for each peer")
+
 
 class Fault(Table):
     """One kind of fault, committed by one or several peers for some rounds."""
@@ -177,22 +188,26 @@ class Fault(Table):
         return self
 
 
+def _none_is_doubled(schedule: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    for later, fault in enumerate(schedule):
+        for earlier, other in enumerate(schedule[:later]):
+            apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
+            same = fault.kind == other.kind and set(fault.peers) & set(other.peers)
+            if same and not apart:
+                raise wrong(
+                    (later, "rounds"), f"rounds outside those of the same fault, [{earlier}]"
+                )
+    return schedule
+
+
+Schedule = Annotated[tuple[Fault, ...], AfterValidator(_none_is_doubled), AsTuple]
+
+
 class Faults(Table):
     """Faults that peers commit on purpose, to test the audit."""
 
-    schedule: Annotated[tuple[Fault, ...], AsTuple] = ()
+    schedule: Schedule = ()
     """The faults; an empty list is an honest run."""
-
-    @model_validator(mode="after")
-    def _no_fault_is_doubled(self) -> "Faults":
-        for later, fault in enumerate(self.schedule):
-            for earlier, other in enumerate(self.schedule[:later]):
-                apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
-                same = fault.kind == other.kind and set(fault.peers) & set(other.peers)
-                if same and not apart:
-                    key = ("schedule", later, "rounds")
-                    raise wrong(key, f"rounds outside those of faults.schedule[{earlier}]")
-        return self
 
 
 class Witness(Table):

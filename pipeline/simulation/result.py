@@ -112,22 +112,25 @@ class Result:
 
 
 class Log:
-    """The CSV files of a simulation's curves, each row there as soon as it is known.
+    """A simulation's curves, and their CSV files, where each row is as soon as it is known.
 
     Args:
-      folder: Where they are written, which is there; None writes none.
+      folder: Where the files are written, which is there; None writes none.
       settings: What config.json holds.
-      curves: Rows of the rounds before, if it goes on.
     """
 
-    def __init__(self, folder: Path | None, settings: dict, curves: Curves):
-        self.folder, self.curves = folder, curves
-        if folder is None:
+    def __init__(self, folder: Path | None, settings: dict):
+        self.folder, self.settings, self.curves = folder, settings, Curves()
+
+    def begin(self, curves: Curves) -> None:
+        """Begin with the rows of the rounds before, if the simulation goes on."""
+        self.curves = curves
+        if self.folder is None:
             return
-        text = json.dumps(settings, indent=2, default=str)
-        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(self.settings, indent=2, default=str)
+        (self.folder / "config.json").write_text(text + "\n", encoding="utf-8")
         for name, columns in COLUMNS.items():
-            with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+            with open(self.folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, columns)
                 writer.writeheader()
                 writer.writerows(getattr(curves, name))

@@ -1,19 +1,25 @@
-"""What `simulate` is asked for, as the run that stage train would read from a file."""
+"""What `simulate` is asked for, checked by the tables of a run file that have it too."""
 
 import numbers
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Optimizer
 from pipeline.programs.optimizers import Setting, build, learning_rate_of, optimizer_of
 from pipeline.runfile.explain import validate
-from pipeline.runfile.fault_kinds import KINDS
-from pipeline.runfile.optimizer import Compressing, OptimizerVariant
-from pipeline.runfile.psyche import LLM, OlderConfig
-from pipeline.runfile.table import U32
+from pipeline.runfile.fault_kinds import KINDS, check_faults
+from pipeline.runfile.optimizer import AnyOptimizer, Compressing, OptimizerVariant
+from pipeline.runfile.psyche import MAX_CLIENTS
+from pipeline.runfile.schedule import AnySchedule
+from pipeline.runfile.table import Table, wrong
+from pipeline.runfile.tables import Schedule
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.wire import message as wire
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
@@ -61,23 +67,136 @@ SPELLED = {  # as functions of the library are called; other names in lower case
 DEMO = {"quantize_1bit": False}  # DeMo is DisTrO with values
 IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is given in full
 
-# How the run file calls what is an argument here.
-ARGUMENTS = {
-    "model.LLM.": "",
-    "lr_schedule": "learning_rate",
-    "faults.schedule": "faults",
-    "peers.count": "peers",
-    "peers.layout": "layout",
-    "config.total_steps": "steps",
-    "config.verification_percent": "verification_percent",
-}
+Layout = Literal["each", "shard_map", "vmap", "pmap"]
 
 
-class SimulatedConfig(OlderConfig):
-    """`[config]` of a simulation, whose batch has no bound of 16 bits."""
+@dataclass(frozen=True)
+class SimulatedConfig:
+    """`[config]` of a simulation, as the coordinator reads it, in one endless run of short epochs.
 
-    global_batch_size: U32
-    """Examples per round, over all peers."""
+    Attributes:
+      rows: Examples of a round, over all peers.
+      least: Peers without which a round cannot be.
+      witness_nodes: Peers elected as witnesses; 0 is all.
+    """
+
+    rows: int
+    least: int
+    witness_nodes: int
+    verification_percent: int
+    max_round_train_time: int
+    total_steps: int = MOST_ROUNDS  # a simulation can go on later
+    rounds_per_epoch: int = ROUNDS_PER_EPOCH
+    epoch_time: None = None
+    waiting_for_members_extra_time: int = 10
+    warmup_time: int = 2**32
+    round_witness_time: int = 1
+    cooldown_time: int = 1
+
+    @property
+    def init_min_clients(self) -> int:
+        """Peers with which an epoch begins."""
+        return self.least
+
+    @property
+    def min_clients(self) -> int:
+        """Peers below which an epoch ends early."""
+        return self.least
+
+    def batch_size(self, tokens: int) -> int:
+        """Return the examples of a round, which are always as many."""
+        del tokens
+        return self.rows
+
+
+class Asked(Table):
+    """The arguments of `simulate` that a run file has too."""
+
+    optimizer: AnyOptimizer | None
+    """Table of the optimizer; None for an `Optimizer`."""
+    learning_rate: AnySchedule
+    """Schedule of the learning rate; not of one that is a function."""
+    peers: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+    """Number of peers."""
+    steps: int
+    """Rounds."""
+    batch_size: int
+    """Examples of a peer in each local step."""
+    links: runfile.Links
+    """`[links]`; its tokens are examples."""
+    faults: Schedule
+    """`[faults] schedule`."""
+    verification_percent: int
+    """Percentage of peers that verify."""
+    max_round_train_time: int
+    """Seconds after which a round goes on without a message."""
+    seed: int
+    """Seed of all randomness."""
+    shuffle: bool
+    """Whether examples come in random order."""
+    micro_batch: int | None
+    """Examples of a gradient computation; None for the most that fit into memory."""
+    dtype: Literal["float32", "bfloat16"]
+    """Precision of the arithmetic."""
+    layout: Layout
+    """How peers run on devices."""
+    stacked: tuple[str, ...]
+    """Names of params whose arrays have a leading axis of layers."""
+    eval_every: int
+    """Rounds between measurements."""
+    correlation_every: int | None
+    """Rounds between correlations; None for none."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Asked":
+        if self.verification_percent and self.layout != "each":
+            text = "since a verifier runs the trainer's own program"
+            raise wrong("verification_percent", f"0 with layout = {self.layout}, {text}")
+        self.links.check(self.peers, ("links",))
+        config = replace(self.config(0), total_steps=self.steps)
+        peers = runfile.Peers(count=self.peers, layout=self.layout, precision=self.dtype)
+        check_faults(self.faults, peers, config, self.optimizer, ("faults",))
+        return self
+
+    def config(self, rows: int) -> SimulatedConfig:
+        """Return what the coordinator reads, for rounds of so many examples."""
+        witnesses = WITNESSES if self.peers > WITNESSES else 0
+        return SimulatedConfig(
+            rows=rows,
+            least=witnesses or 1,
+            witness_nodes=witnesses,
+            verification_percent=self.verification_percent,
+            max_round_train_time=self.max_round_train_time,
+        )
+
+    def round_settings(self, optimizer: Any) -> RoundSettings:
+        """Return what a round reads, with the micro-batch that is asked for, or the largest.
+
+        Args:
+          optimizer: As of `simulate`.
+
+        Raises:
+          LockstepError: A round would have too many examples.
+        """
+        own = isinstance(optimizer, Optimizer)
+        inner_steps = optimizer.inner_steps if own else self.optimizer.steps_of_a_round
+        trainers = self.peers - self.peers * self.verification_percent // 100
+        rows = trainers * inner_steps * self.batch_size
+        if rows > MOST_EXAMPLES:
+            raise LockstepError(
+                f"simulate: batch_size is {self.batch_size}: {rows:,} examples in a round of "
+                f"{trainers} peers with {inner_steps:,} local steps, expected at most "
+                f"{MOST_EXAMPLES:,}"
+            )
+        return RoundSettings(
+            coordinator=self.config(rows),
+            links=self.links,
+            peers=self.peers,
+            seed=self.seed,
+            row_tokens=1,  # an example counts as one token
+            most_rows=rows,
+            micro_batch=self.micro_batch or self.batch_size,
+        )
 
 
 def tagged(optimizer: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -128,103 +247,46 @@ def schedule_of(learning_rate: Any, default: float) -> Any:
     return {"Constant": constant}
 
 
-def run_of(
-    optimizer: str | Mapping[str, Any] | Optimizer,
-    learning_rate: Any,
-    *,
-    config: Mapping[str, int],
-    peers: Mapping[str, Any],
-    links: Mapping[str, Any] | None,
-    faults: Sequence[Mapping[str, Any]],
-    batch_size: int,
-) -> runfile.Run:
-    """Return the run that does what `simulate` is asked for.
-
-    It has no last round of its own, so that a simulation can go on later.
+def asked_of(optimizer: Any, learning_rate: Any, **others: Any) -> Asked:
+    """Return the arguments of `simulate` that a run file has too, checked.
 
     Args:
       optimizer: As of `simulate`.
       learning_rate: As of `simulate`.
-      config: total_steps, max_round_train_time and verification_percent of `[config]`.
-      peers: `[peers]`.
-      links: `[links]`; its tokens are examples.
-      faults: `[faults]` schedule.
-      batch_size: Examples of a peer in a local step.
+      others: The fields of `Asked` besides.
 
     Raises:
-      LockstepError: A setting is not within its bounds.
+      LockstepError: One is not within its bounds.
     """
     own = isinstance(optimizer, Optimizer)
-    tag, table = ("Dummy", {}) if own else tagged(optimizer)
+    tag, table = (None, None) if own else tagged(optimizer)
     default = DEFAULTS.get(tag, IN_FULL).learning_rate
-    document: dict[str, Any] = {
-        "architecture": "HfAuto",
-        "data_type": "Pretraining",
-        "max_seq_len": 1,  # an example counts as one token
-        "checkpoint": "Ephemeral",
-        "data_location": "Dummy",
-        "lr_schedule": schedule_of(learning_rate, default),
-        "optimizer": {tag: table} if table else tag,
+    document = {
+        "optimizer": None if own else {tag: table} if table else tag,
+        "learning_rate": schedule_of(learning_rate, default),
+        **others,
     }
-    many = peers["count"] > WITNESSES
-    trainers = peers["count"] - peers["count"] * config["verification_percent"] // 100
-    try:
-        llm = validate(LLM, document, "simulate")
-        inner_steps = optimizer.inner_steps if own else llm.inner_steps
-        examples = trainers * inner_steps * batch_size
-        if examples > MOST_EXAMPLES:
-            raise LockstepError(
-                f"simulate: batch_size is {batch_size}: {examples:,} examples in a round of "
-                f"{trainers} peers with {inner_steps:,} local steps, expected at most "
-                f"{MOST_EXAMPLES:,}"
-            )
-        whole_config = SimulatedConfig(
-            **config,
-            rounds_per_epoch=ROUNDS_PER_EPOCH,
-            warmup_time=2**32,
-            cooldown_time=1,
-            round_witness_time=1,
-            min_clients=WITNESSES if many else 1,
-            witness_nodes=WITNESSES if many else 0,  # 0: all
-            global_batch_size=examples,
-            checkpointers=(),
-        )
-        whole = {
-            "config": whole_config,
-            "model": {"LLM": document},
-            "peers": dict(peers),
-            "links": {} if links is None else links,
-            "faults": {"schedule": faults},
-        }
-        run = runfile.parse(whole, "simulate")
-    except LockstepError as error:
-        text = str(error)
-        for key, argument in ARGUMENTS.items():
-            text = text.replace(key, argument)
-        raise LockstepError(text) from error
-    endless = whole_config.model_copy(update={"total_steps": MOST_ROUNDS})
-    return run.model_copy(update={"config": endless})
+    return validate(Asked, document, "simulate")
 
 
-def optimizer_of_run(
-    run: runfile.Run,
+def the_optimizer(
+    asked: Asked,
     optimizer: Any,
     learning_rate: Any,
     groups: Sequence[str],
-    stacked: tuple[str, ...],
 ) -> Optimizer:
     """Return the optimizer itself.
 
     Args:
-      run: The run, of `run_of`.
+      asked: The other arguments.
       optimizer: As of `simulate`.
       learning_rate: As of `simulate`.
       groups: Top-level names of the params.
-      stacked: Those whose arrays have a leading axis of layers.
 
     Raises:
       LockstepError: A setting names no group, or changes nothing.
     """
+    stacked = asked.stacked
     if unknown := [name for name in stacked if name not in groups]:
         raise LockstepError(
             f"simulate: stacked has {unknown[0]!r}, expected some of {', '.join(groups)}"
@@ -241,7 +303,7 @@ def optimizer_of_run(
                 "which has its own"
             )
         return optimizer
-    table = run.llm.optimizer
+    table = asked.optimizer
     inner = getattr(table, "inner", table)
     matrices = isinstance(inner, runfile.OptimizerMuon) or (
         getattr(table, "update", "") == "orthogonal"
@@ -257,19 +319,19 @@ def optimizer_of_run(
             "simulate: stacked is (), expected the names of params whose arrays are matrices of "
             f"layers, of {', '.join(groups)}: only those have orthogonal steps"
         )
-    rate = learning_rate if callable(learning_rate) else learning_rate_of(run.llm.lr_schedule)
-    return build(table, Setting(rate, run.peers.overlap, stacked), groups)
+    rate = learning_rate if callable(learning_rate) else learning_rate_of(asked.learning_rate)
+    return build(table, Setting(rate, 0, stacked), groups)
 
 
-def check_faults(run: runfile.Run, form: wire.Form) -> None:
-    """Check that messages of this form can carry the run's faults.
+def check_signs(faults: Sequence[runfile.Fault], form: wire.Form) -> None:
+    """Check that messages of this form can carry the faults.
 
     Raises:
       LockstepError: They cannot.
     """
     if not form.sparse:
         return
-    for number, fault in enumerate(run.faults.schedule):
+    for number, fault in enumerate(faults):
         if KINDS[fault.kind].needs == "values" and form.sparse[0][0].value_NK.dtype == bool:
             raise LockstepError(
                 f"simulate: faults[{number}].kind is {fault.kind}, expected a kind for signs, "

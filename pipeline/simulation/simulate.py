@@ -13,8 +13,8 @@ from pipeline.programs.train_step import Programs
 from pipeline.simulation import arguments, examples, settings
 from pipeline.simulation.loss_task import LossFn, LossTask
 from pipeline.simulation.nested import Nesting
-from pipeline.simulation.result import Result
-from pipeline.simulation.rounds import Kept, Simulation
+from pipeline.simulation.result import Log, Result
+from pipeline.simulation.rounds import Kept, Problem, take_rounds
 from pipeline.wire.commitment import tree_hash
 
 
@@ -133,25 +133,26 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         stacked=stacked,
         on_round=on_round,
     )
-    run = settings.run_of(
+    asked = settings.asked_of(
         optimizer,
         learning_rate,
-        config={
-            "total_steps": steps,
-            "max_round_train_time": max_round_train_time,
-            "verification_percent": verification_percent,
-        },
-        peers={
-            "count": peers,
-            "layout": layout,
-            "micro_batch": micro_batch or batch_size,
-            "precision": dtype,
-            "seed": seed,
-        },
-        links=links,
-        faults=faults,
+        peers=peers,
+        steps=steps,
         batch_size=batch_size,
+        links={} if links is None else links,
+        faults=list(faults),
+        verification_percent=verification_percent,
+        max_round_train_time=max_round_train_time,
+        seed=seed,
+        shuffle=shuffle,
+        micro_batch=micro_batch,
+        dtype=dtype,
+        layout=layout,
+        stacked=stacked,
+        eval_every=eval_every,
+        correlation_every=correlation_every,
     )
+    round_settings = asked.round_settings(optimizer)
     nesting = Nesting(params)
     first = nesting.nested(params)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
@@ -159,34 +160,24 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     of_peers = examples.of_peers(train_data, peers, seed, shuffle=shuffle)
     held_out = examples.held_out(train_data, eval_data, peers)
     task.check(of_peers[0].take(np.arange(batch_size)).examples)
-    built = settings.optimizer_of_run(run, optimizer, learning_rate, sorted(first), stacked)
+    built = settings.the_optimizer(asked, optimizer, learning_rate, sorted(first))
     programs = Programs(task, built)
-    settings.check_faults(run, programs.form)
+    settings.check_signs(asked.faults, programs.form)
     logs_in = arguments.folder("log_dir", log_dir)
     checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
-
-    described = {
-        "steps": steps,
-        "run": run.model_dump(mode="json", include={"config", "model", "peers", "links", "faults"}),
-        "optimizer": _named(optimizer),
-        "learning_rate": _named(learning_rate),
-        "micro_batch": micro_batch,
-        "shuffle": shuffle,
-        "stacked": list(stacked),
+    described = asked.model_dump(mode="json") | {
         "params": tree_hash(first),
         "examples": [data.examples.count for data in of_peers],
         "messages": programs.form.header.hex(),
-        "eval_every": eval_every,
-        "correlation_every": correlation_every,
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
     }
+    if callable(learning_rate):
+        described["learning_rate"] = "function"
     kept = Kept(checkpoints_in, checkpoint_every, described)
-    simulation = Simulation(run, programs, of_peers, held_out, kept, steps)
-    return simulation.take_rounds(first, logs_in, on_round, show_progress=show_progress)
-
-
-def _named(argument: Any) -> Any:
-    """A setting as config.json has it; of a function, only that it is one."""
-    if isinstance(argument, Optimizer):
-        return "Optimizer"
-    return "function" if callable(argument) else argument
+    return take_rounds(
+        Problem(asked, round_settings, programs, of_peers, held_out, first),
+        kept,
+        Log(logs_in, kept.settings),
+        on_round,
+        show_progress=show_progress,
+    )

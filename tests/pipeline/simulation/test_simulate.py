@@ -16,8 +16,7 @@ import lockstep
 import pipeline
 from pipeline.errors import LockstepError
 from pipeline.optim.sgd import sgd
-from pipeline.simulation.rounds import Simulation
-from pipeline.simulation.settings import DEFAULTS, SPELLED, run_of, tagged
+from pipeline.simulation.settings import DEFAULTS, SPELLED, asked_of, tagged
 from pipeline.wire.message import HEADER
 
 RNG = np.random.default_rng(0)
@@ -177,7 +176,7 @@ def test_the_same_bits_again_and_after_a_kill(tmp_path):
     with open(tmp_path / "train.csv") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == whole.train["loss"].tolist()
-    assert json.loads((tmp_path / "config.json").read_text())["run"]["peers"]["count"] == 2
+    assert json.loads((tmp_path / "config.json").read_text())["peers"] == 2
 
     done = simulate(squares, PARAMS, Dataset(8), DATA, **arguments, **folder)  # reads no more
     assert same(whole, done)
@@ -339,11 +338,18 @@ def test_a_plot_is_drawn(tmp_path):
         result.plot(tmp_path / "loss.xyz")
 
 
+ASKED = {
+    "peers": 2, "steps": 2, "batch_size": 3, "links": {}, "faults": [], "verification_percent": 0,
+    "max_round_train_time": 9, "seed": 0, "shuffle": True, "micro_batch": None,
+    "dtype": "float32", "layout": "each", "stacked": (), "eval_every": 1, "correlation_every": None,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [*DEFAULTS, "demo", "streaming_diloco"])
 def test_every_default_is_a_whole_table(name):
-    config = {"total_steps": 2, "max_round_train_time": 9, "verification_percent": 0}
-    run = run_of(name, None, config=config, peers={"count": 2}, links=None, faults=(), batch_size=3)
-    assert run.config.global_batch_size == 2 * 3 * run.llm.inner_steps
+    asked = asked_of(name, None, **ASKED)
+    rows = asked.round_settings(name).coordinator.batch_size(0)
+    assert rows == 2 * 3 * asked.optimizer.steps_of_a_round
 
 
 WRONG = [
@@ -434,7 +440,8 @@ def test_what_is_wrong_is_said_in_one_line(changes, message):
 
 
 def test_a_folder_that_cannot_be_is_said_before_anything_is_compiled(monkeypatch):
-    monkeypatch.setattr(Simulation, "take_rounds", lambda *_, **__: pytest.fail("took rounds"))
+    took = lambda *_, **__: pytest.fail("took rounds")  # noqa: E731
+    monkeypatch.setattr("pipeline.simulation.simulate.take_rounds", took)
     with pytest.raises(LockstepError, match="log_dir is .*, expected a folder to write to"):
         short(optimizer="sgd", log_dir=__file__)
 

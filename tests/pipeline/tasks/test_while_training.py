@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pipeline import train
+from pipeline.monitor.terminal import Terminal
 from pipeline.stage.keys import PROJECT
 from pipeline.tasks.scores import Metric, TaskResult
 from pipeline.tasks.while_training import TrainingScores
@@ -111,7 +111,7 @@ def trainings(tmp_path_factory):
         tiny.make(root / "run.toml", root, "download", "convert")
         if every:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(train._Training, "_say_who", killed_after(EVERY))
+                patch.setattr(Terminal, "kept", killed_after(EVERY))
                 with pytest.raises(KeyboardInterrupt):
                     tiny.make(root / "run.toml", root, "train")
         tiny.make(root / "run.toml", root, "train")
@@ -119,7 +119,7 @@ def trainings(tmp_path_factory):
 
 
 def killed_after(step: int):
-    def kill(training, entry) -> None:
+    def kill(terminal, entry, progress) -> None:
         if entry.round.step == step:
             raise KeyboardInterrupt
 
