@@ -194,9 +194,8 @@ def _none_is_doubled(schedule: tuple[Fault, ...]) -> tuple[Fault, ...]:
             apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
             same = fault.kind == other.kind and set(fault.peers) & set(other.peers)
             if same and not apart:
-                raise wrong(
-                    (later, "rounds"), f"rounds outside those of the same fault, [{earlier}]"
-                )
+                text = f"rounds outside those of [{earlier}], the same fault"
+                raise wrong((later, "rounds"), text)
     return schedule
 
 
