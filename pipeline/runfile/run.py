@@ -90,7 +90,7 @@ class Run(Table):
         if count < self.config.init_min_clients:
             least = self.config.init_min_clients
             raise wrong(("peers", "count"), f"at least config.init_min_clients ({least})")
-        self.links.check(count, ("links",))
+        self.links.check(count)
         return self
 
     @model_validator(mode="after")
@@ -128,8 +128,7 @@ class Run(Table):
 
     @model_validator(mode="after")
     def _faults_fit(self) -> "Run":
-        schedule, optimizer = self.faults.schedule, self.llm.optimizer
-        check_faults(schedule, self.peers, self.config, optimizer, ("faults", "schedule"))
+        check_faults(self.faults.schedule, self.peers, self.config, self.llm.optimizer)
         return self
 
     @model_validator(mode="after")

@@ -186,7 +186,7 @@ def take_rounds(
 
 
 def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
-    """The settings with the micro-batch that was asked for, or the one from before, or what fits."""
+    """The settings with the micro-batch asked for, else the one before, else the one that fits."""
     asked, settings, programs, of_peers, *_ = problem
     if asked.micro_batch is not None:
         return settings

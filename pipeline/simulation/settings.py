@@ -70,6 +70,14 @@ IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is
 Layout = Literal["each", "shard_map", "vmap", "pmap"]
 
 
+ARGUMENTS = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
+"""What keys of a run file are called here, besides their last names."""
+
+
+def _argument(key: str) -> str:
+    return ARGUMENTS.get(key, key.rpartition(".")[2])
+
+
 @dataclass(frozen=True)
 class SimulatedConfig:
     """`[config]` of a simulation, as the coordinator reads it, in one endless run of short epochs.
@@ -152,10 +160,10 @@ class Asked(Table):
         if self.verification_percent and self.layout != "each":
             text = "since a verifier runs the trainer's own program"
             raise wrong("verification_percent", f"0 with layout = {self.layout}, {text}")
-        self.links.check(self.peers, ("links",))
+        self.links.check(self.peers, "peers")
         config = replace(self.config(0), total_steps=self.steps)
         peers = runfile.Peers(count=self.peers, layout=self.layout, precision=self.dtype)
-        check_faults(self.faults, peers, config, self.optimizer, ("faults",))
+        check_faults(self.faults, peers, config, self.optimizer, _argument)
         return self
 
     def config(self, rows: int) -> SimulatedConfig:

@@ -72,7 +72,7 @@ class Watch(Observer):
       name: What errors call the training.
     """
 
-    def __init__(self, limit: float, name: str):
+    def __init__(self, limit: float, name: str = "train"):
         self.limit, self.name, self.empty = limit, name, 0
 
     def took(self, entry: Entry) -> Entry:
