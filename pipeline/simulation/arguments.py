@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +15,35 @@ from pipeline.optim.expect import (
     expect_integer,
 )
 
-
-def check_counts(**counts: Any) -> None:
-    """Check integers from 1, by name, that 32 bits hold.
-
-    Raises:
-      LockstepError: One is something else.
-    """
-    _one_line(expect_counts, **counts)
-    for name, count in counts.items():
-        fits = "a Python integer from 1, below 2**32"
-        _one_line(expect, name, count, lambda x: isinstance(x, int) and x < 2**32, fits)
+COUNTS = ("peers", "steps", "batch_size", "eval_every", "checkpoint_every", "max_round_train_time")
+MAYBE = ("correlation_every", "micro_batch")  # counts, or None
+FLAGS = ("shuffle", "show_progress")
 
 
-def check_flags(**flags: Any) -> None:
-    """Check that arguments are True or False, by name; errors as of `check_counts`."""
-    _one_line(expect_flags, **flags)
-
-
-def check_rest(
-    *,
-    seed: Any,
-    verification_percent: Any,
-    micro_batch: int | None,
-    batch_size: int,
-    dtype: Any,
-    stacked: Any,
-    on_round: Any,
-) -> None:
-    """Check the arguments that have a rule of their own; as of `simulate`.
+def check(given: Mapping[str, Any]) -> None:
+    """Check the arguments of `simulate` that are counts, flags or have a rule of their own.
 
     Raises:
       LockstepError: One is not what was expected.
     """
-    _one_line(_expect_below, "seed", seed, 2**32, "2**32")
-    _one_line(_expect_below, "verification_percent", verification_percent, 100, "100")
-    fits = f"at most batch_size ({batch_size})"
-    _one_line(expect, "micro_batch", micro_batch, lambda x: x is None or x <= batch_size, fits)
-    known = ("float32", "bfloat16")
-    _one_line(expect, "dtype", dtype, lambda x: x in known, "'float32' or 'bfloat16'")
-    _one_line(expect_groups, stacked=stacked)
+    maybe = {name: given[name] for name in MAYBE if given[name] is not None}
+    counts = {name: given[name] for name in COUNTS} | maybe
+    _one_line(expect_counts, **counts)
+    for name, count in counts.items():
+        fits = "a Python integer from 1, below 2**32"
+        _one_line(expect, name, count, lambda x: isinstance(x, int) and x < 2**32, fits)
+    _one_line(expect_flags, **{name: given[name] for name in FLAGS})
+    _one_line(_expect_below, "seed", given["seed"], 2**32, "2**32")
+    percent = given["verification_percent"]
+    _one_line(_expect_below, "verification_percent", percent, 100, "100")
+    most = given["batch_size"]
+    fits = f"at most batch_size ({most})"
+    _one_line(expect, "micro_batch", given["micro_batch"], lambda x: x is None or x <= most, fits)
+    fits = "'float32' or 'bfloat16'"
+    _one_line(expect, "dtype", given["dtype"], lambda x: x in ("float32", "bfloat16"), fits)
+    _one_line(expect_groups, stacked=given["stacked"])
     called = "a function of a round's numbers, or None"
-    _one_line(expect, "on_round", on_round, lambda x: x is None or callable(x), called)
+    _one_line(expect, "on_round", given["on_round"], lambda x: x is None or callable(x), called)
 
 
 def check_call(function: Callable, name: str, form: str, *arguments: Any) -> None:

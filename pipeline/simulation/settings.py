@@ -118,42 +118,25 @@ class SimulatedConfig:
 
 
 class Asked(Table):
-    """The arguments of `simulate` that a run file has too."""
+    """The arguments of `simulate` that are data, by their names there."""
 
-    optimizer: AnyOptimizer | None
-    """Table of the optimizer; None for an `Optimizer`."""
+    optimizer: AnyOptimizer | None  # None for an `Optimizer`
     learning_rate: AnySchedule
-    """Schedule of the learning rate; not of one that is a function."""
     peers: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
-    """Number of peers."""
     steps: int
-    """Rounds."""
     batch_size: int
-    """Examples of a peer in each local step."""
     links: runfile.Links
-    """`[links]`; its tokens are examples."""
     faults: Schedule
-    """`[faults] schedule`."""
     verification_percent: int
-    """Percentage of peers that verify."""
     max_round_train_time: int
-    """Seconds after which a round goes on without a message."""
     seed: int
-    """Seed of all randomness."""
     shuffle: bool
-    """Whether examples come in random order."""
     micro_batch: int | None
-    """Examples of a gradient computation; None for the most that fit into memory."""
     dtype: Literal["float32", "bfloat16"]
-    """Precision of the arithmetic."""
     layout: Layout
-    """How peers run on devices."""
     stacked: tuple[str, ...]
-    """Names of params whose arrays have a leading axis of layers."""
     eval_every: int
-    """Rounds between measurements."""
     correlation_every: int | None
-    """Rounds between correlations; None for none."""
 
     @model_validator(mode="after")
     def _fits(self) -> "Asked":
@@ -255,13 +238,13 @@ def schedule_of(learning_rate: Any, default: float) -> Any:
     return {"Constant": constant}
 
 
-def asked_of(optimizer: Any, learning_rate: Any, **others: Any) -> Asked:
-    """Return the arguments of `simulate` that a run file has too, checked.
+def asked_of(optimizer: Any, learning_rate: Any, others: Mapping[str, Any]) -> Asked:
+    """Return the arguments of `simulate` that are data, checked by the tables of a run file.
 
     Args:
       optimizer: As of `simulate`.
       learning_rate: As of `simulate`.
-      others: The fields of `Asked` besides.
+      others: The other fields of `Asked`.
 
     Raises:
       LockstepError: One is not within its bounds.

@@ -113,45 +113,26 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     Raises:
       LockstepError: An argument is not what was expected, or the loss is not finite.
     """
-    given = {"correlation_every": correlation_every, "micro_batch": micro_batch}
-    arguments.check_counts(
-        peers=peers,
-        steps=steps,
-        batch_size=batch_size,
-        eval_every=eval_every,
-        checkpoint_every=checkpoint_every,
-        max_round_train_time=max_round_train_time,
-        **{name: count for name, count in given.items() if count is not None},
-    )
-    arguments.check_flags(shuffle=shuffle, show_progress=show_progress)
-    arguments.check_rest(
-        seed=seed,
-        verification_percent=verification_percent,
-        micro_batch=micro_batch,
-        batch_size=batch_size,
-        dtype=dtype,
-        stacked=stacked,
-        on_round=on_round,
-    )
-    asked = settings.asked_of(
-        optimizer,
-        learning_rate,
-        peers=peers,
-        steps=steps,
-        batch_size=batch_size,
-        links={} if links is None else links,
-        faults=list(faults),
-        verification_percent=verification_percent,
-        max_round_train_time=max_round_train_time,
-        seed=seed,
-        shuffle=shuffle,
-        micro_batch=micro_batch,
-        dtype=dtype,
-        layout=layout,
-        stacked=stacked,
-        eval_every=eval_every,
-        correlation_every=correlation_every,
-    )
+    given = {
+        "peers": peers,
+        "steps": steps,
+        "batch_size": batch_size,
+        "links": {} if links is None else links,
+        "faults": faults,
+        "verification_percent": verification_percent,
+        "max_round_train_time": max_round_train_time,
+        "seed": seed,
+        "shuffle": shuffle,
+        "micro_batch": micro_batch,
+        "dtype": dtype,
+        "layout": layout,
+        "stacked": stacked,
+        "eval_every": eval_every,
+        "correlation_every": correlation_every,
+    }
+    told = {"on_round": on_round, "show_progress": show_progress}
+    arguments.check(given | told | {"checkpoint_every": checkpoint_every})
+    asked = settings.asked_of(optimizer, learning_rate, given)
     round_settings = asked.round_settings(optimizer)
     nesting = Nesting(params)
     first = nesting.nested(params)

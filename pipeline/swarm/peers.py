@@ -59,6 +59,8 @@ class Done(NamedTuple):
 class RunningPeers(Protocol):
     """The peers of a run as a round sees them, wherever they are: here, or each in a process.
 
+    Who comes and goes is by default as it is where peers have no processes of their own.
+
     Attributes:
       programs: The run's programs.
       count: How many peers the run has.
@@ -73,16 +75,20 @@ class RunningPeers(Protocol):
         """Return where a peer runs, for the log."""
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers whose processes are there again and can join."""
+        """Return the absent peers that are there again and can join."""
+        return tuple(sorted(self.absent))
 
     def await_return(self) -> tuple[int, ...]:
-        """Wait until an absent peer's process is there again, and return what `returned` does.
+        """Wait until an absent peer is there again, and return what `returned` does.
 
         It returns no peer where none can be expected to return.
         """
+        return self.returned()
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
         """Let go of the members that asked to leave, and return them."""
+        del members
+        return ()
 
     def step(self, asked: RoundSteps) -> dict[int, Done]:
         """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
@@ -137,7 +143,7 @@ class RunningPeers(Protocol):
         """Let go of the peers' processes, if they have any."""
 
 
-class SimulatedPeers:
+class SimulatedPeers(RunningPeers):
     """The peers' state on devices, and the programs that change it, a round at a time.
 
     `peer_step` is dispatched once for each peer on its device group (`layout = "each"`): the
@@ -170,19 +176,6 @@ class SimulatedPeers:
     def where(self, peer: int) -> str:
         """Return where a peer runs, for the log."""
         return str(self.group_of(peer))
-
-    def returned(self) -> tuple[int, ...]:
-        """Return the absent peers: they can join at once, with a new state."""
-        return tuple(sorted(self.absent))
-
-    def await_return(self) -> tuple[int, ...]:
-        """Return the absent peers."""
-        return self.returned()
-
-    def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Return no peer: none asks to leave."""
-        del members
-        return ()
 
     def step(self, asked: RoundSteps) -> dict[int, Done]:
         """Take the step of every peer that has work; the others' state stays as it is."""
@@ -247,9 +240,6 @@ class SimulatedPeers:
         """Apply, for all peers, the messages that the round decided on."""
         after = self._first.receive(messages, sequences, self.count, step)
         self._replicas = self._spread(after.params, after.shared)
-
-    def close(self) -> None:
-        """Do nothing: the peers have no processes."""
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return what the task measures of each lot of rows, on all groups side by side."""

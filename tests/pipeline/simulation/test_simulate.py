@@ -347,7 +347,7 @@ ASKED = {
 
 @pytest.mark.parametrize("name", [*DEFAULTS, "demo", "streaming_diloco"])
 def test_every_default_is_a_whole_table(name):
-    asked = asked_of(name, None, **ASKED)
+    asked = asked_of(name, None, ASKED)
     rows = asked.round_settings(name).coordinator.batch_size(0)
     assert rows == 2 * 3 * asked.optimizer.steps_of_a_round
 
