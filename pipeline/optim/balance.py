@@ -11,6 +11,7 @@ from pipeline.optim.expect import expect_groups, expect_kind, expect_rates
 from pipeline.optim.optimizer import (
     LookaheadFn,
     Optimizer,
+    RoundPeers,
     Tree,
     align_inside,
     looks_ahead,
@@ -54,9 +55,9 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         return optimizer.send(own, others(params), shared, step)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = optimizer.receive(messages, weight, others(params), shared, step)
+        updates, shared = optimizer.receive(messages, peers, others(params), shared, step)
         return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
@@ -134,10 +135,10 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return Balanced(own.load, message), Balanced(zeros(own.load), inside)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = optimizer.receive(messages.optimizer, weight, params, shared, step)
-        present = weight > 0
+        updates, shared = optimizer.receive(messages.optimizer, peers, params, shared, step)
+        present = peers.weight > 0
         count = jnp.maximum(jnp.sum(present), 1)
 
         def move(load_P: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from pipeline.optim.expect import (
     expect_learning_rate,
     expect_rates,
 )
-from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, no_lookahead, rate
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree, clip_scale, no_lookahead, rate
 
 TINY = np.finfo(np.float32).tiny  # keeps the distance from a zero gradient finite
 
@@ -60,9 +60,9 @@ def dense(
         return own, optax.EmptyState()
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        grads = weighted_mean(messages, weight if by_weight else weight > 0)
+        grads = weighted_mean(messages, peers.weight if by_weight else peers.weight > 0)
         scale = clip_scale(grads, clip_grad_norm)
         grads = jax.tree.map(lambda g: g * scale, grads)
         d, shared = direction.update(grads, shared)

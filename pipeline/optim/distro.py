@@ -23,7 +23,15 @@ from pipeline.optim.expect import (
     expect_rates,
     expect_share,
 )
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, clip_scale, no_lookahead, rate
+from pipeline.optim.optimizer import (
+    KeyPath,
+    Optimizer,
+    RoundPeers,
+    Tree,
+    clip_scale,
+    no_lookahead,
+    rate,
+)
 from pipeline.optim.step_direction import StepDirection
 
 
@@ -182,10 +190,10 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
         return message, after_sending(own, message)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         decay = momentum.decay(step)
-        directions = momentum.directions(params, messages, weight > 0)
+        directions = momentum.directions(params, messages, peers.weight > 0)
         return momentum.updates(params, directions, decay, step), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
@@ -263,10 +271,10 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         return message, own._replace(sent=_positions(message))
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         decay = momentum.decay(step)
-        directions = momentum.directions(params, messages, weight > 0)
+        directions = momentum.directions(params, messages, peers.weight > 0)
         waiting = jax.tree.map(lambda d: d.astype(momentum.direction.dtype), directions)
         when = step + (overlap == 2)
         return momentum.updates(params, shared.direction, decay, when), WaitingDirection(waiting)

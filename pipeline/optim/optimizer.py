@@ -10,6 +10,30 @@ Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
 
 
+class RoundPeers(NamedTuple):
+    """What `receive` knows of each peer besides its message: int32 [peer], never the peer's word.
+
+    Attributes:
+      weight: Sequences that the peer was assigned; 0 where it is absent.
+      age: Versions of the params that came after those that its message began with.
+      steps: Local steps that it took; 0 where it is absent.
+    """
+
+    weight: jax.Array
+    age: jax.Array
+    steps: jax.Array
+
+    @classmethod
+    def synchronous(cls, weight: jax.Array, steps: int = 1) -> "RoundPeers":
+        """Return peers that all began with the newest params.
+
+        Args:
+          weight: int32 [peer], sequences assigned; 0 where a peer is absent.
+          steps: Local steps of a round; a peer with fewer sequences takes one step for each.
+        """
+        return cls(weight, 0 * weight, weight.clip(0, steps))
+
+
 class InitFn(Protocol):
     """init(params) -> own, shared."""
 
@@ -89,17 +113,17 @@ class SendFn(Protocol):
 
 
 class ReceiveFn(Protocol):
-    """receive(messages, weight, params, shared, step) -> updates, shared."""
+    """receive(messages, peers, params, shared, step) -> updates, shared."""
 
     def __call__(
-        self, messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         """Return what all peers add to their params, once a round.
 
         Args:
           messages: A message with a leading axis [peer] on every array.
-          weight: int32 [peer], the sequences that each was assigned, never its own word; 0 where it
-            is absent: then its row may hold anything, and changes no bit.
+          peers: Their weights, ages and local steps. The row of an absent peer, whose weight is 0,
+            may hold anything, and changes no bit.
           params: What all peers agree on.
           shared: The state that is one copy.
           step: int32 [], counted from 1.
@@ -175,7 +199,7 @@ class Optimizer(NamedTuple):
             own        = accumulate(grads, own, params, step)
           message, own = send(own, params, shared, step)
         each round, everybody alike:
-          updates, shared = receive(messages, weight, params, shared, step)
+          updates, shared = receive(messages, peers, params, shared, step)
 
     A peer that takes no step in a round aligns all the same. `compare` serves an audit and `areas`
     the wire format. No function knows whether peers are rows of an array or machines. Shapes do not

@@ -11,7 +11,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.optim.expect import expect, expect_flags, expect_function, expect_kind
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, align_before, looks_ahead
+from pipeline.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, align_before, looks_ahead
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
 """exchange(message, step) -> sent, received: what this peer sent, and every peer's message with a
@@ -123,7 +123,8 @@ def as_transform(
             message, after = optimizer.send(taken, params, shared, step)
             after = jax.tree.map(partial(jnp.where, finite), after, own)
             _, (received, weight) = exchange((message, finite.astype(jnp.int32)), step)
-            steps, agreed = optimizer.receive(received, weight, params, shared, step)
+            peers = RoundPeers(weight, 0 * weight, optimizer.inner_steps * weight)
+            steps, agreed = optimizer.receive(received, peers, params, shared, step)
             return steps, after, agreed
 
         def go_on() -> tuple[Tree, Tree, Tree]:

@@ -12,7 +12,7 @@ from pipeline.optim.compressor import Coefficients, Compressor
 from pipeline.optim.dense import TINY, weighted_mean
 from pipeline.optim.expect import expect_number, expect_rates
 from pipeline.optim.local.local_steps import local_steps
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, no_lookahead
+from pipeline.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, no_lookahead
 from pipeline.optim.quantize.levels import level_of, two_levels
 from pipeline.optim.quantize.quantizer import pack, unpack
 
@@ -109,11 +109,11 @@ def _largest_of_what_is_left(
         return message, jax.tree.map(jnp.subtract, own, decode(message, params))
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         del step
-        decoded = jax.vmap(partial(decode, params=params), axis_size=len(weight))(messages)
-        mean = weighted_mean(decoded, weight)
+        decoded = jax.vmap(partial(decode, params=params), axis_size=len(peers.weight))(messages)
+        mean = weighted_mean(decoded, peers.weight)
         return jax.tree.map(lambda q: -learning_rate * q, mean), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:

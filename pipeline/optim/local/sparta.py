@@ -7,7 +7,7 @@ import optax
 from pipeline.optim.dense import TINY, weighted_mean
 from pipeline.optim.expect import expect_integer, expect_number, expect_one_of
 from pipeline.optim.local.fedavg import fedavg
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 
 SELECTORS = ("random", "shuffled", "partitioned")
 
@@ -94,12 +94,12 @@ def sparta(
         return message_of(own, at), after_sending(own, at)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         def update(theta: jax.Array, mean_K: jax.Array, at_K: jax.Array) -> jax.Array:
             return jnp.zeros(theta.size).at[at_K].set(-mean_K).reshape(theta.shape)
 
-        mean = weighted_mean(messages, weight)
+        mean = weighted_mean(messages, peers.weight)
         return jax.tree.map(update, params, mean, places(params, step)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:

@@ -10,7 +10,7 @@ import optax
 from pipeline.optim.dense import TINY, weighted_mean
 from pipeline.optim.expect import expect_counts, expect_decay, expect_kind, expect_rates
 from pipeline.optim.local.fragments import fragment_of, init_of_each, put, put_row, row, take
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 from pipeline.optim.sgd import sgd
 
 
@@ -101,17 +101,17 @@ def sparta_diloco(
         return TwoParts(places, far(own, number)), after_sending(after, number)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         number = fragment_of(step, outer_every)
         here, anchor = take_one(params, number), take_one(shared.anchor, number)
-        mean = weighted_mean(messages.fragment, weight)
+        mean = weighted_mean(messages.fragment, peers.weight)
         pseudogradient = jax.tree.map(lambda a, x, d: (a - x + d)[None], anchor, here, mean)
-        one, state = jnp.ones(1, jnp.int32), row(shared.outer, number)
+        one, state = RoundPeers.synchronous(jnp.ones(1, jnp.int32)), row(shared.outer, number)
         moves, state = outer.receive(pseudogradient, one, anchor, state, step)
         anchor = jax.tree.map(jnp.add, anchor, moves)
 
-        updates, _ = sparse.receive(messages.places, weight, params, shared, step)
+        updates, _ = sparse.receive(messages.places, peers, params, shared, step)
         updates = put_one(updates, jax.tree.map(jnp.subtract, anchor, here), number)
         anchors = put_one(shared.anchor, anchor, number)
         return updates, OuterState(anchors, put_row(shared.outer, state, number))

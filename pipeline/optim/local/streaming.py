@@ -10,7 +10,7 @@ from pipeline.optim.expect import expect_counts, expect_decay, expect_integer
 from pipeline.optim.local.diloco import outer_sgd
 from pipeline.optim.local.fragments import fragment_of, init_of_each, put, put_row, row, take
 from pipeline.optim.local.local_steps import check_parts, step_alone
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 from pipeline.optim.quantize.quantizer import Quantizer
 
 
@@ -134,11 +134,11 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
         return message, after_sending(own, state, step)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         number = fragment_of(step, fragments)
         here, agreed = take_one(params, number), row(shared, number)
-        updates, agreed = outer.receive(messages, weight, here, agreed, step)
+        updates, agreed = outer.receive(messages, peers, here, agreed, step)
         still = jax.tree.map(jnp.zeros_like, params)
         return put_one(still, updates, number), put_row(shared, agreed, number)
 

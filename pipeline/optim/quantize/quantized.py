@@ -10,7 +10,7 @@ import optax
 
 from pipeline.optim.dense import TINY
 from pipeline.optim.expect import expect_kind, expect_share
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 from pipeline.optim.quantize.quantizer import Quantizer
 
 
@@ -80,10 +80,10 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         return message, kept(after, left_out)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        decoded = jax.vmap(partial(decode, params=params), axis_size=len(weight))(messages)
-        return optimizer.receive(decoded, weight, params, shared, step)
+        decoded = jax.vmap(partial(decode, params=params), axis_size=len(peers.weight))(messages)
+        return optimizer.receive(decoded, peers, params, shared, step)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         x, after = exact(own, params, step)

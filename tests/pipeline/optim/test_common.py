@@ -22,7 +22,7 @@ from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import Optimizer, clip_scale, looks_ahead
+from pipeline.optim.optimizer import Optimizer, RoundPeers, clip_scale, looks_ahead
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.quantize.qsgd import QSGD
@@ -170,7 +170,9 @@ def sent(name: str) -> tuple:
 
     def receive(rows: list, weights: list[int]) -> tuple:
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *rows)
-        return optimizer.receive(stacked, jnp.int32(weights), params, shared, 1)
+        return optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.int32(weights)), params, shared, 1
+        )
 
     return messages, receive
 

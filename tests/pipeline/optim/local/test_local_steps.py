@@ -9,6 +9,7 @@ import pytest
 from pipeline.optim.adamw import adamw
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.transform import alone, as_transform, lookahead_params
 from pipeline.weights.trees import load_tree, save_tree
 from tests.pipeline.optim.compiled import compiled
@@ -110,7 +111,9 @@ def test_a_message_is_how_far_its_peer_went_in_every_round():
         jax.tree.map(np.testing.assert_array_equal, own, compared)
         assert not own.drift["w"].any()
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, jnp.ones(1, jnp.int32), params, shared, t)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, t
+        )
         params = jax.tree.map(jnp.add, params, updates)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.optim.adamw import adamw
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.streaming import streaming_diloco
-from pipeline.optim.optimizer import align, align_before
+from pipeline.optim.optimizer import RoundPeers, align, align_before
 from pipeline.optim.sgd import sgd
 from pipeline.optim.transform import lookahead_params
 from pipeline.weights.trees import load_tree, save_tree
@@ -96,7 +96,9 @@ def test_a_message_is_how_far_its_peer_went_in_the_fragment_of_the_round():
         data = wire.encode(jax.device_get(message), form)
         assert len(data) == wire.HEADER.size + 4 * 6
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, jnp.int32([1]), params, shared, t)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(jnp.int32([1])), params, shared, t
+        )
         assert not updates["w"].ravel()[: at.start].any()
         assert not updates["w"].ravel()[at.stop :].any()
         params, own = jax.tree.map(jnp.add, params, updates), after
@@ -124,7 +126,9 @@ def test_a_peer_that_sits_out_rounds_sends_nothing_twice(fragments):
                 assert not jnp.any(message["w"]), t
         weight = jnp.int32([1 if trains else 0])
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, weight, params, shared, t)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(weight), params, shared, t
+        )
         params = jax.tree.map(jnp.add, params, updates)
 
 

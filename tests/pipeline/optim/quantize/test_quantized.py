@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.optim.local.diloco import diloco
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.quantize.half import Half
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
@@ -57,7 +58,9 @@ def test_every_round_is_the_equations():
             decoded.append(q)
             np.testing.assert_allclose(own[peer].outer.error["w"], left_out[peer], atol=1e-6)
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(stacked, jnp.ones(PEERS, int), params, shared, t)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.ones(PEERS, int)), params, shared, t
+        )
         params = jax.tree.map(jnp.add, params, updates)
         mean = np.mean(decoded, axis=0)
         trace = OUTER["outer_momentum"] * trace + mean
