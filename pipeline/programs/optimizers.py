@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from pipeline.errors import LockstepError
 from pipeline.optim import schedules
-from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.ada_distro import ada_distro
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparseloco import sparseloco

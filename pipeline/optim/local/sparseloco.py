@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim import dct
-from pipeline.optim.compressor import Coefficients, Compressor
+from pipeline.optim.compressed import dct
+from pipeline.optim.compressed.compressor import Coefficients, Compressor
 from pipeline.optim.dense import TINY, weighted_mean
 from pipeline.optim.expect import expect_number, expect_rates
 from pipeline.optim.local.local_steps import local_steps

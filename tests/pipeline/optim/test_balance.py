@@ -9,8 +9,8 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.optimizer import RoundPeers
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.replica import Work

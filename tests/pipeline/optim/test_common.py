@@ -10,11 +10,11 @@ import optax
 import pytest
 from flax import nnx
 
-from pipeline.optim.ada_distro import ada_distro, normalized
 from pipeline.optim.adamw import adamw
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.demo import demo
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.ada_distro import ada_distro, normalized
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.demo import demo
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.local.diloco import diloco
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparseloco import sparseloco

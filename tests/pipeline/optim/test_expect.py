@@ -14,13 +14,13 @@ import optax
 import pytest
 
 import pipeline.optim
-from pipeline.optim.ada_distro import ada_distro, normalized
 from pipeline.optim.adamw import adam, adamw
 from pipeline.optim.balance import balanced, leave
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.demo import demo
+from pipeline.optim.compressed.ada_distro import ada_distro, normalized
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.demo import demo
+from pipeline.optim.compressed.distro import CompressedMomentum, distro, distro_overlapped
 from pipeline.optim.dense import dense
-from pipeline.optim.distro import CompressedMomentum, distro, distro_overlapped
 from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.local_steps import local_steps

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from pipeline.optim import dct
-from tests.pipeline.optim.reference import blocks_of, top
+from pipeline.optim.compressed import dct
+from tests.pipeline.optim.compressed.reference import blocks_of, top
 
 encode, decode, take, remove = (
     jax.jit(function, static_argnums=1)

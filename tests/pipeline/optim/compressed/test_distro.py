@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.step_direction import StepDirection
 from tests.pipeline.optim.compiled import compiled
-from tests.pipeline.optim.reference import Distro, blocks_of, decode
+from tests.pipeline.optim.compressed.reference import Distro, blocks_of, decode
 
 LR = 0.01
 BASE = {

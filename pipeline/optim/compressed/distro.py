@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.compressor import (
+from pipeline.optim.compressed.compressor import (
     Coefficients,
     Compressor,
     Message,

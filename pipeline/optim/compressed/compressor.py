@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim import dct
+from pipeline.optim.compressed import dct
 from pipeline.optim.expect import (
     expect_by_group,
     expect_counts,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
 from pipeline.optim.optimizer import (
     KeyPath,
