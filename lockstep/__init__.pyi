@@ -11,6 +11,7 @@ from pipeline.optim.compressed.distro import CompressedMomentum as CompressedMom
 from pipeline.optim.compressed.distro import distro as distro
 from pipeline.optim.dense import dense as dense
 from pipeline.optim.local.diloco import diloco as diloco
+from pipeline.optim.local.diloco import outer_sgd as outer_sgd
 from pipeline.optim.local.fedavg import fedavg as fedavg
 from pipeline.optim.local.local_steps import local_steps as local_steps
 from pipeline.optim.local.sparseloco import sparseloco as sparseloco

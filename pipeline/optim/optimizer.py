@@ -4,10 +4,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
+SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 class RoundPeers(NamedTuple):
@@ -172,7 +174,6 @@ class AreasFn(Protocol):
 
 def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
     """Return the peer's state as it is: the default `align`."""
-    del params, fragment
     return own
 
 
@@ -278,13 +279,18 @@ def group_of(path: KeyPath) -> str | None:
 
 def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
     """Return the params themselves: the default `lookahead`."""
-    del own, shared, step
     return params
 
 
 def looks_ahead(optimizer: Optimizer) -> bool:
     """Return whether gradients are taken elsewhere than at the params."""
     return optimizer.lookahead is not no_lookahead
+
+
+def norm_ratio(x: Tree, y: Tree) -> jax.Array:
+    """Return the L2 norm of x as a share of that of y; finite even where y is zero."""
+    ratio: jax.Array = optax.tree.norm(x) / (optax.tree.norm(y) + SMALLEST_NORMAL)
+    return ratio
 
 
 def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:

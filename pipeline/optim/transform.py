@@ -28,7 +28,6 @@ def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
     """
 
     def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del step
         return message, jax.lax.all_gather(message, axis_name, to=to)
 
     return exchange
@@ -36,7 +35,6 @@ def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
 
 def alone(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
     """Exchange nothing: the only peer there is receives what it sends."""
-    del step
     return message, jax.tree.map(lambda x: x[None], message)
 
 

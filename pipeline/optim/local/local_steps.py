@@ -55,7 +55,6 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         return jax.tree.map(lambda theta, d: (theta + d).astype(theta.dtype), params, own.drift)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        del shared, step
         return local(params, own)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:

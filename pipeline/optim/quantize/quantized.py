@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.dense import TINY
 from pipeline.optim.expect import expect_kind, expect_share
-from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio
 from pipeline.optim.quantize.quantizer import Quantizer
 
 
@@ -73,7 +72,6 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         return x, after
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del shared
         x, after = exact(own, params, step)
         message = jax.tree.map(quantizer.encode, x)
         left_out = partial(jax.tree.map, jnp.subtract, x, decode(message, params))
@@ -89,7 +87,7 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         x, after = exact(own, params, step)
         decoded = decode(message, params)
 
-        far = optax.tree.norm(jax.tree.map(beyond, x, decoded)) / (optax.tree.norm(x) + TINY)
+        far = norm_ratio(jax.tree.map(beyond, x, decoded), x)
         return far, kept(after, partial(jax.tree.map, jnp.subtract, x, decoded))
 
     def areas(params: Tree) -> Tree:
