@@ -3,14 +3,15 @@
 import models as models
 from pipeline import __version__ as __version__
 from pipeline.errors import LockstepError as LockstepError
-from pipeline.optim.ada_distro import ada_distro as ada_distro
 from pipeline.optim.adamw import adamw as adamw
-from pipeline.optim.compressor import Compressor as Compressor
-from pipeline.optim.demo import demo as demo
+from pipeline.optim.compressed.ada_distro import ada_distro as ada_distro
+from pipeline.optim.compressed.compressor import Compressor as Compressor
+from pipeline.optim.compressed.demo import demo as demo
+from pipeline.optim.compressed.distro import CompressedMomentum as CompressedMomentum
+from pipeline.optim.compressed.distro import distro as distro
 from pipeline.optim.dense import dense as dense
-from pipeline.optim.distro import CompressedMomentum as CompressedMomentum
-from pipeline.optim.distro import distro as distro
 from pipeline.optim.local.diloco import diloco as diloco
+from pipeline.optim.local.diloco import outer_sgd as outer_sgd
 from pipeline.optim.local.fedavg import fedavg as fedavg
 from pipeline.optim.local.local_steps import local_steps as local_steps
 from pipeline.optim.local.sparseloco import sparseloco as sparseloco

@@ -11,6 +11,7 @@ from pipeline.optim.expect import expect_groups, expect_kind, expect_rates
 from pipeline.optim.optimizer import (
     LookaheadFn,
     Optimizer,
+    RoundPeers,
     Tree,
     align_inside,
     looks_ahead,
@@ -23,8 +24,8 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     """Return `optimizer` for all params except some, which stay as they are and are never sent.
 
     Args:
-      optimizer: Of the other params.
-      paths: Params that stay as they are; their names joined with "/".
+      optimizer: Takes the other params.
+      paths: Names of the params that stay as they are, joined with "/".
     """
     expect_kind(Optimizer, optimizer=optimizer)
     expect_groups(paths=paths)
@@ -54,9 +55,9 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
         return optimizer.send(own, others(params), shared, step)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = optimizer.receive(messages, weight, others(params), shared, step)
+        updates, shared = optimizer.receive(messages, peers, others(params), shared, step)
         return rejoin(updates, jax.tree.map(jnp.zeros_like, params)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
@@ -76,7 +77,7 @@ class Balanced(NamedTuple):
 
     Attributes:
       load: How many choices fell on each expert; shapes of the corrections.
-      optimizer: The same of the optimizer of the other params.
+      optimizer: State, message or areas of the optimizer of the other params.
     """
 
     load: Tree
@@ -97,8 +98,8 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     where the batch does not divide evenly among them, as they do in their gradients.
 
     Args:
-      optimizer: Of the other params, as `leave` makes it.
-      paths: Corrections, their names joined with "/"; experts are their last axis.
+      optimizer: Takes the other params, as `leave` makes it.
+      paths: Names of corrections, joined with "/"; experts are their last axis.
       speed: How far a correction moves in a round; DeepSeek V3 trained with 0.001.
 
     References:
@@ -134,18 +135,10 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return Balanced(own.load, message), Balanced(zeros(own.load), inside)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = optimizer.receive(messages.optimizer, weight, params, shared, step)
-        present = weight > 0
-        count = jnp.maximum(jnp.sum(present), 1)
-
-        def move(load_P: jax.Array) -> jax.Array:
-            mask = present.reshape(-1, *[1] * (load_P.ndim - 1))
-            share = jnp.sum(jnp.where(mask, _share(load_P), 0.0), axis=0) / count
-            return speed * jnp.sign(jnp.mean(share, axis=-1, keepdims=True) - share)
-
-        moves = jax.tree.map(move, messages.load)
+        updates, shared = optimizer.receive(messages.optimizer, peers, params, shared, step)
+        moves = _moves(messages.load, peers.weight > 0, speed)
         return unflatten_dict(flatten_dict(updates) | flatten_dict(moves)), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
@@ -163,6 +156,24 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
         compare=compare, areas=areas, align=align_inside(optimizer.align),
     )  # fmt: skip
+
+
+def _moves(load: Tree, present: jax.Array, speed: float) -> Tree:
+    """Return what is added to corrections.
+
+    Args:
+      load: Numbers of choices, with a leading axis [peer].
+      present: bool [peer].
+      speed: How far a correction moves.
+    """
+    count = jnp.maximum(jnp.sum(present), 1)
+
+    def of_leaf(load_P: jax.Array) -> jax.Array:
+        mask = present.reshape(-1, *[1] * (load_P.ndim - 1))
+        share = jnp.sum(jnp.where(mask, _share(load_P), 0.0), axis=0) / count
+        return speed * jnp.sign(jnp.mean(share, axis=-1, keepdims=True) - share)
+
+    return jax.tree.map(of_leaf, load)
 
 
 def _share(load: jax.Array) -> jax.Array:

@@ -2,19 +2,25 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
+from pipeline.optim.aggregate import EQUAL_MEAN, AggregateFn
 from pipeline.optim.expect import (
+    expect_aggregate,
     expect_clip,
-    expect_flags,
     expect_kind,
     expect_learning_rate,
     expect_rates,
 )
-from pipeline.optim.optimizer import Optimizer, Tree, clip_scale, no_lookahead, rate
-
-TINY = np.finfo(np.float32).tiny  # keeps the distance from a zero gradient finite
+from pipeline.optim.optimizer import (
+    Optimizer,
+    RoundPeers,
+    Tree,
+    clip_scale,
+    no_lookahead,
+    norm_ratio,
+    rate,
+)
 
 
 def dense(
@@ -23,7 +29,7 @@ def dense(
     *,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
-    by_weight: bool = False,
+    aggregate: AggregateFn = EQUAL_MEAN,
 ) -> Optimizer:
     """Return an optimizer whose peers send whole gradients, and share all of its state.
 
@@ -40,29 +46,27 @@ def dense(
         s, from gradients alone.
       weight_decay: Decoupled, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
-      by_weight: Whether peers count by their weights, after local steps.
+      aggregate: Takes the place of the mean; `aggregate.mean` has peers count by their weights.
     """
     expect_learning_rate("learning_rate", learning_rate)
     expect_kind(optax.GradientTransformation, direction=direction)
     expect_rates(weight_decay=weight_decay)
     expect_clip(clip_grad_norm)
-    expect_flags(by_weight=by_weight)
+    expect_aggregate(aggregate)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         return optax.EmptyState(), direction.init(params)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        del own, params, step
         return grads
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del params, shared, step
         return own, optax.EmptyState()
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        grads = weighted_mean(messages, weight if by_weight else weight > 0)
+        grads = aggregate(messages, peers.weight)
         scale = clip_scale(grads, clip_grad_norm)
         grads = jax.tree.map(lambda g: g * scale, grads)
         d, shared = direction.update(grads, shared)
@@ -71,28 +75,10 @@ def dense(
         return updates, shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        del params, step
-        off = optax.tree.norm(jax.tree.map(jnp.subtract, message, own))
-        return off / (optax.tree.norm(own) + TINY), optax.EmptyState()
+        off = jax.tree.map(jnp.subtract, message, own)
+        return norm_ratio(off, own), optax.EmptyState()
 
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda _: 0, params)
 
     return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)
-
-
-def weighted_mean(messages: Tree, weight: jax.Array) -> Tree:
-    """Return the mean over peers by their weights; zeros if all are absent.
-
-    Args:
-      messages: Arrays with a leading axis [peer].
-      weight: int32 or bool [peer], 0 for an absent one.
-    """
-    share = weight / jnp.maximum(jnp.max(weight), 1)  # equal weights are 1: bits of a plain mean
-    total = jnp.maximum(jnp.sum(share), 1.0)
-
-    def mean(x: jax.Array) -> jax.Array:
-        share_P = share.reshape(-1, *[1] * (x.ndim - 1))
-        return jnp.sum(jnp.where(share_P > 0, share_P * x, 0.0), axis=0) / total
-
-    return jax.tree.map(mean, messages)

@@ -119,6 +119,11 @@ def expect_function(name: str, value: Any, signature: str) -> None:
     expect(name, value, callable, f"a function: {signature}")
 
 
+def expect_aggregate(value: Any) -> None:
+    """Check an `AggregateFn`."""
+    expect_function("aggregate", value, "aggregate(values, weight) -> tree")
+
+
 def expect_dtype(name: str, value: Any, *dtypes: Any) -> None:
     """Check a dtype among some."""
 

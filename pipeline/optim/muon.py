@@ -82,7 +82,6 @@ def muon(
     def update(
         grads: Tree, state: optax.OptState, params: Tree | None = None
     ) -> tuple[Tree, MuonState]:
-        del params
         matrices, rest = split(grads)
         trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, matrices)
         ahead = jax.tree.map(
@@ -92,7 +91,6 @@ def muon(
         directions = ahead | others
 
         def scaled(path: KeyPath, leaf: jax.Array) -> jax.Array:
-            del leaf
             d: jax.Array = directions[_dotted(path)] * step_scale.get(group_of(path) or "", 1.0)
             return d
 

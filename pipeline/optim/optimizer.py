@@ -4,10 +4,36 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
+SMALLEST_NORMAL = np.finfo(np.float32).tiny
+
+
+class RoundPeers(NamedTuple):
+    """What `receive` knows of each peer besides its message: int32 [peer], never the peer's word.
+
+    Attributes:
+      weight: Sequences that the peer was assigned; 0 where it is absent.
+      age: Versions of the params that came after those that its message began with.
+      steps: Local steps that it took; 0 where it is absent.
+    """
+
+    weight: jax.Array
+    age: jax.Array
+    steps: jax.Array
+
+    @classmethod
+    def synchronous(cls, weight: jax.Array, steps: int = 1) -> "RoundPeers":
+        """Return peers that all began with the newest params.
+
+        Args:
+          weight: int32 [peer], sequences assigned; 0 where a peer is absent.
+          steps: Local steps of a round; a peer with fewer sequences takes one step for each.
+        """
+        return cls(weight, 0 * weight, weight.clip(0, steps))
 
 
 class InitFn(Protocol):
@@ -89,17 +115,17 @@ class SendFn(Protocol):
 
 
 class ReceiveFn(Protocol):
-    """receive(messages, weight, params, shared, step) -> updates, shared."""
+    """receive(messages, peers, params, shared, step) -> updates, shared."""
 
     def __call__(
-        self, messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         """Return what all peers add to their params, once a round.
 
         Args:
           messages: A message with a leading axis [peer] on every array.
-          weight: int32 [peer], the sequences that each was assigned, never its own word; 0 where it
-            is absent: then its row may hold anything, and changes no bit.
+          peers: Their weights, ages and local steps. The row of an absent peer, whose weight is 0,
+            may hold anything, and changes no bit.
           params: What all peers agree on.
           shared: The state that is one copy.
           step: int32 [], counted from 1.
@@ -148,7 +174,6 @@ class AreasFn(Protocol):
 
 def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
     """Return the peer's state as it is: the default `align`."""
-    del params, fragment
     return own
 
 
@@ -175,7 +200,7 @@ class Optimizer(NamedTuple):
             own        = accumulate(grads, own, params, step)
           message, own = send(own, params, shared, step)
         each round, everybody alike:
-          updates, shared = receive(messages, weight, params, shared, step)
+          updates, shared = receive(messages, peers, params, shared, step)
 
     A peer that takes no step in a round aligns all the same. `compare` serves an audit and `areas`
     the wire format. No function knows whether peers are rows of an array or machines. Shapes do not
@@ -254,13 +279,18 @@ def group_of(path: KeyPath) -> str | None:
 
 def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
     """Return the params themselves: the default `lookahead`."""
-    del own, shared, step
     return params
 
 
 def looks_ahead(optimizer: Optimizer) -> bool:
     """Return whether gradients are taken elsewhere than at the params."""
     return optimizer.lookahead is not no_lookahead
+
+
+def norm_ratio(x: Tree, y: Tree) -> jax.Array:
+    """Return the L2 norm of x as a share of that of y; finite even where y is zero."""
+    ratio: jax.Array = optax.tree.norm(x) / (optax.tree.norm(y) + SMALLEST_NORMAL)
+    return ratio
 
 
 def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:

@@ -3,6 +3,7 @@
 import jax
 import optax
 
+from pipeline.optim.aggregate import EQUAL_MEAN, AggregateFn
 from pipeline.optim.dense import dense
 from pipeline.optim.expect import expect, expect_decay, expect_flags
 from pipeline.optim.optimizer import Optimizer
@@ -15,7 +16,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
-    by_weight: bool = False,
+    aggregate: AggregateFn = EQUAL_MEAN,
 ) -> Optimizer:
     """Return SGD on the mean of all present peers' gradients.
 
@@ -30,7 +31,7 @@ def sgd(
       nesterov: Whether the momentum is Nesterov's.
       weight_decay: Decoupled, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
-      by_weight: As of `dense`.
+      aggregate: Takes the place of the mean; see `dense`.
 
     References:
       Sutskever et al., On the importance of initialization and momentum in deep learning,
@@ -46,5 +47,5 @@ def sgd(
         direction,
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
-        by_weight=by_weight,
+        aggregate=aggregate,
     )

@@ -10,14 +10,14 @@ import numpy as np
 from pipeline.optim.expect import expect_by_group, expect_groups, expect_one_of, expect_rates
 from pipeline.optim.optimizer import KeyPath, group_of
 
-TINY = 1e-30  # what is all zeros stays so
+LEAST_NORM = 1e-30  # what is all zeros stays so
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5
 NEWTON_SCHULZ_STEPS = 5
 
 
 def rms(x: jax.Array) -> jax.Array:
     """Return x divided by its root mean square: as long as the sign, in the direction of x."""
-    return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + TINY)
+    return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + LEAST_NORM)
 
 
 def orthogonal(x: jax.Array) -> jax.Array:
@@ -36,7 +36,7 @@ def orthogonal(x: jax.Array) -> jax.Array:
     """
     tall = x.shape[-2] > x.shape[-1]
     y = x.mT if tall else x
-    y = y / (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) + TINY)
+    y = y / (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) + LEAST_NORM)
     a, b, c = NEWTON_SCHULZ
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = y @ y.mT

@@ -11,7 +11,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.optim.expect import expect, expect_flags, expect_function, expect_kind
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, align_before, looks_ahead
+from pipeline.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, align_before, looks_ahead
 
 Exchange: TypeAlias = Callable[[Tree, jax.Array], tuple[Tree, Tree]]
 """exchange(message, step) -> sent, received: what this peer sent, and every peer's message with a
@@ -28,7 +28,6 @@ def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
     """
 
     def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del step
         return message, jax.lax.all_gather(message, axis_name, to=to)
 
     return exchange
@@ -36,7 +35,6 @@ def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
 
 def alone(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
     """Exchange nothing: the only peer there is receives what it sends."""
-    del step
     return message, jax.tree.map(lambda x: x[None], message)
 
 
@@ -123,7 +121,8 @@ def as_transform(
             message, after = optimizer.send(taken, params, shared, step)
             after = jax.tree.map(partial(jnp.where, finite), after, own)
             _, (received, weight) = exchange((message, finite.astype(jnp.int32)), step)
-            steps, agreed = optimizer.receive(received, weight, params, shared, step)
+            peers = RoundPeers(weight, 0 * weight, optimizer.inner_steps * weight)
+            steps, agreed = optimizer.receive(received, peers, params, shared, step)
             return steps, after, agreed
 
         def go_on() -> tuple[Tree, Tree, Tree]:

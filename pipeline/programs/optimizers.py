@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from pipeline.errors import LockstepError
 from pipeline.optim import schedules
-from pipeline.optim.ada_distro import ada_distro
 from pipeline.optim.adamw import adamw
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
-from pipeline.optim.local.diloco import diloco
+from pipeline.optim.compressed.ada_distro import ada_distro
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
+from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
@@ -25,6 +25,7 @@ from pipeline.optim.quantize.half import Half
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.quantize.qsgd import QSGD
+from pipeline.optim.quantize.quantized import quantized
 from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.schedules import LearningRate
 from pipeline.optim.sgd import sgd
@@ -166,22 +167,30 @@ def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
 
 @optimizer_of.register
 def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
-    return diloco(**_outer_steps(table, setting))
+    inner = optimizer_of(table.inner, setting)
+    return diloco(inner, _outer(table), inner_steps=table.inner_steps)
 
 
 @optimizer_of.register
 def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Optimizer:
-    return streaming_diloco(**_outer_steps(table, setting))
+    return streaming_diloco(
+        optimizer_of(table.inner, setting),
+        _outer(table),
+        inner_steps=table.inner_steps,
+        fragments=table.fragments,
+        delay=table.delay,
+        mixing=table.mixing,
+    )
 
 
-def _outer_steps(table: tables.Quantized, setting: Setting) -> dict[str, Any]:
-    """Return the settings of a table, with what it names in their place."""
-    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
-    quantize, block = settings.pop("quantize"), settings.pop("quantize_block")
-    return settings | {
-        "quantizer": QUANTIZERS[quantize](block) if quantize else None,
-        "error_feedback": table.error_feedback or 0.0,
-    }
+def _outer(table: tables.Quantized) -> Optimizer:
+    """Return the outer optimizer, with messages as the table rounds them."""
+    momentum, nesterov = table.outer_momentum, table.nesterov
+    outer = outer_sgd(table.outer_learning_rate, momentum=momentum, nesterov=nesterov)
+    if not table.quantize:
+        return outer
+    quantizer = QUANTIZERS[table.quantize](table.quantize_block)
+    return quantized(outer, quantizer, table.error_feedback or 0.0)
 
 
 @optimizer_of.register
@@ -210,9 +219,11 @@ def _sparta(table: tables.OptimizerSPARTA, setting: Setting) -> Optimizer:
 
 @optimizer_of.register
 def _sparta_diloco(table: tables.OptimizerSPARTADiLoCo, setting: Setting) -> Optimizer:
-    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
-    sparse = {key: settings.pop(key) for key in tables.Places.model_fields}
-    return sparta_diloco(sparta(**sparse), **settings)
+    places = {key: getattr(table, key) for key in tables.Places.model_fields}
+    sparse = sparta(**places | {"inner": optimizer_of(table.inner, setting)})
+    momentum, nesterov = table.outer_momentum, table.nesterov
+    outer = sgd(table.outer_learning_rate, momentum=momentum, nesterov=nesterov)
+    return sparta_diloco(sparse, outer, outer_every=table.outer_every)
 
 
 def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum:

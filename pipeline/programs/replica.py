@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from pipeline.optim.optimizer import Tree, no_align
+from pipeline.optim.optimizer import RoundPeers, Tree, no_align
 from pipeline.programs.placement import DeviceGroup
 from pipeline.programs.train_step import PeerResult, Programs, Work
 
@@ -75,9 +75,11 @@ class Replica:
         rows = [messages.get(peer, absent) for peer in range(count)]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
         weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
-        weight_P, step = self.group.put_whole((np.array(weights, np.int32), np.int32(step)))
+        steps = self.programs.optimizer.inner_steps
+        peers = RoundPeers.synchronous(np.array(weights, np.int32), steps)
+        peers, step = self.group.put_whole((peers, np.int32(step)))
         params, shared = self.programs.receive(
-            self.group.put(stacked), weight_P, self.params, self.shared, step
+            self.group.put(stacked), peers, self.params, self.shared, step
         )
         return replace(self, params=params, shared=shared)
 

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from pipeline.optim import optimizer as optim
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 from pipeline.programs.placement import keep_cut
 from pipeline.programs.task import Task
 from pipeline.wire.message import Form, form_of
@@ -100,8 +100,8 @@ class Programs:
         return jax.jit(self._gradient)
 
     @cached_property
-    def receive(self) -> Callable[[Tree, jax.Array, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """The update of all: (messages, weight_P, params, shared, step) -> params, shared."""
+    def receive(self) -> Callable[[Tree, RoundPeers, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
+        """The update of all: (messages, peers, params, shared, step) -> params, shared."""
         return jax.jit(self._receive)
 
     @cached_property
@@ -221,9 +221,9 @@ class Programs:
         return value, self.keep_cut(grads)
 
     def _receive(
-        self, messages: Tree, weight_P: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        updates, shared = self.optimizer.receive(messages, weight_P, params, shared, step)
+        updates, shared = self.optimizer.receive(messages, peers, params, shared, step)
         params = optax.apply_updates(params, updates)
         return self.keep_cut(params), self.keep_cut(shared)
 

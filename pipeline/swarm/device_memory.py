@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.optim.optimizer import Tree
+from pipeline.optim.optimizer import RoundPeers, Tree
 from pipeline.programs.placement import DeviceGroup, PlannedGroup, device_groups
 from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import Programs
@@ -130,9 +130,10 @@ def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
     replica = Replica.put(programs, group, params, shared)
     like = programs.form.like
     stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
-    weights_P, step = group.put_whole((np.zeros(peers, np.int32), np.int32(1)))
+    absent = RoundPeers.synchronous(np.zeros(peers, np.int32))
+    absent, step = group.put_whole((absent, np.int32(1)))
     receive = ProgramMemory.of(
-        programs.receive, group.put(stacked), weights_P, replica.params, replica.shared, step
+        programs.receive, group.put(stacked), absent, replica.params, replica.shared, step
     )
     settings, size = RoundSettings.of(run), run.peers.micro_batch
     row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.optim.compressor import Coefficients
+from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.optim.optimizer import Tree
 from pipeline.wire import message as wire
 

@@ -35,7 +35,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from pipeline.errors import LockstepError
-from pipeline.optim.compressor import Coefficients
+from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.wire import rice
 

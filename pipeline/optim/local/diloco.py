@@ -1,45 +1,31 @@
 """DiLoCo: peers take many AdamW steps by themselves, and then one together, with momentum."""
 
-from pipeline.optim.expect import expect, expect_decay, expect_rates, expect_share
+import optax
+
+from pipeline.optim.aggregate import AggregateFn, mean
 from pipeline.optim.local.local_steps import local_steps
 from pipeline.optim.optimizer import Optimizer
-from pipeline.optim.quantize.quantized import quantized
-from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.sgd import sgd
 
 
-def diloco(
-    inner: Optimizer,
-    *,
-    inner_steps: int,
-    outer_learning_rate: float,
-    outer_momentum: float,
-    nesterov: bool,
-    quantizer: Quantizer | None = None,
-    error_feedback: float = 0.0,
-) -> Optimizer:
+def diloco(inner: Optimizer, outer: Optimizer, *, inner_steps: int) -> Optimizer:
     """Return DiLoCo: the mean pseudogradient of the peers is the gradient of SGD with momentum.
 
-    With the names of `local_steps`, in each round:
+    With the names of `local_steps` and `outer_sgd`, in each round:
 
         inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
         D       = mean over peers of theta - theta_p
-        m      <- outer_momentum * m + D
-        theta  <- theta - outer_learning_rate * (D + outer_momentum * m)        with Nesterov's
-        theta  <- theta - outer_learning_rate * m                               without
+        m      <- momentum * m + D
+        theta  <- theta - learning_rate * (D + momentum * m)        with Nesterov's
+        theta  <- theta - learning_rate * m                         without
 
-    A message is theta - theta_p in float32, 4 bytes per parameter, or as the quantizer rounds it,
-    from each peer, each round. Peers count by the sequences that they were assigned; absent ones
-    do not.
+    A message is the pseudogradient theta - theta_p in float32, 4 bytes per parameter, or as a
+    quantizer rounds it, from each peer, each round.
 
     Args:
       inner: Takes the local steps: AdamW in DiLoCo, Muon in MuLoCo.
+      outer: Takes the step of a round: `outer_sgd`, or that in `quantized`.
       inner_steps: Local steps of a round; DiLoCo's 500.
-      outer_learning_rate: Learning rate of the outer step, constant; 0.7 in DiLoCo.
-      outer_momentum: Decay of m per round, in [0, 1); DiLoCo's 0.9.
-      nesterov: Whether the momentum is Nesterov's, as DiLoCo's.
-      quantizer: Rounds what is sent, as of `quantized`; None sends float32.
-      error_feedback: As of `quantized`.
 
     References:
       Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
@@ -47,27 +33,22 @@ def diloco(
       Therien et al., MuLoCo: Muon is a practical inner optimizer for DiLoCo,
         https://arxiv.org/abs/2505.23725
     """
-    outer = outer_sgd(outer_learning_rate, outer_momentum, nesterov, quantizer, error_feedback)
     return local_steps(inner, outer, inner_steps)
 
 
 def outer_sgd(
-    outer_learning_rate: float,
-    outer_momentum: float,
-    nesterov: bool,
-    quantizer: Quantizer | None,
-    error_feedback: float,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return the step of a round, which takes pseudogradients as its gradients; as of `diloco`.
+    """Return SGD on the mean pseudogradient, where peers count by the sequences they were assigned.
 
-    Raises:
-      ValueError: A setting is not within its bounds, or would change nothing.
+    Args:
+      learning_rate: A schedule of the round, counted from 1, or a constant; 0.7 in DiLoCo.
+      momentum: Decay of the momentum per outer step, in [0, 1); 0.9 in DiLoCo, 0 keeps none.
+      nesterov: Whether the momentum is Nesterov's, as in DiLoCo.
+      aggregate: Takes the place of the mean.
     """
-    expect_rates(outer_learning_rate=outer_learning_rate)
-    expect_decay("outer_momentum", outer_momentum)
-    outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov, by_weight=True)
-    if quantizer is not None:
-        return quantized(outer, quantizer, error_feedback)
-    expect_share("error_feedback", error_feedback)
-    expect("error_feedback", error_feedback, lambda x: not x, "0 without a quantizer")
-    return outer
+    return sgd(learning_rate, momentum=momentum, nesterov=nesterov, aggregate=aggregate)

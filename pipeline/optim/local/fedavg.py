@@ -1,8 +1,8 @@
 """Federated averaging: peers train by themselves for a while, and then take the mean."""
 
+from pipeline.optim.local.diloco import outer_sgd
 from pipeline.optim.local.local_steps import local_steps
 from pipeline.optim.optimizer import Optimizer
-from pipeline.optim.sgd import sgd
 
 
 def fedavg(inner: Optimizer, *, inner_steps: int) -> Optimizer:
@@ -24,4 +24,4 @@ def fedavg(inner: Optimizer, *, inner_steps: int) -> Optimizer:
       McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
         https://arxiv.org/abs/1602.05629
     """
-    return local_steps(inner, sgd(1.0, by_weight=True), inner_steps)
+    return local_steps(inner, outer_sgd(1.0), inner_steps)

@@ -3,7 +3,7 @@
 Shapes: F fragments, N elements of a parameter in each.
 """
 
-from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,34 +11,45 @@ import jax.numpy as jnp
 from pipeline.optim.optimizer import Optimizer, Tree
 
 
-def fragment_of(step: jax.Array, fragments: int) -> jax.Array:
-    """Return the fragment that is exchanged in a round: 0 in the first, and then in turns."""
-    return (step - 1) % fragments
+class Fragments(NamedTuple):
+    """Params cut into fragments, of which each round exchanges one.
 
+    Attributes:
+      total: F.
+    """
 
-def take(tree: Tree, number: jax.Array, fragments: int) -> Tree:
-    """Return a fragment of params: [N] of each."""
-    return row(jax.tree.map(partial(_cut, fragments=fragments), tree), number)
+    total: int
 
+    def of_round(self, step: jax.Array) -> jax.Array:
+        """Return the number of the fragment that round `step` exchanges, 0 in the first one."""
+        return (step - 1) % self.total
 
-def put(tree: Tree, part: Tree, number: jax.Array, fragments: int) -> Tree:
-    """Return params of which one fragment is another."""
+    def take(self, tree: Tree, number: jax.Array) -> Tree:
+        """Return a fragment of params: [N] of each."""
+        return row(jax.tree.map(self._cut, tree), number)
 
-    def of_leaf(x: jax.Array, part_N: jax.Array) -> jax.Array:
-        rows_FN = put_row(_cut(x, fragments), part_N, number)
-        flat: jax.Array = rows_FN.ravel()[: x.size]
-        return flat.reshape(x.shape)
+    def put(self, tree: Tree, part: Tree, number: jax.Array) -> Tree:
+        """Return params of which one fragment is another."""
 
-    return jax.tree.map(of_leaf, tree, part)
+        def of_leaf(x: jax.Array, part_N: jax.Array) -> jax.Array:
+            rows_FN = put_row(self._cut(x), part_N, number)
+            flat: jax.Array = rows_FN.ravel()[: x.size]
+            return flat.reshape(x.shape)
 
+        return jax.tree.map(of_leaf, tree, part)
 
-def init_of_each(optimizer: Optimizer, params: Tree, fragments: int) -> tuple[Tree, Tree]:
-    """Return the first states of an optimizer of each fragment by itself, with a leading axis F."""
+    def init_of_each(self, optimizer: Optimizer, params: Tree) -> tuple[Tree, Tree]:
+        """Return the first states of one optimizer for each fragment, with a leading axis F."""
 
-    def of_one(number: jax.Array) -> tuple[Tree, Tree]:
-        return optimizer.init(take(params, number, fragments))
+        def of_one(number: jax.Array) -> tuple[Tree, Tree]:
+            return optimizer.init(self.take(params, number))
 
-    return jax.vmap(of_one)(jnp.arange(fragments))
+        return jax.vmap(of_one)(jnp.arange(self.total))
+
+    def _cut(self, x: jax.Array) -> jax.Array:
+        """Return [F, N], the last of them filled up with zeros."""
+        width = -(-x.size // self.total)
+        return jnp.pad(x.ravel(), (0, self.total * width - x.size)).reshape(self.total, width)
 
 
 def row(states: Tree, number: jax.Array) -> Tree:
@@ -51,9 +62,3 @@ def put_row(states: Tree, state: Tree, number: jax.Array) -> Tree:
     return jax.tree.map(
         lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, number, 0), states, state
     )
-
-
-def _cut(x: jax.Array, fragments: int) -> jax.Array:
-    """Return [F, N], the last of them filled up with zeros."""
-    width = -(-x.size // fragments)
-    return jnp.pad(x.ravel(), (0, fragments * width - x.size)).reshape(fragments, width)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.optim.expect import expect_counts, expect_kind
-from pipeline.optim.optimizer import Optimizer, Tree, looks_ahead
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree, looks_ahead
 
 
 class LocalState(NamedTuple):
@@ -55,7 +55,6 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         return jax.tree.map(lambda theta, d: (theta + d).astype(theta.dtype), params, own.drift)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        del shared, step
         return local(params, own)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
@@ -105,6 +104,7 @@ def step_alone(
     """Return an optimizer's updates and both of its states after the step of a lone peer."""
     own = optimizer.accumulate(grads, own, params, step)
     message, own = optimizer.send(own, params, shared, step)
-    received = jax.tree.map(lambda leaf: leaf[None], message), jnp.ones(1, jnp.int32)
-    updates, shared = optimizer.receive(*received, params, shared, step)
+    received = jax.tree.map(lambda leaf: leaf[None], message)
+    lone = RoundPeers.synchronous(jnp.ones(1, jnp.int32))
+    updates, shared = optimizer.receive(received, lone, params, shared, step)
     return updates, own, shared

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim import dct
-from pipeline.optim.compressor import Coefficients, Compressor
-from pipeline.optim.dense import TINY, weighted_mean
-from pipeline.optim.expect import expect_number, expect_rates
+from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.compressed import dct
+from pipeline.optim.compressed.compressor import Coefficients, Compressor
+from pipeline.optim.expect import expect_aggregate, expect_number, expect_rates
 from pipeline.optim.local.local_steps import local_steps
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, no_lookahead
+from pipeline.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, no_lookahead, norm_ratio
 from pipeline.optim.quantize.levels import level_of, two_levels
 from pipeline.optim.quantize.quantizer import pack, unpack
 
@@ -40,6 +40,7 @@ def sparseloco(
     topk: int,
     chunk: int,
     stacked: tuple[str, ...] = (),
+    aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return SparseLoCo: peers keep what they do not send, and send the most of it.
 
@@ -68,6 +69,7 @@ def sparseloco(
       topk: Elements sent of each block; all of a smaller block. SparseLoCo's 128.
       chunk: The longest side of a block; SparseLoCo's 64, of 64 x 64.
       stacked: Groups whose leaves carry a leading layer axis.
+      aggregate: Takes the place of the mean.
 
     References:
       Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo,
@@ -76,22 +78,22 @@ def sparseloco(
     wanted = "a number above 0, at most 1"
     expect_number("error_feedback", error_feedback, lambda x: 0 < x <= 1, wanted)
     expect_rates(outer_learning_rate=outer_learning_rate)
+    expect_aggregate(aggregate)
     compressor = Compressor(topk, chunk, quantize_1bit=True, stacked=stacked)
-    outer = _largest_of_what_is_left(outer_learning_rate, error_feedback, compressor)
+    outer = _error_feedback(outer_learning_rate, error_feedback, compressor, aggregate)
     return local_steps(inner, outer, inner_steps)
 
 
-def _largest_of_what_is_left(
-    learning_rate: float, error_feedback: float, compressor: Compressor
+def _error_feedback(
+    learning_rate: float, error_feedback: float, compressor: Compressor, aggregate: AggregateFn
 ) -> Optimizer:
-    """Return the step of a round; its gradients are pseudogradients, and its own state is e."""
+    """Return the outer optimizer, which takes pseudogradients as gradients; its own state is e."""
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         e = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)
         return e, optax.EmptyState()
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        del params, step
         return jax.tree.map(lambda e, g: error_feedback * e + g, own, grads)
 
     def encode(own: Tree) -> Tree:
@@ -104,27 +106,23 @@ def _largest_of_what_is_left(
         return jax.tree.map_with_path(one, params, message)
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del shared, step
         message = encode(own)
         return message, jax.tree.map(jnp.subtract, own, decode(message, params))
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        del step
-        decoded = jax.vmap(partial(decode, params=params), axis_size=len(weight))(messages)
-        mean = weighted_mean(decoded, weight)
-        return jax.tree.map(lambda q: -learning_rate * q, mean), shared
+        decoded = jax.vmap(partial(decode, params=params), axis_size=len(peers.weight))(messages)
+        agreed = aggregate(decoded, peers.weight)
+        return jax.tree.map(lambda q: -learning_rate * q, agreed), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        del step
         mine, sent = decode(encode(own), params), decode(message, params)
         farther = jax.tree.map(
             lambda e, sent, mine: jnp.maximum(jnp.abs(sent - e) - jnp.abs(mine - e), 0.0),
             own, sent, mine,
         )  # fmt: skip
-        far = optax.tree.norm(farther) / (optax.tree.norm(mine) + TINY)
-        return far, jax.tree.map(jnp.subtract, own, sent)
+        return norm_ratio(farther, mine), jax.tree.map(jnp.subtract, own, sent)
 
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda area: Largest(0, 0, area), compressor.areas(params))

@@ -1,19 +1,26 @@
 """SPARTA: peers train by themselves, and in each round take the mean of a few of their params."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
-import optax
 
-from pipeline.optim.dense import TINY, weighted_mean
-from pipeline.optim.expect import expect_integer, expect_number, expect_one_of
+from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.expect import expect_aggregate, expect_integer, expect_number, expect_one_of
 from pipeline.optim.local.fedavg import fedavg
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio
 
 SELECTORS = ("random", "shuffled", "partitioned")
 
 
 def sparta(
-    inner: Optimizer, *, inner_steps: int, share: float, seed: int, selector: str = "random"
+    inner: Optimizer,
+    *,
+    inner_steps: int,
+    share: float,
+    seed: int,
+    selector: str = "random",
+    aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return sparse parameter averaging: a random share of the params becomes the mean of peers'.
 
@@ -39,8 +46,9 @@ def sparta(
       inner: Takes the local steps.
       inner_steps: Local steps of a round; SPARTA's 1.
       share: Share of a parameter's elements in S, above 0 and at most 1; SPARTA's 0.0005 to 0.005.
-      seed: Of the random S.
+      seed: Seed of the random S.
       selector: "random", "shuffled" or "partitioned".
+      aggregate: Takes the place of the mean.
 
     References:
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
@@ -49,63 +57,83 @@ def sparta(
     expect_number("share", share, lambda x: 0 < x <= 1, "a number above 0, at most 1")
     expect_integer("seed", seed, lambda x: 0 <= x < 2**32, "an integer from 0, below 2**32")
     expect_one_of("selector", selector, SELECTORS)
+    expect_aggregate(aggregate)
+    f = _Sparta(_Places(share, seed, selector), aggregate)
     whole = fedavg(inner, inner_steps=inner_steps)
+    return whole._replace(send=f.send, receive=f.receive, compare=f.compare)
 
-    def places(params: Tree, step: jax.Array) -> Tree:
+
+@dataclass(frozen=True)
+class _Places:
+    """The choice of S, from the settings of `sparta`."""
+
+    share: float
+    seed: int
+    selector: str
+
+    def __call__(self, params: Tree, step: jax.Array) -> Tree:
         """Return S: int32 [K] of each parameter, ascending."""
         leaves, structure = jax.tree.flatten(params)
         return jax.tree.unflatten(
-            structure, [one_of_each_part(n, leaf.size, step) for n, leaf in enumerate(leaves)]
+            structure, [self._of_leaf(n, leaf.size, step) for n, leaf in enumerate(leaves)]
         )
 
-    def one_of_each_part(number: int, size: int, step: jax.Array) -> jax.Array:
+    def _of_leaf(self, number: int, size: int, step: jax.Array) -> jax.Array:
         """Return a place in each of round(share * size) parts: int32 [K], ascending."""
-        count = min(size, max(1, round(share * size)))
+        count = min(size, max(1, round(self.share * size)))
         width, longer = divmod(size, max(1, count))
         part_K = jnp.arange(count)
         width_K = width + (part_K < longer)  # the first parts have one more
         first_K = part_K * width + jnp.minimum(part_K, longer)
 
         def drawn(turn: jax.Array | int) -> jax.Array:
-            key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), turn)
+            key = jax.random.fold_in(jax.random.key(self.seed, impl="threefry2x32"), turn)
             return jax.random.randint(jax.random.fold_in(key, number), (count,), 0, width_K)
 
-        if selector == "random":
+        if self.selector == "random":
             return first_K + drawn(step)
         done = step - 1
-        if selector == "shuffled":
+        if self.selector == "shuffled":
             begin_K = drawn(0)
         else:
             begin_K = jnp.where(part_K < longer, drawn(done // (width + 1)), drawn(done // width))
         return first_K + (begin_K + done) % width_K
 
-    def message_of(own: Tree, at: Tree) -> Tree:
-        return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
 
-    def after_sending(own: Tree, at: Tree) -> Tree:
-        left = jax.tree.map(
-            lambda d, at_K: d.ravel().at[at_K].set(0.0).reshape(d.shape), own.drift, at
-        )
-        return own._replace(drift=left)
+@dataclass(frozen=True)
+class _Sparta:
+    """The functions in which `sparta` differs from `fedavg`."""
 
-    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del shared
-        at = places(params, step)
-        return message_of(own, at), after_sending(own, at)
+    places: _Places
+    aggregate: AggregateFn
+
+    def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        at = self.places(params, step)
+        return _message(own, at), _after_sending(own, at)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        def update(theta: jax.Array, mean_K: jax.Array, at_K: jax.Array) -> jax.Array:
-            return jnp.zeros(theta.size).at[at_K].set(-mean_K).reshape(theta.shape)
+        def update(theta: jax.Array, agreed_K: jax.Array, at_K: jax.Array) -> jax.Array:
+            return jnp.zeros(theta.size).at[at_K].set(-agreed_K).reshape(theta.shape)
 
-        mean = weighted_mean(messages, weight)
-        return jax.tree.map(update, params, mean, places(params, step)), shared
+        agreed = self.aggregate(messages, peers.weight)
+        return jax.tree.map(update, params, agreed, self.places(params, step)), shared
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        at = places(params, step)
-        mine = message_of(own, at)
-        off = optax.tree.norm(jax.tree.map(jnp.subtract, message, mine))
-        return off / (optax.tree.norm(mine) + TINY), after_sending(own, at)
+    def compare(
+        self, own: Tree, message: Tree, params: Tree, step: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        at = self.places(params, step)
+        mine = _message(own, at)
+        off = jax.tree.map(jnp.subtract, message, mine)
+        return norm_ratio(off, mine), _after_sending(own, at)
 
-    return whole._replace(send=send, receive=receive, compare=compare)
+
+def _message(own: Tree, at: Tree) -> Tree:
+    """Return the pseudogradient at these places."""
+    return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
+
+
+def _after_sending(own: Tree, at: Tree) -> Tree:
+    left = jax.tree.map(lambda d, at_K: d.ravel().at[at_K].set(0.0).reshape(d.shape), own.drift, at)
+    return own._replace(drift=left)

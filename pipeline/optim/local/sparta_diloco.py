@@ -1,17 +1,16 @@
 """SPARTA-DiLoCo: peers average a few params in each round, and all of them by an outer step."""
 
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.dense import TINY, weighted_mean
-from pipeline.optim.expect import expect_counts, expect_decay, expect_kind, expect_rates
-from pipeline.optim.local.fragments import fragment_of, init_of_each, put, put_row, row, take
-from pipeline.optim.optimizer import Optimizer, Tree
-from pipeline.optim.sgd import sgd
+from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.expect import expect_aggregate, expect_counts, expect_kind
+from pipeline.optim.local.fragments import Fragments, put_row, row
+from pipeline.optim.optimizer import SMALLEST_NORMAL, Optimizer, RoundPeers, Tree
 
 
 class TwoParts(NamedTuple):
@@ -39,12 +38,7 @@ class OuterState(NamedTuple):
 
 
 def sparta_diloco(
-    sparse: Optimizer,
-    *,
-    outer_every: int,
-    outer_learning_rate: float,
-    outer_momentum: float,
-    nesterov: bool,
+    sparse: Optimizer, outer: Optimizer, *, outer_every: int, aggregate: AggregateFn = mean
 ) -> Optimizer:
     """Return SPARTA, whose params take an outer step of DiLoCo every `outer_every` rounds.
 
@@ -53,8 +47,8 @@ def sparta_diloco(
         inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
         theta[S]  <- mean over peers of theta_p[S]
         D       = anchor[f] - mean over peers of theta_p[f]
-        m[f]   <- outer_momentum * m[f] + D
-        theta[f]  <- anchor[f] - outer_learning_rate * (D + outer_momentum * m[f])
+        m[f]   <- momentum * m[f] + D
+        theta[f]  <- anchor[f] - learning_rate * (D + momentum * m[f])
         anchor[f] <- theta[f]
         theta_p[S and f] <- theta[S and f]
 
@@ -64,67 +58,82 @@ def sparta_diloco(
     F-th round; in F rounds that is as many bytes.
 
     Args:
-      sparse: What it is without outer steps, as `sparta` makes it.
+      sparse: SPARTA without outer steps, as `sparta` makes it.
+      outer: Takes the step of a fragment, such as `sgd` with momentum. Its gradient is D, as if
+        from one peer.
       outer_every: Rounds from one outer step of an element to its next.
-      outer_learning_rate: Of the outer step, constant.
-      outer_momentum: Decay of m per outer step, in [0, 1).
-      nesterov: Whether the momentum is Nesterov's, as above; without it, the step is m[f].
+      aggregate: Takes the place of the mean in D; that of theta[S] is an argument of `sparta`.
 
     References:
       Baioumy, Cheema, SPARTA: Distributed Training with Sparse Parameter Averaging,
         https://openreview.net/forum?id=stFPf3gzq1
     """
-    expect_kind(Optimizer, sparse=sparse)
+    expect_kind(Optimizer, sparse=sparse, outer=outer)
     expect_counts(outer_every=outer_every)
-    expect_rates(outer_learning_rate=outer_learning_rate)
-    expect_decay("outer_momentum", outer_momentum)
-    outer = sgd(outer_learning_rate, momentum=outer_momentum, nesterov=nesterov)
-    take_one, put_one = partial(take, fragments=outer_every), partial(put, fragments=outer_every)
+    expect_aggregate(aggregate)
+    f = _SpartaDiLoCo(sparse, outer, Fragments(outer_every), aggregate)
+    return sparse._replace(
+        init=f.init, send=f.send, receive=f.receive, compare=f.compare, areas=f.areas
+    )
 
-    def init(params: Tree) -> tuple[Tree, Tree]:
-        own, _ = sparse.init(params)
+
+@dataclass(frozen=True)
+class _SpartaDiLoCo:
+    """The functions of `sparta_diloco`."""
+
+    sparse: Optimizer
+    outer: Optimizer
+    fragments: Fragments
+    aggregate: AggregateFn
+
+    def init(self, params: Tree) -> tuple[Tree, Tree]:
+        own, _ = self.sparse.init(params)
         # a copy: whoever steps may donate the state and keep the params
         anchor = jax.tree.map(lambda theta: jnp.array(theta, jnp.float32, copy=True), params)
-        return own, OuterState(anchor, init_of_each(outer, params, outer_every)[1])
+        return own, OuterState(anchor, self.fragments.init_of_each(self.outer, params)[1])
 
-    def far(own: Tree, number: jax.Array) -> Tree:
-        """Return (theta - theta_p)[f]."""
-        return jax.tree.map(jnp.negative, take_one(own.drift, number))
-
-    def after_sending(own: Tree, number: jax.Array) -> Tree:
-        still = jax.tree.map(jnp.zeros_like, take_one(own.drift, number))
-        return own._replace(drift=put_one(own.drift, still, number))
-
-    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        number = fragment_of(step, outer_every)
-        places, after = sparse.send(own, params, shared, step)
-        return TwoParts(places, far(own, number)), after_sending(after, number)
+    def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        number = self.fragments.of_round(step)
+        places, after = self.sparse.send(own, params, shared, step)
+        message = TwoParts(places, self._pseudogradient(own, number))
+        return message, self._after_sending(after, number)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        number = fragment_of(step, outer_every)
-        here, anchor = take_one(params, number), take_one(shared.anchor, number)
-        mean = weighted_mean(messages.fragment, weight)
-        pseudogradient = jax.tree.map(lambda a, x, d: (a - x + d)[None], anchor, here, mean)
-        one, state = jnp.ones(1, jnp.int32), row(shared.outer, number)
-        moves, state = outer.receive(pseudogradient, one, anchor, state, step)
+        number = self.fragments.of_round(step)
+        here = self.fragments.take(params, number)
+        anchor = self.fragments.take(shared.anchor, number)
+        agreed = self.aggregate(messages.fragment, peers.weight)
+        pseudogradient = jax.tree.map(lambda a, x, d: (a - x + d)[None], anchor, here, agreed)
+        one = RoundPeers.synchronous(jnp.ones(1, jnp.int32))
+        state = row(shared.outer, number)
+        moves, state = self.outer.receive(pseudogradient, one, anchor, state, step)
         anchor = jax.tree.map(jnp.add, anchor, moves)
 
-        updates, _ = sparse.receive(messages.places, weight, params, shared, step)
-        updates = put_one(updates, jax.tree.map(jnp.subtract, anchor, here), number)
-        anchors = put_one(shared.anchor, anchor, number)
+        updates, _ = self.sparse.receive(messages.places, peers, params, shared, step)
+        moved = jax.tree.map(jnp.subtract, anchor, here)
+        updates = self.fragments.put(updates, moved, number)
+        anchors = self.fragments.put(shared.anchor, anchor, number)
         return updates, OuterState(anchors, put_row(shared.outer, state, number))
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        number = fragment_of(step, outer_every)
-        mine = far(own, number)
+    def compare(
+        self, own: Tree, message: Tree, params: Tree, step: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        number = self.fragments.of_round(step)
+        mine = self._pseudogradient(own, number)
         off = optax.tree.norm(jax.tree.map(jnp.subtract, message.fragment, mine))
-        distance, after = sparse.compare(own, message.places, params, step)
-        distance = jnp.maximum(distance, off / (optax.tree.norm(mine) + TINY))
-        return distance, after_sending(after, number)
+        distance, after = self.sparse.compare(own, message.places, params, step)
+        distance = jnp.maximum(distance, off / (optax.tree.norm(mine) + SMALLEST_NORMAL))
+        return distance, self._after_sending(after, number)
 
-    def areas(params: Tree) -> Tree:
-        return TwoParts(*[sparse.areas(params)] * 2)
+    def areas(self, params: Tree) -> Tree:
+        return TwoParts(*[self.sparse.areas(params)] * 2)
 
-    return sparse._replace(init=init, send=send, receive=receive, compare=compare, areas=areas)
+    def _pseudogradient(self, own: Tree, number: jax.Array) -> Tree:
+        """Return (theta - theta_p)[f]."""
+        return jax.tree.map(jnp.negative, self.fragments.take(own.drift, number))
+
+    def _after_sending(self, own: Tree, number: jax.Array) -> Tree:
+        still = jax.tree.map(jnp.zeros_like, self.fragments.take(own.drift, number))
+        return own._replace(drift=self.fragments.put(own.drift, still, number))

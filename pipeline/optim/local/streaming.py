@@ -1,17 +1,15 @@
 """Streaming DiLoCo: a fragment of the params at a time, which arrives while peers train on."""
 
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pipeline.optim.expect import expect_counts, expect_decay, expect_integer
-from pipeline.optim.local.diloco import outer_sgd
-from pipeline.optim.local.fragments import fragment_of, init_of_each, put, put_row, row, take
+from pipeline.optim.local.fragments import Fragments, put_row, row
 from pipeline.optim.local.local_steps import check_parts, step_alone
-from pipeline.optim.optimizer import Optimizer, Tree
-from pipeline.optim.quantize.quantizer import Quantizer
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
 class StreamingState(NamedTuple):
@@ -30,18 +28,14 @@ class StreamingState(NamedTuple):
     outer: Tree
 
 
-def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
+def streaming_diloco(
     inner: Optimizer,
+    outer: Optimizer,
     *,
     inner_steps: int,
     fragments: int,
     delay: int,
     mixing: float,
-    outer_learning_rate: float,
-    outer_momentum: float,
-    nesterov: bool,
-    quantizer: Quantizer | None = None,
-    error_feedback: float = 0.0,
 ) -> Optimizer:
     """Return Streaming DiLoCo: DiLoCo of a fragment in each round, taken up some local steps later.
 
@@ -49,8 +43,8 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
 
         H / F times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
         D       = mean over peers of (theta - theta_p)[f]
-        m[f]   <- outer_momentum * m[f] + D
-        theta[f]  <- theta[f] - outer_learning_rate * (D + outer_momentum * m[f])
+        m[f]   <- momentum * m[f] + D
+        theta[f]  <- theta[f] - learning_rate * (D + momentum * m[f])
 
     and `delay` local steps into round t + 1, before the next one:
 
@@ -68,15 +62,11 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
 
     Args:
       inner: Takes the local steps.
+      outer: Takes the step of a fragment, as in `diloco`; each fragment has a state by itself.
       inner_steps: Local steps between two exchanges of a fragment, a multiple of F; the paper's H.
-      fragments: In how many fragments the params are exchanged.
+      fragments: Number of fragments of the params.
       delay: Local steps of a peer until what was exchanged arrives, below H / F; the paper's tau.
       mixing: Share of its own params that a peer keeps then, in [0, 1); the paper's alpha.
-      outer_learning_rate: Of the step of a fragment, constant.
-      outer_momentum: Decay of m per exchange of its fragment, in [0, 1).
-      nesterov: Whether the momentum is Nesterov's, as above; without it, the step is m[f].
-      quantizer: Rounds what is sent, as of `quantized`; None sends float32.
-      error_feedback: As of `quantized`, of each fragment by itself.
 
     References:
       Douillard et al., Streaming DiLoCo with overlapping communication,
@@ -87,69 +77,80 @@ def streaming_diloco(  # noqa: PLR0913 - DiLoCo's settings and its own
     expect_integer("inner_steps", inner_steps, lambda _: not left, f"a multiple of {fragments}")
     expect_integer("delay", delay, lambda x: 0 <= x < steps, f"an integer from 0, below {steps}")
     expect_decay("mixing", mixing)
-    outer = outer_sgd(outer_learning_rate, outer_momentum, nesterov, quantizer, error_feedback)
     check_parts(inner, outer)
-    take_one, put_one = partial(take, fragments=fragments), partial(put, fragments=fragments)
+    f = _Streaming(inner, outer, Fragments(fragments), mixing)
+    return Optimizer(
+        f.init, f.lookahead, f.accumulate, f.send, f.receive, f.compare, f.areas,
+        steps, f.align, fragments, delay,
+    )  # fmt: skip
 
-    def init(params: Tree) -> tuple[Tree, Tree]:
+
+@dataclass(frozen=True)
+class _Streaming:
+    """The functions of `streaming_diloco`."""
+
+    inner: Optimizer
+    outer: Optimizer
+    fragments: Fragments
+    mixing: float
+
+    def init(self, params: Tree) -> tuple[Tree, Tree]:
         # a copy: whoever steps may donate the state and keep the params
         local = jax.tree.map(lambda theta: jnp.array(theta, jnp.float32, copy=True), params)
-        own, shared = init_of_each(outer, params, fragments)
-        return StreamingState(local, *inner.init(params), own), shared
+        own, shared = self.fragments.init_of_each(self.outer, params)
+        return StreamingState(local, *self.inner.init(params), own), shared
 
-    def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+    def align(self, own: Tree, params: Tree, fragment: jax.Array) -> Tree:
         mixed = jax.tree.map(
-            lambda x, theta: mixing * x + (1 - mixing) * theta,
-            take_one(own.local, fragment),
-            take_one(params, fragment),
+            lambda x, theta: self.mixing * x + (1 - self.mixing) * theta,
+            self.fragments.take(own.local, fragment),
+            self.fragments.take(params, fragment),
         )
-        return own._replace(local=put_one(own.local, mixed, fragment))
+        return own._replace(local=self.fragments.put(own.local, mixed, fragment))
 
-    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        del shared, step
+    def lookahead(self, params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return jax.tree.map(lambda x, theta: x.astype(theta.dtype), own.local, params)
 
-    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        del params
+    def accumulate(self, grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         states = own.inner_own, own.inner_shared
-        updates, inner_own, inner_shared = step_alone(inner, grads, *states, own.local, step)
+        updates, inner_own, inner_shared = step_alone(self.inner, grads, *states, own.local, step)
         local = jax.tree.map(jnp.add, own.local, updates)
         return StreamingState(local, inner_own, inner_shared, own.outer)
 
-    def arrive(own: StreamingState, params: Tree, step: jax.Array) -> Tree:
-        """Return the outer optimizer's state of the fragment after it took the pseudogradient."""
-        number = fragment_of(step, fragments)
-        here = take_one(params, number)
-        pseudogradient = jax.tree.map(jnp.subtract, here, take_one(own.local, number))
-        return outer.accumulate(pseudogradient, row(own.outer, number), here, step)
-
-    def after_sending(own: StreamingState, state: Tree, step: jax.Array) -> StreamingState:
-        number = fragment_of(step, fragments)
-        return own._replace(outer=put_row(own.outer, state, number))
-
-    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        number = fragment_of(step, fragments)
-        here, agreed = take_one(params, number), row(shared, number)
-        message, state = outer.send(arrive(own, params, step), here, agreed, step)
-        return message, after_sending(own, state, step)
+    def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        number = self.fragments.of_round(step)
+        here, agreed = self.fragments.take(params, number), row(shared, number)
+        message, state = self.outer.send(self._arrive(own, params, step), here, agreed, step)
+        return message, self._after_sending(own, state, step)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        number = fragment_of(step, fragments)
-        here, agreed = take_one(params, number), row(shared, number)
-        updates, agreed = outer.receive(messages, weight, here, agreed, step)
+        number = self.fragments.of_round(step)
+        here, agreed = self.fragments.take(params, number), row(shared, number)
+        updates, agreed = self.outer.receive(messages, peers, here, agreed, step)
         still = jax.tree.map(jnp.zeros_like, params)
-        return put_one(still, updates, number), put_row(shared, agreed, number)
+        return self.fragments.put(still, updates, number), put_row(shared, agreed, number)
 
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        here = take_one(params, fragment_of(step, fragments))
-        distance, state = outer.compare(arrive(own, params, step), message, here, step)
-        return distance, after_sending(own, state, step)
+    def compare(
+        self, own: Tree, message: Tree, params: Tree, step: jax.Array
+    ) -> tuple[jax.Array, Tree]:
+        here = self.fragments.take(params, self.fragments.of_round(step))
+        distance, state = self.outer.compare(self._arrive(own, params, step), message, here, step)
+        return distance, self._after_sending(own, state, step)
 
-    def areas(params: Tree) -> Tree:
-        return outer.areas(jax.eval_shape(take_one, params, jnp.zeros((), jnp.int32)))
+    def areas(self, params: Tree) -> Tree:
+        return self.outer.areas(
+            jax.eval_shape(self.fragments.take, params, jnp.zeros((), jnp.int32))
+        )
 
-    return Optimizer(
-        init, lookahead, accumulate, send, receive, compare, areas, steps, align, fragments, delay
-    )
+    def _arrive(self, own: StreamingState, params: Tree, step: jax.Array) -> Tree:
+        """Return the outer optimizer's state of the fragment after it took the pseudogradient."""
+        number = self.fragments.of_round(step)
+        here = self.fragments.take(params, number)
+        pseudogradient = jax.tree.map(jnp.subtract, here, self.fragments.take(own.local, number))
+        return self.outer.accumulate(pseudogradient, row(own.outer, number), here, step)
+
+    def _after_sending(self, own: StreamingState, state: Tree, step: jax.Array) -> StreamingState:
+        number = self.fragments.of_round(step)
+        return own._replace(outer=put_row(own.outer, state, number))

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.dense import TINY
 from pipeline.optim.expect import expect_kind, expect_share
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio
 from pipeline.optim.quantize.quantizer import Quantizer
 
 
@@ -73,23 +72,22 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         return x, after
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del shared
         x, after = exact(own, params, step)
         message = jax.tree.map(quantizer.encode, x)
         left_out = partial(jax.tree.map, jnp.subtract, x, decode(message, params))
         return message, kept(after, left_out)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        decoded = jax.vmap(partial(decode, params=params), axis_size=len(weight))(messages)
-        return optimizer.receive(decoded, weight, params, shared, step)
+        decoded = jax.vmap(partial(decode, params=params), axis_size=len(peers.weight))(messages)
+        return optimizer.receive(decoded, peers, params, shared, step)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         x, after = exact(own, params, step)
         decoded = decode(message, params)
 
-        far = optax.tree.norm(jax.tree.map(beyond, x, decoded)) / (optax.tree.norm(x) + TINY)
+        far = norm_ratio(jax.tree.map(beyond, x, decoded), x)
         return far, kept(after, partial(jax.tree.map, jnp.subtract, x, decoded))
 
     def areas(params: Tree) -> Tree:

@@ -9,8 +9,9 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.train_step import Work, micro_batches
 from pipeline.swarm.peers import RoundSteps, SimulatedPeers
@@ -55,7 +56,9 @@ def rounds(optimizer, params: dict, present: list[list[bool]], grads=drawn) -> d
             message, own[peer] = optimizer.send(state, params, shared, step)
             messages.append(message)
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(stacked, jnp.int32(here), params, shared, step)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.int32(here)), params, shared, step
+        )
         params = jax.tree.map(jnp.add, params, updates)
     return params
 

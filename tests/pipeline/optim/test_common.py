@@ -10,19 +10,21 @@ import optax
 import pytest
 from flax import nnx
 
-from pipeline.optim.ada_distro import ada_distro, normalized
 from pipeline.optim.adamw import adamw
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.demo import demo
-from pipeline.optim.distro import CompressedMomentum, distro
-from pipeline.optim.local.diloco import diloco
+from pipeline.optim.aggregate import equally
+from pipeline.optim.compressed.ada_distro import ada_distro, normalized
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.demo import demo
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
+from pipeline.optim.dense import dense
+from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import Optimizer, clip_scale, looks_ahead
+from pipeline.optim.optimizer import Optimizer, RoundPeers, clip_scale, looks_ahead
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.quantize.qsgd import QSGD
@@ -30,59 +32,58 @@ from pipeline.optim.quantize.quantized import quantized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from pipeline.optim.transform import all_gather, alone, as_transform, lookahead_params
+from tests.pipeline.optim.aggregates import median, vote
 from tests.pipeline.optim.compiled import compiled
 
 PEERS = 4
-
-
 RATE = optax.linear_schedule(0.03, 0.0, 400)
 LOCAL_RATE = optax.linear_schedule(0.03, 0.0, 100)  # of 400 local steps, 4 in each round
 LOCAL_ADAMW = adamw(LOCAL_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+OUTER = outer_sgd(0.7, momentum=0.6, nesterov=True)
+STREAMED = outer_sgd(0.7, momentum=0.3, nesterov=True)
 
 
-OPTIMIZERS = {
-    "adamw": lambda: adamw(
+OPTIMIZERS = {  # name: where it comes to rest, and what makes it
+    "adamw": ("mean", lambda: adamw(
         RATE,
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0,
-    ),
-    "muon": lambda: muon(
+    )),
+    "muon": ("mean", lambda: muon(
         RATE, momentum=0.95,
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0, step_scale={"b": 0.5},
-    ),
-    "sgd": lambda: sgd(RATE, momentum=0.9, nesterov=True, clip_grad_norm=1.0),
-    "diloco": lambda: diloco(
-        LOCAL_ADAMW, inner_steps=4, outer_learning_rate=0.7, outer_momentum=0.6, nesterov=True
-    ),
-    "streaming_diloco": lambda: streaming_diloco(
-        LOCAL_ADAMW, inner_steps=12, fragments=3, delay=1, mixing=0.25,
-        outer_learning_rate=0.7, outer_momentum=0.3, nesterov=True,
-        quantizer=Integers(4, 8), error_feedback=0.9,
-    ),
-    "diloco_sign": lambda: diloco(
-        LOCAL_ADAMW, inner_steps=4, outer_learning_rate=0.7, outer_momentum=0.6, nesterov=True,
-        quantizer=Levels(1, 8), error_feedback=1.0,
-    ),
-    "sparseloco": lambda: sparseloco(
+    )),
+    "sgd": ("mean", lambda: sgd(RATE, momentum=0.9, nesterov=True, clip_grad_norm=1.0)),
+    "sgd_median": ("median", lambda: sgd(RATE, momentum=0.9, aggregate=equally(median))),
+    "sgd_vote": ("median", lambda: sgd(RATE, aggregate=equally(vote))),
+    "diloco": ("median", lambda: diloco(LOCAL_ADAMW, OUTER, inner_steps=4)),
+    "streaming_diloco": ("median", lambda: streaming_diloco(
+        LOCAL_ADAMW, quantized(STREAMED, Integers(4, 8), 0.9),
+        inner_steps=12, fragments=3, delay=1, mixing=0.25,
+    )),
+    "diloco_sign": ("median", lambda: diloco(
+        LOCAL_ADAMW, quantized(OUTER, Levels(1, 8), 1.0), inner_steps=4,
+    )),
+    "sparseloco": ("median", lambda: sparseloco(
         LOCAL_ADAMW, inner_steps=4, outer_learning_rate=1.0, error_feedback=0.95, topk=32, chunk=8
-    ),
-    "fedavg": lambda: fedavg(sgd(LOCAL_RATE), inner_steps=4),
-    "sparta": lambda: sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0),
-    "sparta_diloco": lambda: sparta_diloco(
+    )),
+    "fedavg": ("mean", lambda: fedavg(sgd(LOCAL_RATE), inner_steps=4)),
+    "sparta": ("median", lambda: sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0)),
+    "sparta_diloco": ("median", lambda: sparta_diloco(
         sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0, selector="shuffled"),
-        outer_every=3, outer_learning_rate=0.7, outer_momentum=0.3, nesterov=True,
-    ),
-    "distro": lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9)),
+        STREAMED, outer_every=3,
+    )),
+    "distro": ("median", lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9))),
     # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
     # sum would be rounding where they disagree
-    "ada_distro": lambda: ada_distro(
+    "ada_distro": ("median", lambda: ada_distro(
         CompressedMomentum(
             RATE, Compressor(5, 8, False, jnp.float32), 0.95, direction=StepDirection("orthogonal")
         ),
         0.95,
-    ),
-    "distro_real_values": lambda: distro(
+    )),
+    "distro_real_values": ("mean", lambda: distro(
         CompressedMomentum(RATE, Compressor(8, 8, False, jnp.float32), 0.9)
-    ),
+    )),
 }  # fmt: skip
 WITH_PARTS = {  # what else treats arrays without elements by itself
     f"quantized_{type(of).__name__}_{of.bits}": lambda of=of: quantized(sgd(RATE), of)
@@ -92,19 +93,30 @@ WITH_PARTS = {  # what else treats arrays without elements by itself
         LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0, selector="partitioned"
     )
 }
+
+
+def make(name: str) -> Optimizer:
+    return WITH_PARTS[name]() if name in WITH_PARTS else OPTIMIZERS[name][1]()
+
+
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-def target(peer: jax.Array) -> dict:
-    """Each peer pulls elsewhere; only together do they know the minimum, which is at their mean."""
+OFFSETS = jnp.array([-0.1, 0.0, 0.0, 0.5])  # their mean is 0.1, their median 0
+
+
+def around(offset: jax.Array | float) -> dict:
     key = jax.random.key(7)
     common = {"w": jax.random.normal(key, (8, 16)), "b": jax.random.normal(key, (16,))}
-    offset = jnp.array([0.1, -0.1, 0.2, -0.2])[peer]
     return jax.tree.map(lambda x: x + offset, common)
 
 
-def optimum() -> dict:
-    return jax.tree.map(lambda *leaves: sum(leaves) / PEERS, *map(target, range(PEERS)))
+def target(peer: jax.Array) -> dict:
+    """Each peer pulls elsewhere; only together do they know their mean, or their median."""
+    return around(OFFSETS[peer])
+
+
+REST = {"mean": around(OFFSETS.mean()), "median": around(jnp.median(OFFSETS))}
 
 
 def gradient(optimizer, params, state, peer):
@@ -116,7 +128,7 @@ def gradient(optimizer, params, state, peer):
 def programs(name: str) -> tuple[Callable, Callable]:
     """The states of all peers before the first local step, and a local step of all: compiled once
     for all tests."""
-    optimizer = OPTIMIZERS[name]()
+    optimizer = make(name)
     tx = as_transform(optimizer, all_gather("peer"), lookahead=True)
 
     @jax.jit
@@ -146,10 +158,11 @@ def train(name: str, steps: int) -> dict:
 
 
 @each_optimizer
-def test_converges_to_the_minimum_that_only_all_peers_know(name):
-    params = train(name, 400)
-    error = optax.tree.norm(jax.tree.map(jnp.subtract, params, optimum()))
-    assert error < 0.05 * optax.tree.norm(optimum())
+def test_comes_to_rest_where_only_all_peers_together_know(name):
+    """Where each peer normalizes its own gradients, by signs or by Adam, that is the median."""
+    params, rest = train(name, 400), REST[OPTIMIZERS[name][0]]
+    error = optax.tree.norm(jax.tree.map(jnp.subtract, params, rest))
+    assert error < 0.03 * optax.tree.norm(rest)  # mean and median are three times as far apart
 
 
 @each_optimizer
@@ -160,7 +173,7 @@ def test_same_steps_give_the_same_bits(name):
 @cache
 def sent(name: str) -> tuple:
     """Compiled functions, the first messages of three peers, and what they are received with."""
-    optimizer = compiled(OPTIMIZERS[name]())
+    optimizer = compiled(make(name))
     params = jax.tree.map(jnp.zeros_like, target(0))
     own, shared = optimizer.init(params)
     messages = []
@@ -170,7 +183,9 @@ def sent(name: str) -> tuple:
 
     def receive(rows: list, weights: list[int]) -> tuple:
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *rows)
-        return optimizer.receive(stacked, jnp.int32(weights), params, shared, 1)
+        return optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.int32(weights)), params, shared, 1
+        )
 
     return messages, receive
 
@@ -191,12 +206,50 @@ def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
 def test_peers_count_by_what_they_were_assigned_if_they_take_local_steps_and_else_equally(name):
     (first, second, _), receive = sent(name)
     found = receive([first, second], [1, 2])
-    if OPTIMIZERS[name]().inner_steps > 1:
+    if make(name).inner_steps > 1:
         expected = receive([first, second, second], [1, 1, 1])
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, expected)
     else:
         expected = receive([first, second], [1, 1])
         jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+OF_MEDIAN = {
+    "dense": lambda: dense(0.1, optax.identity(), aggregate=median),
+    "sgd": lambda: sgd(0.1, aggregate=median),
+    "diloco": lambda: diloco(LOCAL_ADAMW, outer_sgd(0.7, aggregate=median), inner_steps=4),
+    "sparseloco": lambda: sparseloco(
+        LOCAL_ADAMW, inner_steps=4, outer_learning_rate=1.0, error_feedback=0.95, topk=32, chunk=8,
+        aggregate=median,
+    ),
+    "sparta_diloco": lambda: sparta_diloco(
+        sparta(LOCAL_ADAMW, inner_steps=4, share=0.25, seed=0, aggregate=median), STREAMED,
+        outer_every=3, aggregate=median,
+    ),
+    "distro": lambda: distro(
+        CompressedMomentum(RATE, Compressor(8, 8, False, jnp.float32), 0.9, aggregate=median)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_MEDIAN)
+def test_one_of_three_peers_moves_no_median(name):
+    """Every optimizer that takes an aggregate reduces what peers send by nothing else."""
+    optimizer = OF_MEDIAN[name]()
+    params = jax.tree.map(jnp.zeros_like, target(0))
+    own, shared = optimizer.init(params)
+    message, _ = optimizer.send(optimizer.accumulate(target(0), own, params, 1), params, shared, 1)
+    lie = jax.tree.map(lambda x: x * 1e6 if x.dtype == jnp.float32 else x, message)
+
+    @jax.jit
+    def receive(*rows):
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        peers = RoundPeers.synchronous(jnp.ones(3, jnp.int32))
+        return optimizer.receive(stacked, peers, params, shared, 1)
+
+    found, expected = receive(message, lie, message), receive(message, message, message)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert float(optax.tree.norm(found[0])) > 0
 
 
 PEER, COPY = jax.sharding.PartitionSpec("peer"), jax.sharding.PartitionSpec()
@@ -207,7 +260,7 @@ PEER, COPY = jax.sharding.PartitionSpec("peer"), jax.sharding.PartitionSpec()
     [*((name, "varying", PEER) for name in OPTIMIZERS), ("ada_distro", "invarying", COPY)],
 )
 def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
-    optimizer = OPTIMIZERS[name]()
+    optimizer = make(name)
     tx = as_transform(optimizer, all_gather("peer", to=to), lookahead=True)
     start = jax.tree.map(jnp.zeros_like, target(0))
     mesh = jax.make_mesh((PEERS,), ("peer",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -233,7 +286,7 @@ def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
 
 @pytest.mark.parametrize("name", ["distro", "diloco"])
 def test_inside_pmap_gives_the_same_params_as_vmap(name):
-    optimizer = OPTIMIZERS[name]()
+    optimizer = make(name)
     tx, start = (
         as_transform(optimizer, all_gather("peer"), lookahead=True),
         jax.tree.map(jnp.zeros_like, target(0)),
@@ -267,7 +320,7 @@ TABLES = {  # by name: of the settings that change, a transform
     ),
     "diloco": lambda rate, clip: diloco(
         sgd(rate, weight_decay=rate, clip_grad_norm=clip),
-        inner_steps=3, outer_learning_rate=rate, outer_momentum=clip, nesterov=True,
+        outer_sgd(rate, momentum=clip, nesterov=True), inner_steps=3,
     ),
     "distro": lambda rate, clip: distro(
         CompressedMomentum(rate, Compressor(4, 8, True), 0.9, rate, clip, removed=clip)
@@ -310,7 +363,7 @@ def test_it_trains_a_flax_module_with_hyperparams_that_change(name):
 @each_optimizer
 def test_the_steps_taken_are_found_in_any_chain_and_adams_count_as_in_optax(name):
     params = {"w": jnp.zeros((8, 16)), "b": jnp.zeros(16)}
-    tx = as_transform(OPTIMIZERS[name](), alone, lookahead=True)
+    tx = as_transform(make(name), alone, lookahead=True)
     state = jax.eval_shape(tx.init, params)
     adam = optax.tree.get(state, "ScaleByAdamState")
     assert optax.tree.get(state, "count") is (adam and adam.count)
@@ -325,7 +378,7 @@ def test_the_steps_taken_are_found_in_any_chain_and_adams_count_as_in_optax(name
 
 @each_optimizer
 def test_an_optimizer_that_looks_ahead_is_no_transform_unless_gradients_are_taken_there(name):
-    optimizer = OPTIMIZERS[name]()
+    optimizer = make(name)
     assert looks_ahead(optimizer) == (optimizer.inner_steps > 1)
     if looks_ahead(optimizer):
         there = r"True, and gradients at lookahead_params\(optimizer, params, state\)"
@@ -343,7 +396,7 @@ def test_overlap_looks_ahead_too():
 
 
 def test_params_ahead_come_in_the_tree_of_the_params_out_of_any_chain():
-    optimizer = OPTIMIZERS["fedavg"]()
+    optimizer = make("fedavg")
     tx = optax.chain(optax.identity(), as_transform(optimizer, alone, lookahead=True))
     params = (jnp.ones(3), [jnp.zeros(2)])
     state = tx.init(params)
@@ -358,14 +411,14 @@ def test_params_ahead_come_in_the_tree_of_the_params_out_of_any_chain():
 @each_optimizer
 def test_a_state_can_be_given_away_and_the_params_stay(name):
     params = jax.tree.map(jnp.zeros_like, target(0))
-    state = as_transform(OPTIMIZERS[name](), alone, lookahead=True).init(params)
+    state = as_transform(make(name), alone, lookahead=True).init(params)
     kept, given = ({x.unsafe_buffer_pointer() for x in jax.tree.leaves(t)} for t in (params, state))
     assert not kept & given
 
 
 @each_optimizer
 def test_a_tree_without_leaves_is_left_alone(name):
-    tx = as_transform(OPTIMIZERS[name](), alone, lookahead=True)
+    tx = as_transform(make(name), alone, lookahead=True)
     for params, wrapped in (({}, tx), ({"w": jnp.ones(3)}, optax.masked(tx, {"w": False}))):
         updates, _ = wrapped.update(params, wrapped.init(params), params)
         jax.tree.map(np.testing.assert_array_equal, updates, params)
@@ -373,7 +426,7 @@ def test_a_tree_without_leaves_is_left_alone(name):
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *WITH_PARTS])
 def test_a_param_without_elements_is_no_trouble_or_named(name):
-    tx = as_transform((OPTIMIZERS | WITH_PARTS)[name](), alone, lookahead=True)
+    tx = as_transform(make(name), alone, lookahead=True)
     params = {"w": jnp.zeros((0, 4)), "b": jnp.ones(8)}
     try:
         state = jax.eval_shape(tx.init, params)
@@ -386,7 +439,7 @@ def test_a_param_without_elements_is_no_trouble_or_named(name):
 
 
 def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
-    tx = as_transform(OPTIMIZERS["ada_distro"](), all_gather("peer"))
+    tx = as_transform(make("ada_distro"), all_gather("peer"))
     params = jax.tree.map(jnp.zeros_like, target(0))
 
     @jax.jit
@@ -409,8 +462,7 @@ def test_a_peer_whose_gradient_is_not_finite_is_absent_and_keeps_its_state():
 
 def streaming(**changes) -> Optimizer:
     settings = {"inner_steps": 4, "fragments": 2, "delay": 1, "mixing": 0.0} | changes
-    outer = {"outer_learning_rate": 1, "outer_momentum": 0, "nesterov": False}
-    return streaming_diloco(sgd(1), **settings, **outer)
+    return streaming_diloco(sgd(1), outer_sgd(1), **settings)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +494,7 @@ def streaming(**changes) -> Optimizer:
         (lambda: streaming(delay=2), "delay is 2, expected an integer from 0, below 2"),
         (lambda: streaming(mixing=1.0), "mixing is 1.0, expected a number from 0, below 1"),
         (
-            lambda: fedavg(OPTIMIZERS["fedavg"](), inner_steps=2),
+            lambda: fedavg(make("fedavg"), inner_steps=2),
             "inner looks ahead, expected no overlap and no local steps within",
         ),
         (lambda: sgd(1, nesterov=True), "nesterov is True, expected false without momentum"),

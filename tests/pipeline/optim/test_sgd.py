@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.sgd import sgd
 from tests.pipeline.optim.compiled import compiled
 
@@ -20,7 +21,9 @@ def test_every_step_is_the_equations(momentum, nesterov):
     for step in range(1, 5):
         grads = rng.normal(size=(3, 6, 4)).astype(np.float32)
         here = np.array([True, step != 2, True])
-        updates, shared = optimizer.receive({"w": grads}, np.int32(here), params, shared, step)
+        updates, shared = optimizer.receive(
+            {"w": grads}, RoundPeers.synchronous(np.int32(here)), params, shared, step
+        )
         params = jax.tree.map(np.add, params, updates)
 
         history.append(grads[here].astype(np.float64).mean(axis=0))
@@ -37,6 +40,10 @@ def test_momentum_takes_a_steady_gradient_ten_times_as_far():
     _, shared = optimizer.init(params)
     for step in range(1, 100):
         updates, shared = optimizer.receive(
-            {"w": np.ones((1, 2), np.float32)}, np.ones(1, np.int32), params, shared, step
+            {"w": np.ones((1, 2), np.float32)},
+            RoundPeers.synchronous(np.ones(1, np.int32)),
+            params,
+            shared,
+            step,
         )
     np.testing.assert_allclose(updates["w"], -10 * RATE, rtol=1e-3)

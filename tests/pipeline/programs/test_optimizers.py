@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim.compressor import SomeBlocks
+from pipeline.optim.compressed.compressor import SomeBlocks
 from pipeline.programs.optimizers import SCHEDULES, Setting, build, optimizer_of
 from pipeline.runfile import OptimizerVariant, ScheduleVariant
 from pipeline.runfile.serde_enum import variants_of

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as Spec
 
 from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.programs.placement import DeviceGroup, cut, device_groups
 from pipeline.runfile import Run
 from pipeline.swarm.peers import SimulatedPeers
@@ -141,10 +142,11 @@ def test_memory_of_a_device_falls_as_devices_are_added(optimizer, counts):
         arguments = params, own, shared, tokens, count, step
         message = jax.eval_shape(programs.peer_step, *arguments).message
         messages = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), message)
-        messages, weight = group.put(messages), group.put_whole(np.ones(2, np.int32))
+        peers = group.put_whole(RoundPeers.synchronous(np.ones(2, np.int32)))
+        messages = group.put(messages)
         lowered = (
             programs.peer_step.lower(*arguments),
-            programs.receive.lower(messages, weight, params, shared, step),
+            programs.receive.lower(messages, peers, params, shared, step),
         )
         plans = [program.compile().memory_analysis() for program in lowered]
         memory.append(

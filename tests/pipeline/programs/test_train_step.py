@@ -6,6 +6,7 @@ import pytest
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.train_step import Programs, Work, micro_batches
 from pipeline.swarm.begin import make_peers
@@ -165,11 +166,11 @@ def test_a_run_that_extends_another_warms_up_again():
     for first_step in (0, 10):
         programs = programs_of(run, ONE_LAYER, first_step)
         message = jax.tree.map(lambda leaf: np.ones((2, *leaf.shape), leaf.dtype), state.params)
-        weight = np.ones(2, np.int32)
+        peers = RoundPeers.synchronous(np.ones(2, np.int32))
         moved[first_step] = [
             float(np.abs(after["embed"]["embedding"] - state.params["embed"]["embedding"]).max())
             for step in (11, 13, 15, 16)
-            for after, _ in [programs.receive(message, weight, state.params, state.shared, step)]
+            for after, _ in [programs.receive(message, peers, state.params, state.shared, step)]
         ]
     ratio = np.array(moved[10]) / np.array(moved[0])
     np.testing.assert_allclose(ratio, [0, 0.5, 1, 1], atol=1e-3)

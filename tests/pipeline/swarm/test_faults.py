@@ -8,7 +8,7 @@ from ml_dtypes import bfloat16
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim.compressor import Coefficients
+from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.programs.train_step import Work
 from pipeline.protocol import consensus
 from pipeline.protocol.dispute import Check, Claim

@@ -6,7 +6,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from pipeline.errors import LockstepError
-from pipeline.optim.compressor import Coefficients
+from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.swarm.lies import LIES, TAMPER, lie, tamper
 from pipeline.wire import message as wire

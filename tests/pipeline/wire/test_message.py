@@ -16,8 +16,8 @@ from ml_dtypes import bfloat16
 from pipeline.errors import LockstepError
 from pipeline.optim.adamw import adamw
 from pipeline.optim.balance import balanced, leave
-from pipeline.optim.compressor import Coefficients, Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.compressor import Coefficients, Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.stage.keys import PROJECT
 from pipeline.wire import commitment
 from pipeline.wire import message as wire

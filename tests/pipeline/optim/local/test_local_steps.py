@@ -7,21 +7,22 @@ import optax
 import pytest
 
 from pipeline.optim.adamw import adamw
-from pipeline.optim.local.diloco import diloco
+from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.transform import alone, as_transform, lookahead_params
 from pipeline.weights.trees import load_tree, save_tree
 from tests.pipeline.optim.compiled import compiled
 from tests.pipeline.optim.local.quadratic import PEERS, START, TARGETS, begin, step
 
 STEPS, ROUNDS = 3, 4
-OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.9}
+MOMENTUM = 0.9
 BETAS, EPS, DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 2.0
 RATE = optax.linear_schedule(0.1, 0.02, ROUNDS)
 INNER = adamw(RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, clip_grad_norm=CLIP)
 OPTIMIZERS = {
-    "diloco": diloco(INNER, inner_steps=STEPS, nesterov=True, **OUTER),
-    "diloco without Nesterov": diloco(INNER, inner_steps=STEPS, nesterov=False, **OUTER),
+    "diloco": diloco(INNER, outer_sgd(0.7, momentum=MOMENTUM, nesterov=True), inner_steps=STEPS),
+    "diloco without Nesterov": diloco(INNER, outer_sgd(0.7, momentum=MOMENTUM), inner_steps=STEPS),
     "fedavg": fedavg(INNER, inner_steps=STEPS),
 }
 
@@ -57,8 +58,8 @@ def expected(name: str) -> list[np.ndarray]:
             theta = np.mean(local, axis=0)
         else:
             pseudogradient = theta - np.mean(local, axis=0)
-            trace = OUTER["outer_momentum"] * trace + pseudogradient
-            nesterov = pseudogradient + OUTER["outer_momentum"] * trace
+            trace = MOMENTUM * trace + pseudogradient
+            nesterov = pseudogradient + MOMENTUM * trace
             theta = theta - 0.7 * (nesterov if name == "diloco" else trace)
         found.append(theta)
     return found
@@ -110,7 +111,9 @@ def test_a_message_is_how_far_its_peer_went_in_every_round():
         jax.tree.map(np.testing.assert_array_equal, own, compared)
         assert not own.drift["w"].any()
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, jnp.ones(1, jnp.int32), params, shared, t)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, t
+        )
         params = jax.tree.map(jnp.add, params, updates)
 
 

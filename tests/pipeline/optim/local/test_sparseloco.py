@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.optim.local.sparseloco import sparseloco
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.sgd import sgd
 from pipeline.wire import message as wire
 from tests.pipeline.optim.compiled import compiled
@@ -57,7 +58,9 @@ def test_every_round_is_the_equations():
         q = np.stack([quantized(x) for x in e])
         e -= q
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(stacked, jnp.array(present), params, shared, t)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.array(present)), params, shared, t
+        )
         params = jax.tree.map(jnp.add, params, updates)
         theta = theta - OUTER_RATE * q[present > 0].mean(axis=0)
         np.testing.assert_allclose(params["w"], theta, rtol=0, atol=2e-6)

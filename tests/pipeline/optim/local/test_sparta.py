@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.sparta import sparta
-from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.optimizer import Optimizer, RoundPeers
 from pipeline.optim.sgd import sgd
 from pipeline.wire import message as wire
 from tests.pipeline.optim.compiled import compiled
@@ -58,7 +58,7 @@ class Peers:
             messages.append(message)
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
         updates, self.shared = self.optimizer.receive(
-            stacked, jnp.int32(present), self.params, self.shared, step
+            stacked, RoundPeers.synchronous(jnp.int32(present)), self.params, self.shared, step
         )
         self.params = jax.tree.map(jnp.add, self.params, updates)
         return messages
@@ -100,7 +100,11 @@ def test_each_element_has_its_turn_as_often_as_its_neighbours(selector, share, r
     message = jax.tree.map(lambda x: 1 + x[None], optimizer_message(optimizer, params))
     receive = jax.jit(optimizer.receive)
     chosen = [
-        np.flatnonzero(receive(message, jnp.int32([1]), params, optax.EmptyState(), step)[0]["w"])
+        np.flatnonzero(
+            receive(
+                message, RoundPeers.synchronous(jnp.int32([1])), params, optax.EmptyState(), step
+            )[0]["w"]
+        )
         for step in range(1, 2 * rounds + 1)
     ]
     cycles = [chosen[:rounds], chosen[rounds:]]
@@ -151,7 +155,9 @@ def test_a_lone_peer_trains_as_without_rounds():
             theta = optax.apply_updates(theta, updates)
         message, own = optimizer.send(own, params, shared, step)
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, jnp.ones(1, jnp.int32), params, shared, step)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, step
+        )
         params = jax.tree.map(jnp.add, params, updates)
     here = optimizer.lookahead(params, own, shared, ROUNDS)
     np.testing.assert_allclose(here["w"], theta["w"], rtol=0, atol=1e-6)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.local.diloco import diloco
+from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.wire import message as wire
@@ -23,9 +23,9 @@ from tests.pipeline.optim.local.test_sparta import (
     places,
 )
 
-OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.6, "nesterov": True}
+OUTER = outer_sgd(0.7, momentum=0.6, nesterov=True)
 SPARSE = sparta(INNER, inner_steps=STEPS, share=SHARE, seed=3)
-optimizer_of = partial(sparta_diloco, SPARSE, **OUTER)
+optimizer_of = partial(sparta_diloco, SPARSE, OUTER)
 
 
 @pytest.mark.parametrize("every", [2, 4])  # of 30 elements, ranges of 15; of 8, 8, 8 and 6
@@ -64,7 +64,7 @@ def test_every_round_is_the_equations(every):
 
 def test_an_outer_step_in_every_round_is_diloco():
     every = Peers(optimizer_of(outer_every=1))
-    whole = Peers(diloco(INNER, inner_steps=STEPS, **OUTER))
+    whole = Peers(diloco(INNER, OUTER, inner_steps=STEPS))
     for step in range(1, 5):
         for peers in (every, whole):
             peers.round(step, [True, True, False])

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from pipeline.optim.adamw import adamw
-from pipeline.optim.local.diloco import diloco
+from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.streaming import streaming_diloco
-from pipeline.optim.optimizer import align, align_before
+from pipeline.optim.optimizer import RoundPeers, align, align_before
 from pipeline.optim.sgd import sgd
 from pipeline.optim.transform import lookahead_params
 from pipeline.weights.trees import load_tree, save_tree
@@ -20,8 +20,8 @@ from tests.pipeline.optim.compiled import compiled
 from tests.pipeline.optim.local.quadratic import PEERS, START, TARGETS, begin, step
 
 RATE = 0.1
-OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.6, "nesterov": True}
-streaming_of = partial(streaming_diloco, sgd(RATE, momentum=0.5), **OUTER)
+OUTER = outer_sgd(0.7, momentum=0.6, nesterov=True)
+streaming_of = partial(streaming_diloco, sgd(RATE, momentum=0.5), OUTER)
 
 
 # the 24 elements in 5 fragments: 5 in each, and 4 in the last
@@ -69,14 +69,14 @@ def test_what_was_saved_before_an_exchange_arrived_goes_on_to_the_same_bits(tmp_
 
 def test_one_fragment_without_delay_is_diloco():
     inner = adamw(RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip_grad_norm=2.0)
-    one = streaming_diloco(inner, inner_steps=3, fragments=1, delay=0, mixing=0.0, **OUTER)
-    found, expected = begin(one), begin(other := diloco(inner, inner_steps=3, **OUTER))
+    one = streaming_diloco(inner, OUTER, inner_steps=3, fragments=1, delay=0, mixing=0.0)
+    found, expected = begin(one), begin(other := diloco(inner, OUTER, inner_steps=3))
     for _ in range(4 * 3):
         found, expected = step(one, *found), step(other, *expected)
         np.testing.assert_allclose(found[0]["w"], expected[0]["w"], rtol=0, atol=1e-6)
 
 
-def test_a_message_is_how_far_its_peer_went_in_the_fragment_of_the_round():
+def test_a_message_is_the_pseudogradient_of_the_fragment_of_the_round():
     optimizer = compiled(streaming_of(inner_steps=4, fragments=4, delay=0, mixing=0.0))
     params = {"w": jnp.array(START)}
     own, shared = optimizer.init(params)
@@ -96,7 +96,9 @@ def test_a_message_is_how_far_its_peer_went_in_the_fragment_of_the_round():
         data = wire.encode(jax.device_get(message), form)
         assert len(data) == wire.HEADER.size + 4 * 6
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, jnp.int32([1]), params, shared, t)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(jnp.int32([1])), params, shared, t
+        )
         assert not updates["w"].ravel()[: at.start].any()
         assert not updates["w"].ravel()[at.stop :].any()
         params, own = jax.tree.map(jnp.add, params, updates), after
@@ -107,7 +109,7 @@ def test_a_peer_that_sits_out_rounds_sends_nothing_twice(fragments):
     """Another peer takes all local steps; this one moves in round 1 alone, then stays and sits."""
     optimizer = compiled(
         streaming_diloco(
-            sgd(1.0), inner_steps=fragments, fragments=fragments, delay=0, mixing=0.0, **OUTER
+            sgd(1.0), OUTER, inner_steps=fragments, fragments=fragments, delay=0, mixing=0.0
         )
     )
     params = {"w": jnp.array(START)}
@@ -124,7 +126,9 @@ def test_a_peer_that_sits_out_rounds_sends_nothing_twice(fragments):
                 assert not jnp.any(message["w"]), t
         weight = jnp.int32([1 if trains else 0])
         received = jax.tree.map(lambda x: x[None], message)
-        updates, shared = optimizer.receive(received, weight, params, shared, t)
+        updates, shared = optimizer.receive(
+            received, RoundPeers.synchronous(weight), params, shared, t
+        )
         params = jax.tree.map(jnp.add, params, updates)
 
 

@@ -5,28 +5,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.local.diloco import diloco
+from pipeline.optim.local.diloco import diloco, outer_sgd
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.quantize.half import Half
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
 from pipeline.optim.quantize.qsgd import QSGD
+from pipeline.optim.quantize.quantized import quantized
 from pipeline.optim.sgd import sgd
 from pipeline.wire import message as wire
 from tests.pipeline.optim.compiled import compiled
 
 PEERS, ROUNDS, STEPS, RATE, FEEDBACK, BLOCK = 2, 5, 2, 0.1, 0.9, 8
-OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.5, "nesterov": True}
+MOMENTUM = 0.5
+OUTER = outer_sgd(0.7, momentum=MOMENTUM, nesterov=True)
 TARGETS = np.random.default_rng(0).normal(size=(PEERS, 4, 6)).astype(np.float32)
 START = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
 
 
 def test_every_round_is_the_equations():
     optimizer = compiled(
-        diloco(
-            sgd(RATE), inner_steps=STEPS, quantizer=Levels(1, BLOCK), error_feedback=FEEDBACK,
-            **OUTER,
-        )
-    )  # fmt: skip
+        diloco(sgd(RATE), quantized(OUTER, Levels(1, BLOCK), FEEDBACK), inner_steps=STEPS)
+    )
     params = {"w": jnp.array(START)}
     first, shared = optimizer.init(params)
     own = [first] * PEERS
@@ -57,11 +57,13 @@ def test_every_round_is_the_equations():
             decoded.append(q)
             np.testing.assert_allclose(own[peer].outer.error["w"], left_out[peer], atol=1e-6)
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *messages)
-        updates, shared = optimizer.receive(stacked, jnp.ones(PEERS, int), params, shared, t)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(jnp.ones(PEERS, int)), params, shared, t
+        )
         params = jax.tree.map(jnp.add, params, updates)
         mean = np.mean(decoded, axis=0)
-        trace = OUTER["outer_momentum"] * trace + mean
-        theta = theta - 0.7 * (mean + OUTER["outer_momentum"] * trace)
+        trace = MOMENTUM * trace + mean
+        theta = theta - 0.7 * (mean + MOMENTUM * trace)
         np.testing.assert_allclose(params["w"], theta, rtol=0, atol=2e-6)
 
 
@@ -77,7 +79,7 @@ def test_every_round_is_the_equations():
     ],
 )
 def test_a_message_is_as_large_as_said_and_comes_through(quantizer, size):
-    optimizer = diloco(sgd(RATE), inner_steps=STEPS, quantizer=quantizer, **OUTER)
+    optimizer = diloco(sgd(RATE), quantized(OUTER, quantizer), inner_steps=STEPS)
     params = {"w": jnp.array(START)}
     own, shared = optimizer.init(params)
     own = optimizer.accumulate({"w": params["w"]}, own, params, 1)
@@ -92,7 +94,7 @@ def test_a_message_is_as_large_as_said_and_comes_through(quantizer, size):
 def test_what_is_not_the_replays_message_is_far():
     """A distance beyond rounding: 0 for a lie's scale would pass whatever it multiplies."""
     for quantizer in (Integers(8, BLOCK), Integers(4, BLOCK), QSGD(8, BLOCK), Levels(1, BLOCK)):
-        optimizer = compiled(diloco(sgd(RATE), inner_steps=1, quantizer=quantizer, **OUTER))
+        optimizer = compiled(diloco(sgd(RATE), quantized(OUTER, quantizer), inner_steps=1))
         params = {"w": jnp.array(START)}
         own, shared = optimizer.init(params)
         own = optimizer.accumulate({"w": jnp.array(TARGETS[0])}, own, params, 1)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from pipeline.optim import dct
-from tests.pipeline.optim.reference import blocks_of, top
+from pipeline.optim.aggregate import mean
+from pipeline.optim.compressed import dct
+from tests.pipeline.optim.compressed.reference import blocks_of, top
 
 encode, decode, take, remove = (
     jax.jit(function, static_argnums=1)
@@ -110,9 +111,10 @@ def test_mean_counts_present_senders_only():
     index_PNK = jnp.array([[[0, 1]], [[1, 3]], [[1, 2]]], jnp.uint8)
     value_PNK = jnp.array([[[4.0, 2.0]], [[6.0, 5.0]], [[jnp.nan, 9.0]]])
     present_P = jnp.array([True, True, False])
-    mean_of_senders = jax.jit(dct.mean_of_senders, static_argnums=3)
-    mean = mean_of_senders(index_PNK, value_PNK, present_P, dct.layout((5,), 5))
-    assert mean.tolist() == [4.0, 4.0, 0.0, 5.0, 0.0]
+    aggregate_sent = jax.jit(dct.aggregate_sent, static_argnums=(3, 4))
+    for aggregate in (mean, lambda values, weight: mean(values, weight)):  # the second has no name
+        found = aggregate_sent(index_PNK, value_PNK, present_P, dct.layout((5,), 5), aggregate)
+        assert found.tolist() == [4.0, 4.0, 0.0, 5.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.expect import expect_counts
 from pipeline.optim.transform import Exchange, as_transform
 

@@ -3,13 +3,13 @@
 Its gradients are divided by the root of their factored second moment, before DisTrO sees them.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
 from pipeline.optim.optimizer import (
     KeyPath,
@@ -24,7 +24,7 @@ from pipeline.optim.optimizer import (
 )
 
 EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
-TINY = 1e-30  # keeps the first gradient that is all zeros from 0 / 0
+LEAST_MEAN = 1e-30  # keeps the first gradient that is all zeros from 0 / 0
 
 
 def ada_distro(
@@ -54,7 +54,7 @@ def ada_distro(
         compression_decay is best shorter than DisTrO's 0.999, such as 0.95: normalized gradients of
         long ago are as large as today's. Gradients are clipped before they are normalized.
       second_moment_decay: Decay of v_p per round, such as 0.95.
-      overlap: As of `distro`.
+      overlap: Rounds that messages travel, 0 to 2; see `distro`.
     """
     expect_kind(CompressedMomentum, momentum=momentum)
     return normalized(
@@ -135,23 +135,11 @@ def normalized(
     expect_kind(Optimizer, optimizer=optimizer)
     expect_clip(clip_grad_norm)
     expect_groups(stacked=stacked)
-
-    def squares(path: KeyPath, g: jax.Array) -> MatrixMoment | VectorMoment:
-        square = jnp.square(g)
-        if leaf_axes(path, g) < 2:
-            return VectorMoment(square)
-        return MatrixMoment(
-            row=jnp.mean(square, axis=-1, keepdims=True),
-            column=jnp.mean(square, axis=-2, keepdims=True),
-        )
-
-    def leaf_axes(path: KeyPath, leaf: jax.Array) -> int:
-        return leaf.ndim - (group_of(path) in stacked)
+    moment = _SecondMoment(decay, stacked)
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         own, shared = optimizer.init(params)
-        zero = jax.tree.map_with_path(lambda path, p: squares(path, jnp.zeros_like(p)), params)
-        return NormalizedState(own, zero, jnp.zeros(())), shared
+        return NormalizedState(own, moment.zeros(params), jnp.zeros(())), shared
 
     def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return optimizer.lookahead(params, own.optimizer, shared, step)
@@ -163,20 +151,8 @@ def normalized(
             scale = clip_scale(grads, clip_grad_norm)
             grads = jax.tree.map(lambda g: g * scale, grads)
         weight = decay * own.weight + (1 - decay)
-        second = jax.tree.map(
-            lambda old, new: decay * old + (1 - decay) * new,
-            own.second,
-            jax.tree.map_with_path(squares, grads),
-        )
-
-        def divide(g: jax.Array, moment: MatrixMoment | VectorMoment) -> jax.Array:
-            if isinstance(moment, VectorMoment):
-                return g / (jnp.sqrt(moment.element / weight) + EPS)
-            # roots before their product: the square of a small gradient's square would be zero
-            row = moment.row / (jnp.mean(moment.row, axis=-2, keepdims=True) + TINY)
-            return g / (jnp.sqrt(row) * jnp.sqrt(moment.column / weight) + EPS)
-
-        grads = jax.tree.map(divide, grads, second)
+        second = moment.add(own.second, grads)
+        grads = moment.divide(grads, second, weight)
         inside = optimizer.accumulate(grads, own.optimizer, params, step)
         return NormalizedState(inside, second, weight)
 
@@ -192,3 +168,46 @@ def normalized(
         init=init, lookahead=lookahead, accumulate=accumulate, send=send, compare=compare,
         align=align_inside(optimizer.align),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _SecondMoment:
+    """Adafactor's estimate of the second moment, from the settings of `normalized`."""
+
+    decay: float
+    stacked: tuple[str, ...]
+
+    def zeros(self, params: Tree) -> Tree:
+        """Return the first moments, a `MatrixMoment` or `VectorMoment` of each parameter."""
+        return jax.tree.map_with_path(
+            lambda path, p: self._squares(path, jnp.zeros_like(p)), params
+        )
+
+    def add(self, second: Tree, grads: Tree) -> Tree:
+        """Return the moments after these gradients."""
+        return jax.tree.map(
+            lambda old, new: self.decay * old + (1 - self.decay) * new,
+            second,
+            jax.tree.map_with_path(self._squares, grads),
+        )
+
+    def divide(self, grads: Tree, second: Tree, weight: jax.Array) -> Tree:
+        """Return g / (sqrt(v / w) + 1e-8), with w in `weight`."""
+
+        def of_leaf(g: jax.Array, moment: MatrixMoment | VectorMoment) -> jax.Array:
+            if isinstance(moment, VectorMoment):
+                return g / (jnp.sqrt(moment.element / weight) + EPS)
+            # roots before their product: the square of a small gradient's square would be zero
+            row = moment.row / (jnp.mean(moment.row, axis=-2, keepdims=True) + LEAST_MEAN)
+            return g / (jnp.sqrt(row) * jnp.sqrt(moment.column / weight) + EPS)
+
+        return jax.tree.map(of_leaf, grads, second)
+
+    def _squares(self, path: KeyPath, g: jax.Array) -> MatrixMoment | VectorMoment:
+        square = jnp.square(g)
+        if g.ndim - (group_of(path) in self.stacked) < 2:
+            return VectorMoment(square)
+        return MatrixMoment(
+            row=jnp.mean(square, axis=-1, keepdims=True),
+            column=jnp.mean(square, axis=-2, keepdims=True),
+        )

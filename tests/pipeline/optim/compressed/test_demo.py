@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from pipeline.optim.demo import demo
+from pipeline.optim.compressed.demo import demo
 from pipeline.optim.transform import all_gather
-from tests.pipeline.optim.reference import Distro
+from tests.pipeline.optim.compressed.reference import Distro
 
 PEERS = 4
 SETTINGS = {

@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.compressor import (
+from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.compressed.compressor import (
     Coefficients,
     Compressor,
-    Message,
+    Selection,
     SomeBlocks,
     coefficients_of,
 )
 from pipeline.optim.expect import (
+    expect_aggregate,
     expect_clip,
     expect_integer,
     expect_kind,
@@ -23,7 +25,15 @@ from pipeline.optim.expect import (
     expect_rates,
     expect_share,
 )
-from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, clip_scale, no_lookahead, rate
+from pipeline.optim.optimizer import (
+    KeyPath,
+    Optimizer,
+    RoundPeers,
+    Tree,
+    clip_scale,
+    no_lookahead,
+    rate,
+)
 from pipeline.optim.step_direction import StepDirection
 
 
@@ -40,6 +50,7 @@ class CompressedMomentum:
       clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.
       removed: Share of what was sent that leaves delta.
       direction: Direction and length of each parameter's step.
+      aggregate: Takes the place of the mean over the peers that sent a coefficient.
     """
 
     learning_rate: optax.ScalarOrSchedule
@@ -49,6 +60,7 @@ class CompressedMomentum:
     clip_grad_norm: float | None = None
     removed: float = 1.0
     direction: StepDirection = StepDirection()
+    aggregate: AggregateFn = mean
 
     def __post_init__(self) -> None:
         expect_learning_rate("learning_rate", self.learning_rate)
@@ -58,6 +70,7 @@ class CompressedMomentum:
         expect_clip(self.clip_grad_norm)
         expect_share("removed", self.removed)
         expect_kind(StepDirection, direction=self.direction)
+        expect_aggregate(self.aggregate)
 
     def zeros(self, params: Tree) -> Tree:
         """Return the first delta."""
@@ -92,9 +105,9 @@ class CompressedMomentum:
     def directions(self, params: Tree, messages: Tree, present: jax.Array) -> Tree:
         """Return the direction of each parameter's step, decoded from all peers' messages."""
 
-        def of_leaf(path: KeyPath, theta: jax.Array, message: Message) -> jax.Array:
-            mean = self.compressor.mean(path, theta, message, present)
-            return self.direction(path, self.compressor.decode(path, mean))
+        def of_leaf(path: KeyPath, theta: jax.Array, message: Selection) -> jax.Array:
+            agreed = self.compressor.aggregate(path, theta, message, present, self.aggregate)
+            return self.direction(path, self.compressor.decode(path, agreed))
 
         return jax.tree.map_with_path(of_leaf, params, messages)
 
@@ -170,26 +183,23 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
         return DistroState(momentum.zeros(params)), optax.EmptyState()
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        del params
         return DistroState(momentum.add(own.delta, grads, momentum.rate(step)))
 
     def after_sending(own: DistroState, message: Tree) -> DistroState:
         return DistroState(momentum.remove(own.delta, _positions(message)))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del params, shared, step
         message = momentum.select(own.delta)
         return message, after_sending(own, message)
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         decay = momentum.decay(step)
-        directions = momentum.directions(params, messages, weight > 0)
+        directions = momentum.directions(params, messages, peers.weight > 0)
         return momentum.updates(params, directions, decay, step), shared
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        del params, step
         return momentum.distance(own.delta, message), after_sending(own, message)
 
     areas = momentum.compressor.areas
@@ -235,7 +245,7 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
 
     Args:
       momentum: The settings.
-      overlap: 1 or 2, as above.
+      overlap: 1 or 2, the order of Psyche's example or of its network.
     """
     expect_kind(CompressedMomentum, momentum=momentum)
     expect_integer("overlap", overlap, lambda x: x in (1, 2), "1 or 2")
@@ -249,30 +259,26 @@ def distro_overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         return OverlappedState(delta, sent), WaitingDirection(still)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        del shared
         return momentum.lookahead(params, own.delta, step)
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        del params
         lr, delta = momentum.rate(step), momentum.remove(own.delta, own.sent)
         return own._replace(delta=momentum.add(delta, grads, lr))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        del params, shared, step
         message = momentum.select(own.delta)
         return message, own._replace(sent=_positions(message))
 
     def receive(
-        messages: Tree, weight: jax.Array, params: Tree, shared: Tree, step: jax.Array
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         decay = momentum.decay(step)
-        directions = momentum.directions(params, messages, weight > 0)
+        directions = momentum.directions(params, messages, peers.weight > 0)
         waiting = jax.tree.map(lambda d: d.astype(momentum.direction.dtype), directions)
         when = step + (overlap == 2)
         return momentum.updates(params, shared.direction, decay, when), WaitingDirection(waiting)
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        del params, step
         return momentum.distance(own.delta, message), own._replace(sent=_positions(message))
 
     areas = momentum.compressor.areas

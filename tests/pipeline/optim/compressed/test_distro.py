@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.compressor import Compressor
-from pipeline.optim.distro import CompressedMomentum, distro
+from pipeline.optim.compressed.compressor import Compressor
+from pipeline.optim.compressed.distro import CompressedMomentum, distro
+from pipeline.optim.optimizer import RoundPeers
 from pipeline.optim.step_direction import StepDirection
 from tests.pipeline.optim.compiled import compiled
-from tests.pipeline.optim.reference import Distro, blocks_of, decode
+from tests.pipeline.optim.compressed.reference import Distro, blocks_of, decode
 
 LR = 0.01
 BASE = {
@@ -82,7 +83,7 @@ def take_round(optimizer, params, own, shared, grads, step):
         messages.append(message)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
     updates, shared = optimizer.receive(
-        stacked, jnp.ones(len(own), jnp.int32), params, shared, step
+        stacked, RoundPeers.synchronous(jnp.ones(len(own), jnp.int32)), params, shared, step
     )
     return jax.tree.map(jnp.add, params, updates), shared, messages
 
@@ -203,7 +204,9 @@ def test_a_group_has_its_own_topk_and_its_own_step():
     message, _ = optimizer.send(optimizer.accumulate(grads, own, params, 1), params, shared, 1)
     assert [message[name].index_NK.shape[1] for name in "ab"] == [3, 5]
     stacked = jax.tree.map(lambda leaf: leaf[None], message)
-    updates, _ = optimizer.receive(stacked, jnp.ones(1, jnp.int32), params, shared, 1)
+    updates, _ = optimizer.receive(
+        stacked, RoundPeers.synchronous(jnp.ones(1, jnp.int32)), params, shared, 1
+    )
     assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0025, 0.005])
 
 
@@ -228,7 +231,9 @@ def some_steps(skip: bool, overlap: int) -> dict:
             own[peer] = after
             messages.append(message)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-        updates, shared = optimizer.receive(stacked, weight, params, shared, step)
+        updates, shared = optimizer.receive(
+            stacked, RoundPeers.synchronous(weight), params, shared, step
+        )
         params = jax.tree.map(jnp.add, params, updates)
     return params
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim import dct
+from pipeline.optim.aggregate import AggregateFn
+from pipeline.optim.compressed import dct
 from pipeline.optim.expect import (
     expect_by_group,
     expect_counts,
@@ -44,7 +45,7 @@ class SomeBlocks(NamedTuple):
     sent: Tree
 
 
-Message: TypeAlias = Coefficients | SomeBlocks
+Selection: TypeAlias = Coefficients | SomeBlocks  # what a peer sends of one parameter
 BITS = 24  # of an integer that float32 holds
 
 
@@ -108,7 +109,7 @@ class Compressor:
             return coefficients
         return dct.decode(coefficients, self.layout(path, coefficients))
 
-    def select(self, path: KeyPath, coefficients: jax.Array) -> Message:
+    def select(self, path: KeyPath, coefficients: jax.Array) -> Selection:
         """Return what is sent: the largest coefficients of each block."""
         blocks = self.layout(path, coefficients)
         index_NK, value_NK = dct.top_k(coefficients, blocks, self._topk(path))
@@ -121,10 +122,23 @@ class Compressor:
             return sent
         return SomeBlocks(_packed(jnp.all(value_NK == 0, axis=-1)), sent)
 
-    def mean(
-        self, path: KeyPath, like: jax.Array, messages: Message, present: jax.Array
+    def aggregate(
+        self,
+        path: KeyPath,
+        like: jax.Array,
+        messages: Selection,
+        present: jax.Array,
+        aggregate: AggregateFn,
     ) -> jax.Array:
-        """Return each coefficient's mean over the present peers that sent it, in `like`'s shape."""
+        """Return each coefficient's aggregate over the peers that sent it, in the shape of `like`.
+
+        Args:
+          path: Name of the parameter.
+          like: An array of its shape.
+          messages: What all peers sent of it, with a leading axis [peer].
+          present: bool [peer].
+          aggregate: Reduces the values of a coefficient.
+        """
         index_PNK, value_PNK = coefficients_of(messages)
         if isinstance(messages, SomeBlocks):
             blocks = index_PNK.shape[1]
@@ -132,7 +146,7 @@ class Compressor:
             present = present[:, None] & ~zero_PN
         if self.quantize_1bit:
             value_PNK = jnp.where(value_PNK, -1.0, 1.0)
-        return dct.mean_of_senders(index_PNK, value_PNK, present, self.layout(path, like))
+        return dct.aggregate_sent(index_PNK, value_PNK, present, self.layout(path, like), aggregate)
 
     def remove(
         self, path: KeyPath, coefficients: jax.Array, index_NK: jax.Array, share: float
@@ -147,7 +161,7 @@ class Compressor:
         positions_K = jnp.arange(kept, dtype=dct.index_dtype(blocks.area))
         return jnp.broadcast_to(positions_K, (blocks.blocks, kept))
 
-    def distance(self, path: KeyPath, coefficients: jax.Array, message: Message) -> jax.Array:
+    def distance(self, path: KeyPath, coefficients: jax.Array, message: Selection) -> jax.Array:
         """Return how far a message is from what would be selected of these coefficients.
 
         The largest of: how far below the block's k-th magnitude a sent position lies, or a value of
@@ -188,7 +202,7 @@ class Compressor:
         return self.topk_of.get(group_of(path) or "", self.topk)
 
 
-def coefficients_of(message: Message) -> Coefficients:
+def coefficients_of(message: Selection) -> Coefficients:
     """Return the coefficients in what a peer sends of one parameter."""
     sent: Coefficients = message.sent if isinstance(message, SomeBlocks) else message
     return sent

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.optim.aggregate import AggregateFn, mean
+
 GROUP = 8  # neighbours of which top_k first looks at the largest only
 
 
@@ -48,9 +50,9 @@ def layout(shape: tuple[int, ...], chunk: int, *, stacked: bool = False) -> Layo
     """How an array is cut: the last two axes by at most `chunk` each; a vector's one axis.
 
     Args:
-      shape: of the array.
-      chunk: the longest side of a block.
-      stacked: whether the first axis counts layers, so that a [layer, D] array is vectors.
+      shape: Shape of the array.
+      chunk: The longest side of a block.
+      stacked: Whether the first axis counts layers, so that a [layer, D] array is vectors.
     """
     axes = shape[1:] if stacked else shape
     height_all, width_all = axes[-2:] if len(axes) >= 2 else (1, *(axes or (1,)))
@@ -172,20 +174,43 @@ def put(index_NK: jax.Array, value_NK: jax.Array, cut: Layout) -> jax.Array:
     return whole.reshape(cut.shape)
 
 
-def mean_of_senders(
+def aggregate_sent(
+    index_PNK: jax.Array,
+    value_PNK: jax.Array,
+    present: jax.Array,
+    cut: Layout,
+    aggregate: AggregateFn,
+) -> jax.Array:
+    """Each coefficient's aggregate over the peers that sent it, zero where none did.
+
+    Args:
+      index_PNK: Positions within each block, which no peer names twice.
+      value_PNK: Coefficients.
+      present: bool, whether a peer is present: as a whole, [P], or block by block, [P, N].
+      cut: How the array is cut into blocks.
+      aggregate: Reduces the values of a coefficient. All but `aggregate.mean` take memory for the
+        array of every peer.
+    """
+    if aggregate is mean:
+        return _mean_of_senders(index_PNK, value_PNK, present, cut)
+    sent_PNK = jnp.broadcast_to(_each(present), index_PNK.shape)
+    whole = jax.vmap(partial(put, cut=cut))
+    agreed: jax.Array = aggregate(whole(index_PNK, value_PNK), whole(index_PNK, sent_PNK))
+    return agreed
+
+
+def _mean_of_senders(
     index_PNK: jax.Array, value_PNK: jax.Array, present: jax.Array, cut: Layout
 ) -> jax.Array:
-    """Each coefficient's mean over the peers that sent it, zero where none did.
+    """Return the mean over senders, in memory of one array.
 
         mean[n, a] = sum_p value / |{p present : a in index[p, n]}|
-
-    Peers are present as a whole, [P], or block by block, [P, N].
 
     Peers are added one after another, and none names a position twice: the order of sums is fixed.
     """
     address_PNK = _address(cut, index_PNK)
     # `where`, not a product: an absent peer's row may hold anything, NaN included
-    present = present.reshape(*present.shape, *[1] * (3 - present.ndim))
+    present = _each(present)
     value_PNK = jnp.where(present, value_PNK.astype(jnp.float32), 0.0)
 
     def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -201,6 +226,11 @@ def mean_of_senders(
     # divided only where something was sent; senders of one coefficient write the same mean
     mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1)
     return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)
+
+
+def _each(present: jax.Array) -> jax.Array:
+    """Return [P] or [P, N] with as many axes as [P, N, K]."""
+    return present.reshape(*present.shape, *[1] * (3 - present.ndim))
 
 
 def _address(cut: Layout, index_NK: jax.Array) -> jax.Array:

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.ada_distro import normalized
+from pipeline.optim.compressed.ada_distro import normalized
 from pipeline.optim.optimizer import Optimizer, no_lookahead
-from tests.pipeline.optim.reference import SecondMoment
+from tests.pipeline.optim.compressed.reference import SecondMoment
 
 
 def last_gradient() -> Optimizer:

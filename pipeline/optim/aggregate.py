@@ -1,0 +1,52 @@
+"""How the values of all peers become one: by default their mean.
+
+Each optimizer takes an `aggregate`, and reduces the values that peers sent by nothing else.
+"""
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.optim.optimizer import Tree
+
+
+class AggregateFn(Protocol):
+    """aggregate(values, weight) -> tree."""
+
+    def __call__(self, values: Tree, weight: jax.Array) -> Tree:
+        """Return one tree for the values of all peers.
+
+        Args:
+          values: Arrays with a leading axis [peer]. What has the weight 0 may be anything, NaN
+            included, and changes no bit.
+          weight: int32 or bool [peer]; or bool in the shape of the values, where peers have sent
+            some of the elements only.
+
+        Returns:
+          Shapes of a peer's values; zeros where all weights are 0.
+        """
+
+
+def mean(values: Tree, weight: jax.Array) -> Tree:
+    """Return the mean over peers by their weights; see `AggregateFn`."""
+    share = weight / jnp.maximum(jnp.max(weight), 1)  # equal weights are 1: bits of a plain mean
+    total = jnp.maximum(jnp.sum(share, axis=0), 1.0)
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        share_P = share.reshape(*share.shape, *[1] * (x.ndim - share.ndim))
+        return jnp.sum(jnp.where(share_P > 0, share_P * x, 0.0), axis=0) / total
+
+    return jax.tree.map(of_leaf, values)
+
+
+def equally(aggregate: AggregateFn) -> AggregateFn:
+    """Return the same aggregate of present peers that all have equal weights."""
+
+    def of_equals(values: Tree, weight: jax.Array) -> Tree:
+        return aggregate(values, weight > 0)
+
+    return of_equals
+
+
+EQUAL_MEAN = equally(mean)

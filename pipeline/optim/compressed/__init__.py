@@ -1,0 +1,1 @@
+"""Optimizers whose peers send a few coefficients of their momentum: DeMo and DisTrO."""
