@@ -22,7 +22,7 @@ ANSWER_HEADER_BYTES = 2**20  # ... of an answer
 ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
 ELEMENTS = 2**48  # the most in an array, zeros in its shape not counted
 Buffer = bytes | memoryview
-Process = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+ProcessName = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
 class FrameError(Exception):
@@ -55,12 +55,12 @@ class RequestHeader(Table):
 
     version: Literal[2] = VERSION
     """Version of the protocol."""
-    trainer: Process
+    trainer: ProcessName
     """Random name of the trainer's process."""
     number: Annotated[int, Field(ge=0)]
     """Counts the trainer's requests; the answer repeats it."""
     operation: str
-    """What the process is to do."""
+    """Name of the operation to do."""
     gang: Annotated[str, Field(max_length=300)] = ""
     """Where the first of a peer's several processes coordinates them, host:port."""
     values: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class AnswerHeader(Table):
     """Version of the protocol."""
     number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Number of the request that it answers; null unasked."""
-    process: Process
+    process: ProcessName
     """Random name of the process: one that was started again has another."""
     says: Literal["done", "hello", "leave"] = "done"
     """That a request is done, or what the process says unasked."""
@@ -88,7 +88,7 @@ class AnswerHeader(Table):
     """The arrays that follow."""
 
 
-Header = TypeVar("Header", RequestHeader, AnswerHeader)
+AnyHeader = TypeVar("AnyHeader", RequestHeader, AnswerHeader)
 
 
 def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = ()) -> list[Buffer]:
@@ -98,7 +98,7 @@ def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = 
     return [text.encode(), *(_raw(x) for x in arrays)]
 
 
-def decode(kind: type[Header], buffers: Sequence[Buffer]) -> tuple[Header, list[np.ndarray]]:
+def decode(kind: type[AnyHeader], buffers: Sequence[Buffer]) -> tuple[AnyHeader, list[np.ndarray]]:
     """Return the header and arrays of some buffers; the arrays are views of them, read-only.
 
     Raises:
@@ -116,14 +116,14 @@ def decode(kind: type[Header], buffers: Sequence[Buffer]) -> tuple[Header, list[
     return header, [_array(x, b) for x, b in zip(header.arrays, buffers[1:], strict=True)]
 
 
-Values = TypeVar("Values", bound=Table)
+AnyValues = TypeVar("AnyValues", bound=Table)
 
 
-def checked(kind: type[Values], values: dict[str, Any], name: str) -> Values:
-    """Return the values of a header as what they are to be.
+def checked(kind: type[AnyValues], values: dict[str, Any], name: str) -> AnyValues:
+    """Return the values of a header as a table.
 
     Raises:
-      FrameError: They are something else; `name` says what was expected.
+      FrameError: They are not those of the table; `name` completes "expected ...".
     """
     try:
         return kind.model_validate(values)
