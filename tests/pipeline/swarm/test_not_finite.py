@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.carrier import Answered
+from pipeline.carrier.operation_tables import Asked
 from pipeline.swarm.peers import Done, RoundSteps, SimulatedPeers
 from pipeline.swarm.swarm import NotFiniteError
 from tests.pipeline.carrier import test_remote_peers
