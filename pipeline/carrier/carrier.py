@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.carrier.frames import AnswerHeader
 from pipeline.carrier.operation_tables import Asked
 
-POLL_SECONDS = 0.1  # between looks at whether a process lives
+LISTEN_SECONDS = 0.1  # at a time, between looks at whether processes live
 
 
 class Answered(NamedTuple):
@@ -60,7 +60,7 @@ class Carrier(ABC):
         for peer in self._lost:  # before this request, and nobody has called `lost` since
             self._open.pop(peer, None)
         while self._open and (left := until - time.monotonic()) > 0:
-            self._listen(min(left, POLL_SECONDS))
+            self._listen(min(left, LISTEN_SECONDS))
         for peer in sorted(self._open):
             self.lose(peer, f"no answer to {asked[peer].operation} within {seconds:.3g} s")
         answers, self._answers = self._answers, {}
@@ -82,7 +82,7 @@ class Carrier(ABC):
         """Wait until all of these have arrived, and return those that have."""
         until = time.monotonic() + seconds
         while peers - self.arrived() and (left := until - time.monotonic()) > 0:
-            self._listen(min(left, POLL_SECONDS))
+            self._listen(min(left, LISTEN_SECONDS))
         return peers & self.arrived()
 
     def leaving(self) -> frozenset[int]:

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, Field, ValidationError
 from pipeline.errors import brief
 from pipeline.runfile.table import AsTuple, Table, wrong
 
-VERSION = 2
-HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
+PROTOCOL_VERSION = 2
+REQUEST_HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
 ANSWER_HEADER_BYTES = 2**20  # ... of an answer
 ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
 ELEMENTS = 2**48  # the most in an array, zeros in its shape not counted
@@ -53,7 +53,7 @@ class Described(Table):
 class RequestHeader(Table):
     """The header of a request."""
 
-    version: Literal[2] = VERSION
+    version: Literal[2] = PROTOCOL_VERSION
     """Version of the protocol."""
     trainer: ProcessName
     """Random name of the trainer's process."""
@@ -72,7 +72,7 @@ class RequestHeader(Table):
 class AnswerHeader(Table):
     """The header of an answer, or of what a process says unasked: `hello` and `leave`."""
 
-    version: Literal[2] = VERSION
+    version: Literal[2] = PROTOCOL_VERSION
     """Version of the protocol."""
     number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Number of the request that it answers; null unasked."""
@@ -104,7 +104,7 @@ def decode(kind: type[AnyHeader], buffers: Sequence[Buffer]) -> tuple[AnyHeader,
     Raises:
       FrameError: The buffers are not a header of this kind and its arrays.
     """
-    most = HEADER_BYTES if kind is RequestHeader else ANSWER_HEADER_BYTES
+    most = REQUEST_HEADER_BYTES if kind is RequestHeader else ANSWER_HEADER_BYTES
     if not buffers or len(buffers[0]) > most:
         raise FrameError(f"{len(buffers)} buffers, expected a header of at most {most} bytes")
     try:

@@ -18,9 +18,9 @@ from pipeline.errors import brief
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.table import U64, AsTuple, Table
 
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
-Natural = Annotated[int, Field(ge=0, lt=2**31)]
-Naturals = Annotated[tuple[Natural, ...], AsTuple]
+PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
+NaturalInt = Annotated[int, Field(ge=0, lt=2**31)]
+NaturalInts = Annotated[tuple[NaturalInt, ...], AsTuple]
 ShortName = Annotated[str, Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=1000)]
 KeysOfTable = Annotated[dict[ShortName, Any], Field(max_length=64)]  # of a run file
@@ -33,7 +33,7 @@ class Create(Table):
     """The run file."""
     model: dict[str, Any]
     """The model's `config.json`."""
-    first_step: Natural
+    first_step: NaturalInt
     """Rounds trained by the run that this one extends."""
     columns: Annotated[tuple[str, ...], AsTuple]
     """Columns of the data's rows."""
@@ -57,7 +57,7 @@ class Hyperparameters(Table):
     """`[model.LLM] optimizer`."""
     lr_schedule: KeysOfTable
     """`[model.LLM] lr_schedule`."""
-    inner_steps: Positive
+    inner_steps: PositiveInt
     """Local steps of a round."""
     wire: Literal["lockstep", "psyche"]
     """Layout of messages."""
@@ -73,7 +73,7 @@ class Compile(Table):
 class Align(Table):
     """Take up what the round before agreed on, as a peer without work in the round."""
 
-    step: Positive
+    step: PositiveInt
     """The round, from 1."""
     hash: bool
     """Whether to give the hash of its state."""
@@ -82,9 +82,9 @@ class Align(Table):
 class Train(Table):
     """Take the peer's step, a micro-batch after the other, so that gradients accumulate."""
 
-    step: Positive
+    step: PositiveInt
     """The round, from 1."""
-    count: Natural
+    count: NaturalInt
     """Number of real rows; the others are padding."""
     imprecise: bool
     """Whether to compute in another precision than the run's, for a fault."""
@@ -97,11 +97,11 @@ class Train(Table):
 class Optimize(Table):
     """Apply the messages that the round decided on."""
 
-    step: Positive
+    step: PositiveInt
     """The round, from 1."""
-    peers: Naturals
+    peers: NaturalInts
     """The peers whose messages these are, in this order."""
-    sequences: Naturals
+    sequences: NaturalInts
     """Number of sequences that each of them was assigned, its weight."""
 
 
@@ -128,9 +128,9 @@ class Restore(Table):
 class Recompute(Table):
     """Recompute any peer's step, as a verifier; the process's own state stays as it is."""
 
-    step: Positive
+    step: PositiveInt
     """The round, from 1."""
-    count: Natural
+    count: NaturalInt
     """Number of real rows; the others are padding."""
 
 

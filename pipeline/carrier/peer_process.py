@@ -7,10 +7,7 @@ import os
 import secrets
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
-
-import numpy as np
 
 from pipeline.carrier.frames import (
     AnswerHeader,
@@ -22,7 +19,6 @@ from pipeline.carrier.frames import (
 )
 from pipeline.carrier.operation_tables import Asked, Create, Exit, Hello, Outcome
 from pipeline.errors import brief
-from pipeline.runfile.table import Table
 
 
 class Rank(NamedTuple):
@@ -98,11 +94,10 @@ class PeerProcess(ABC):
                 return None
             if self._last and self._last[0] == (request.trainer, number):
                 return self._last[1]
-            values, given = self._do(asked, request.gang)
-            header = AnswerHeader(
-                number=number, process=self.name, values=values.model_dump(mode="json")
-            )
-            answer = encode(header, given)
+            outcome = self._do(asked, request.gang)
+            values = outcome.values.model_dump(mode="json")
+            header = AnswerHeader(number=number, process=self.name, values=values)
+            answer = encode(header, outcome.arrays)
             self._last = (request.trainer, number), answer
             return answer
         except Exception as error:  # whatever it is, the trainer hears of it
@@ -110,7 +105,7 @@ class PeerProcess(ABC):
             line = brief(f"{type(error).__name__}: {error}", 1000)
             return encode(AnswerHeader(number=number, process=self.name, error=line))
 
-    def _do(self, asked: Asked, gang: str) -> tuple[Table, Sequence[np.ndarray]]:
+    def _do(self, asked: Asked, gang: str) -> Outcome:
         if isinstance(asked.values, Create):
             self.worker = self.create(asked.values, gang)
         if self.worker is None:

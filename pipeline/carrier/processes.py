@@ -18,7 +18,7 @@ from pipeline.carrier.secret import Place
 log = logging.getLogger(__name__)
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a child that ended is started again
-AT_ONCE = 4  # messages of each process that are taken between two looks at anything else
+MESSAGES_AT_ONCE = 4  # messages of each process that are taken between two looks at anything else
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Processes(Carrier):
 
     def _drain(self) -> None:
         """Take the messages that have come, up to a bound, and note which children ended."""
-        for _ in range(AT_ONCE * len(self.hub.places)):
+        for _ in range(MESSAGES_AT_ONCE * len(self.hub.places)):
             if not self._hear(0):
                 break
         self._look_after_children()

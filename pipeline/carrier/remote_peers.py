@@ -23,7 +23,7 @@ from pipeline.swarm.peers import Done, RoundSteps
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
 
-LOSS = np.zeros((), np.float32)  # a loss's dtype and shape
+LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class RemotePeers(Asking):
             )
             for peer, given in asked.work.items()
         }
-        like = {"loss": LOSS, "message": self.programs.form.like}
+        like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
         like |= {"own": self._like.own[0]} if keep else {}
         done = {}
         for peer, answer in self.ask(requests, like, self.patience.step).items():
