@@ -49,6 +49,7 @@ class Carrier(ABC):
         """
         until = time.monotonic() + seconds
         self._number += 1
+        self._open, self._answers = {}, {}
         together: dict[int, list[int]] = {}  # peers of each distinct request
         for peer, one in asked.items():
             if self._is_there(peer):
@@ -63,7 +64,7 @@ class Carrier(ABC):
             self._listen(min(left, LISTEN_SECONDS))
         for peer in sorted(self._open):
             self.lose(peer, f"no answer to {asked[peer].operation} within {seconds:.3g} s")
-        answers, self._answers = self._answers, {}
+        answers, self._answers = self._answers, {}  # they are large: the caller's alone
         return {peer: answers[peer] for peer in asked if peer in answers}
 
     def lost(self) -> dict[int, str]:
@@ -119,7 +120,7 @@ class Carrier(ABC):
     def _forget(self, peer: int) -> None:
         """Forget the process of a peer that is lost, until it says hello."""
 
-    def _read(
+    def _answered(
         self, peer: int, header: AnswerHeader, arrays: list[np.ndarray], sent: float
     ) -> Answered | None:
         """Return the answer to a request sent at `sent`; lose the peer if it is an error."""

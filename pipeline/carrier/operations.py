@@ -32,16 +32,7 @@ def leaves(tree: Tree) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.device_get(jax.tree.leaves(tree))]
 
 
-def tree_of(arrays: Sequence[np.ndarray], like: Tree, name: str) -> Tree:
-    """Return arrays in the structure of `like`.
-
-    Raises:
-      FrameError: The arrays are not the leaves of such a tree.
-    """
-    return trees_of(arrays, {name: like})[name]
-
-
-def trees_of(arrays: Sequence[np.ndarray], like: Mapping[str, Tree]) -> dict[str, Tree]:
+def trees_of(arrays: Arrays, like: Mapping[str, Tree]) -> dict[str, Tree]:
     """Return arrays as several trees, which follow each other.
 
     Raises:
@@ -57,7 +48,7 @@ def trees_of(arrays: Sequence[np.ndarray], like: Mapping[str, Tree]) -> dict[str
     return trees
 
 
-def _tree(arrays: Sequence[np.ndarray], like: Tree, name: str) -> Tree:
+def _tree(arrays: Arrays, like: Tree, name: str) -> Tree:
     expected = jax.tree.leaves(like)
     found, wanted = ([f"{x.dtype}{[*x.shape]}" for x in some] for some in (arrays, expected))
     if found != wanted:
@@ -187,17 +178,12 @@ class Operations:
 
     def _restore(self, asked: tables.Restore, arrays: Arrays) -> Outcome:
         del asked
-        if arrays:
-            self.own = self.group.put(tree_of(arrays, self.like["own"], "own state"))
-        else:
-            self.own = self.replica.new_own()
+        self.own = self._put_own(arrays) if arrays else self.replica.new_own()
         return Outcome()
 
     def _recompute(self, asked: tables.Recompute, arrays: Arrays) -> Outcome:
-        count = len(jax.tree.leaves(self.like["own"]))
-        own = self.group.put(tree_of(arrays[:count], self.like["own"], "own state"))
-        work = Work(_rows(arrays[count:]), asked.count)
-        result = self.replica.step(own, work, asked.step)
+        work = Work(_rows(arrays[-1:]), asked.count)
+        result = self.replica.step(self._put_own(arrays[:-1]), work, asked.step)
         message = leaves(self.group.fetch(result.message))
         return Outcome(self._hashed(result.own), message)
 
@@ -208,6 +194,9 @@ class Operations:
         return Outcome(arrays=leaves(self.group.fetch(losses)))
 
     # ---- What they need ----
+
+    def _put_own(self, arrays: Arrays) -> Tree:
+        return self.group.put(trees_of(arrays, {"own state": self.like["own"]})["own state"])
 
     def _hash(self, tree: Tree) -> str:
         return tree_hash(self.group.fetch(tree))

@@ -184,7 +184,7 @@ class Processes(Carrier):
         elif header.number == self._number and peer in self._open:
             opened, rank = self._open[peer], place[1]
             if opened[rank].answer is None:
-                opened[rank].answer = self._read(peer, header, arrays, opened[rank].sent)
+                opened[rank].answer = self._answered(peer, header, arrays, opened[rank].sent)
             if peer in self._open and all(one.answer for one in opened):
                 self._close_request(peer, opened[0].answer)
 

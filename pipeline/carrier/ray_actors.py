@@ -143,7 +143,7 @@ class RayActors(Carrier):
             self.lose(peer, "its process was started again")
         elif header.error is None and header.number != self._number:
             self.lose(peer, f"an answer to request {header.number}, expected {self._number}")
-        elif answer := self._read(peer, header, arrays, call.sent):
+        elif answer := self._answered(peer, header, arrays, call.sent):
             self._close_request(peer, answer)
 
     def _greet(self, peer: int, actor: _Actor) -> None:

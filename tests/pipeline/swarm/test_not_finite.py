@@ -39,8 +39,8 @@ def spoil(monkeypatch, peers: set[int], step: int) -> None:
         answers = there(self, asked, seconds)
         for peer in peers & answers.keys():
             values = asked[peer].values
-            if asked[peer].operation == "train" and values["step"] == step:
-                assert not values["keep"]
+            if asked[peer].operation == "train" and values.step == step:
+                assert not values.keep
                 answers[peer] = answers[peer]._replace(arrays=nan(answers[peer].arrays))
         return answers
 
