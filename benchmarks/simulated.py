@@ -5,7 +5,7 @@ Programs are compiled once for many runs, which may differ in seed, faults and l
 """
 
 from collections import Counter
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from pipeline.stage import devices
 from pipeline.swarm.begin import Setup, Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import RunningPeers
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.state import State
@@ -75,7 +76,6 @@ class Lab:
         self.devices = jax.devices()[:devices]
         self.programs = programs_of(run, hf_config)
         self.data = Made(run.llm.max_seq_len, hf_config["vocab_size"])
-        self.imprecise = cache(self._imprecise)
 
     @cached_property
     def begin(self) -> Start:
@@ -93,7 +93,8 @@ class Lab:
         """Trains `run` by these peers, or some in this process; the transcript is in `folder`."""
         faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
         peers = peers or make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
-        swarm = Swarm(run, peers, lambda _: self.data, self.programs.form, faults, self.imprecise)
+        settings = RoundSettings.of(run)
+        swarm = Swarm(settings, peers, lambda _: self.data, faults)
         snapshots = run.snapshots()
         writer = Writer(folder, snapshots, keep_payloads=self.programs.form.kind != wire.DENSE)
         writer.header(
@@ -107,7 +108,7 @@ class Lab:
             )
         )
         writer.snapshot(0, self.begin.state)
-        progress = self.begin.progress(run)
+        progress = self.begin.progress(settings)
         while True:
             progress, taken = swarm.take_round(progress)
             if taken is None:
@@ -152,8 +153,3 @@ class Lab:
         for found in side_by_side(replay.groups[: len(self.devices)], work, one):
             findings += found
         return merged(findings)
-
-    def _imprecise(self) -> Programs:
-        other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
-        peers = self.run.peers.model_copy(update={"precision": other})
-        return programs_of(self.run.model_copy(update={"peers": peers}), self.hf_config)

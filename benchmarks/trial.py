@@ -6,10 +6,9 @@ import numpy as np
 from pipeline import runfile
 from pipeline.programs import cudnn
 from pipeline.programs.language_model import programs_of
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import micro_batches
 from pipeline.swarm.begin import make_peers
-from pipeline.swarm.peers import RoundSteps, capacity
+from pipeline.swarm.peers import RoundSteps
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
 
@@ -33,12 +32,11 @@ class Trial:
         count = run.peers.count
         state = State(self.params, shared, (own,) * count)
         self.peers = make_peers(self.programs, layout, state, jax.devices())
-        each, vocabulary = capacity(run, count), hf_config["vocab_size"]
+        each = RoundSettings.of(run).capacity(count)
+        vocabulary = hf_config["vocab_size"]
         shape = each, run.llm.max_seq_len
         tokens_NT = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
-        work = Work(
-            micro_batches(tokens_NT, each, run.peers.micro_batch, run.llm.inner_steps), each
-        )
+        work = self.programs.work(tokens_NT, each, run.peers.micro_batch)
         self.work = dict.fromkeys(range(count), work)
         self.tokens = count * each * run.llm.max_seq_len
         self.rounds = 0
@@ -75,5 +73,5 @@ class Trial:
     def apply(self) -> None:
         """The params of the next round, on every device."""
         assigned = {peer: work.count for peer, work in self.work.items()}
-        self.peers.receive(self.received, assigned, self.programs.form.like, self.rounds)
+        self.peers.receive(self.received, assigned, self.rounds)
         jax.block_until_ready(list(self.peers.params_on.values()))

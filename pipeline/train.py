@@ -4,7 +4,6 @@ Work in progress is in data/runs/<key>: the growing transcript, and checkpoints.
 moment and started again, the stage ends with the same bytes.
 """
 
-import functools
 import logging
 import shutil
 import sys
@@ -24,10 +23,7 @@ from pipeline.monitor.monitor import Monitor
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
 from pipeline.programs import cudnn, held_out
-from pipeline.programs.language_model import programs_of
 from pipeline.programs.optimizers import learning_rate_of_run
-from pipeline.programs.train_step import Programs
-from pipeline.protocol import driver
 from pipeline.protocol.round import Round
 from pipeline.stage import allocator, artifacts, devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
@@ -41,7 +37,7 @@ from pipeline.tasks import while_training
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
-from pipeline.transcript.entry import TABLES, Entry, EpochParams, Header
+from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.follow import follow
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
@@ -116,7 +112,12 @@ class _Training:
         self.step = saved.step if saved else start.step
         state = saved.state if saved else start.state
         entries = self.writer.cut(self.step)
-        self.progress = follow(start.progress(run), entries, run, self.writer.rounds)
+        self.progress = follow(
+            start.progress(setup.settings),
+            entries,
+            self.writer.rounds,
+            stores=setup.settings.stores_epochs,
+        )
         self.peers = self._make_peers(state, saved.rest["absent"] if saved else ())
         self.stack.callback(self.peers.close)
         self.scores = while_training.of_run(run, setup.hf_config, self.paths)
@@ -143,8 +144,6 @@ class _Training:
             self.scores.begin()
             self.scores.take(self.step, self.peers.params)
         self.header = Transcript(self.writer.folder).header
-        imprecise = functools.cache(self._imprecise)
-        form = setup.programs.form
         losses = (entry.held_out_loss for entry in reversed(entries))
         measured = (loss for loss in losses if loss is not None)
         self.monitor = Monitor(
@@ -157,12 +156,10 @@ class _Training:
         )
         self.profile = self.stack.enter_context(Profile(run, self.paths.scratch))
         self.swarm = Swarm(
-            run,
+            setup.settings,
             self.peers,
             lambda _: setup.data,
-            form,
             self.faults,
-            imprecise,
             must_pause=self.monitor.must_pause,
             timed=self.profile.timed,
         )
@@ -176,7 +173,6 @@ class _Training:
             self._wait_if_paused(asked_to_stop)
             while taken := self._take_round():
                 self.applied.took(taken.entry)
-                taken = self._record_epoch(taken)
                 self.step = taken.entry.round.step
                 last = self.step == run.config.total_steps
                 measured = None
@@ -205,15 +201,6 @@ class _Training:
                 self._wait_if_paused(asked_to_stop)
         for kind in dict.fromkeys(fault.kind for fault in run.faults.schedule):
             log.info(f"train: fault {kind} fired {self.faults.fired[kind]} times")
-
-    def _record_epoch(self, taken: Taken) -> Taken:
-        """Record the params that end an epoch, where the run has checkpointers."""
-        peer = driver.checkpointer(self.progress)
-        if peer is None or not self.run.config.checkpointers:
-            return taken
-        stored = EpochParams(peer=peer, params=self.peers.params_hash())
-        self.progress = driver.checkpointed(self.progress, peer, stored.params)
-        return taken._replace(entry=taken.entry.model_copy(update={"checkpointed": stored}))
 
     def _push(self, last: Round) -> None:
         """Push the params that end an epoch; its last round is saved already."""
@@ -287,13 +274,6 @@ class _Training:
     def _state_is_due(self, step: int) -> bool:
         """Whether a snapshot or a checkpoint is taken after a step."""
         return self.writer.snapshots.takes(step) or step % self.run.runtime.checkpoint_every == 0
-
-    def _imprecise(self) -> Programs:
-        """The run's programs in another precision, for a peer with that fault."""
-        other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
-        peers = self.run.peers.model_copy(update={"precision": other})
-        run, setup = self.run.model_copy(update={"peers": peers}), self.setup
-        return programs_of(run, setup.hf_config, setup.start.step, setup.programs.task.columns)
 
     def _measure(self) -> float | None:
         if not len(self.held_out_NW):

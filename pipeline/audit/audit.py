@@ -12,6 +12,7 @@ from pipeline.errors import LockstepError
 from pipeline.protocol import committee, consensus, links
 from pipeline.protocol.round import Message, Round
 from pipeline.swarm.begin import Setup
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import TABLES, Entry
 from pipeline.transcript.follow import (
     ContradictionError,
@@ -68,7 +69,8 @@ def audit_rounds(
     """
     findings: list[Finding] = []
     run, form, start = setup.run, setup.programs.form, setup.start
-    progress = start.progress(run)
+    settings = setup.settings
+    progress = start.progress(settings)
     own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(start.state.own[0]))
     for entry in transcript.rounds:
         has_payloads = form.kept and (
@@ -80,13 +82,13 @@ def audit_rounds(
             if has_payloads:
                 known, refused = _audit_messages(entry, transcript, form)
                 _check_broken(entry, refused)
-            progress = finish_round(progress, entry, run)
+            progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
-        findings += _audit_arrivals(entry, run, setup.programs.optimizer.overlapped)
-        findings += _audit_checks(entry, run, own_size)
+        findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
+        findings += _audit_checks(entry, settings, own_size)
         known += _audit_second_messages(entry)
-        findings += [*known, *_audit_attestations(entry, run), *_audit_ejected(entry, known)]
+        findings += [*known, *_audit_attestations(entry, settings), *_audit_ejected(entry, known)]
     done, total = start.step + len(transcript.rounds), run.config.total_steps
     if done < (total if last is None else last):
         text = f"the transcript ends before this round, expected {total} rounds"
@@ -131,17 +133,17 @@ def why_refused(
     return None
 
 
-def _audit_arrivals(entry: Entry, run: runfile.Run, overlapped: float) -> list[Finding]:
+def _audit_arrivals(entry: Entry, settings: RoundSettings, overlapped: float) -> list[Finding]:
     """Check that no message arrives before `[links]` allows it; later is its sender's affair.
 
     On the wall's clock nobody can tell.
     """
-    if run.links.clock == "wall":
+    if settings.on_wall_clock:
         return []
     sizes = {peer: message.bytes for peer, message in entry.evidence.messages.items()}
-    tokens = _tokens(entry.round, run)
+    tokens = _tokens(entry.round, settings)
     present = entry.evidence.present(entry.round.peers)
-    earliest = links.arrivals(run.links, present, tokens, sizes, overlapped)
+    earliest = links.arrivals(settings.links, present, tokens, sizes, overlapped)
     return [
         _against_author(
             entry.round.step,
@@ -153,19 +155,19 @@ def _audit_arrivals(entry: Entry, run: runfile.Run, overlapped: float) -> list[F
     ]
 
 
-def _audit_checks(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding]:
+def _audit_checks(entry: Entry, settings: RoundSettings, own_size: int) -> list[Finding]:
     """Check that the seed elects who made checks and rulings, and `[links]` allows their times."""
 
     def differ(text: str) -> Finding:
         return _against_author(entry.round.step, "checks", text)
 
     def seconds(peer: int, checked: int) -> float:
-        if run.links.clock == "wall":
+        if settings.on_wall_clock:
             return 0.0
         count = tokens[checked]
-        return links.check_seconds(run.links, peer, checked, tokens=count, size=own_size)
+        return links.check_seconds(settings.links, peer, checked, tokens=count, size=own_size)
 
-    plan, evidence, tokens = entry.round, entry.evidence, _tokens(entry.round, run)
+    plan, evidence, tokens = entry.round, entry.evidence, _tokens(entry.round, settings)
     present = evidence.present(plan.peers)
     able = set(present) & plan.verifiers.keys()
     pairs = [
@@ -192,15 +194,15 @@ def _audit_checks(entry: Entry, run: runfile.Run, own_size: int) -> list[Finding
     return findings
 
 
-def _tokens(plan: Round, run: runfile.Run) -> dict[int, int]:
+def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
     """Tokens that each peer trains on in a round."""
-    length = run.llm.max_seq_len
+    length = settings.row_tokens
     return {peer: (last - first + 1) * length for peer, (first, last) in plan.assignment.items()}
 
 
-def _audit_attestations(entry: Entry, run: runfile.Run) -> list[Finding]:
+def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
     """Check that each witness attests what an honest one does to whom the same arrived."""
-    limit = run.config.max_round_train_time
+    limit = settings.coordinator.max_round_train_time
     honest = consensus.witnessed(entry.round, entry.evidence, limit)
     return [
         Finding(

@@ -21,7 +21,6 @@ from pipeline.programs.replica import Replica
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
-from pipeline.swarm.peers import assigned
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
@@ -118,7 +117,6 @@ class _WindowReplay:
             self.replica = self.replica.receive(
                 applied,
                 entry.round.sequences,
-                self.setup.programs.form.like,
                 self.setup.run.peers.count,
                 entry.round.step,
             )
@@ -152,13 +150,12 @@ class _WindowReplay:
 
         A peer goes on from its recomputed state where bits are compared, else from what it sent.
         """
-        plan, results = entry.round, {}
+        setup, plan, results = self.setup, entry.round, {}
         for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
             self.own[peer] = self.replica.align(self.own[peer], plan.step)
-        lots = self.setup.programs.optimizer.inner_steps
         for peer in [peer for peer in self.own if peer in entry.evidence.messages]:
-            span = plan.assignment[peer]
-            work = assigned(self.setup.data, span, self.setup.run, lots, plan.trainers)
+            span, (settings, programs) = plan.assignment[peer], (setup.settings, setup.programs)
+            work = settings.work(programs, setup.data, span, plan.trainers)
             sent = self._sent(entry, peer) if self.kept and not self.bitwise else None
             if sent is None:
                 result = self.replica.step(self.own[peer], work, plan.step)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from pipeline.carrier.operation_tables import Asked, Outcome
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import device_groups, of_each_process
-from pipeline.programs.replica import Replica, Work
-from pipeline.programs.train_step import Programs
+from pipeline.programs.replica import Replica
+from pipeline.programs.train_step import Work
 from pipeline.runfile.table import Table
 from pipeline.stage import devices, lock
 from pipeline.wire.commitment import tree_hash
 
-OTHER = {"float32": "bfloat16", "bfloat16": "float32"}  # precision
 Arrays = Sequence[np.ndarray]
 
 
@@ -75,8 +73,7 @@ class Operations:
     """
 
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
-        self.run, self.model, self.first_step, self.columns = run, model, first_step, columns
-        self.programs = self._programs(run)
+        self.run, self.programs = run, programs_of(run, model, first_step, columns)
         parts = self.programs.parts
         self.group = device_groups(of_each_process(jax.devices(), parts), parts)[0]
         own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)
@@ -162,7 +159,7 @@ class Operations:
         trees = trees_of(arrays, {f"message of peer {peer}": like for peer in peers})
         messages = dict(zip(peers, trees.values(), strict=True))
         given, count = dict(zip(peers, asked.sequences, strict=True)), self.run.peers.count
-        self.replica = self.replica.receive(messages, given, like, count, asked.step)
+        self.replica = self.replica.receive(messages, given, count, asked.step)
         return Outcome(tables.Optimized(params=self._hash(self.replica.params)))
 
     def _extract(self, asked: tables.Extract, arrays: Arrays) -> Outcome:
@@ -209,14 +206,6 @@ class Operations:
         return [np.array(leaf) for leaf in leaves(self.group.fetch(tree))]
 
     def _replica(self, *, imprecise: bool) -> Replica:
-        return replace(self.replica, programs=self._imprecise) if imprecise else self.replica
-
-    def _programs(self, run: runfile.Run) -> Programs:
-        return programs_of(run, self.model, self.first_step, self.columns)
-
-    @cached_property
-    def _imprecise(self) -> Programs:
-        """The run's programs in another precision, for a peer with that fault."""
-        peers = self.run.peers
-        other = peers.model_copy(update={"precision": OTHER[peers.precision]})
-        return self._programs(self.run.model_copy(update={"peers": other}))
+        if not imprecise:
+            return self.replica
+        return replace(self.replica, programs=self.programs.imprecise)

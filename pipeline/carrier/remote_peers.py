@@ -16,7 +16,7 @@ from pipeline.carrier.operation_tables import Asked
 from pipeline.carrier.operations import leaves
 from pipeline.errors import brief
 from pipeline.optim.optimizer import Tree, no_align
-from pipeline.programs.replica import Work
+from pipeline.programs.train_step import Work
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
 from pipeline.swarm.peers import Done, RoundSteps
@@ -136,7 +136,7 @@ class RemotePeers(Asking):
                 tables.Train(
                     step=asked.number,
                     count=given.count,
-                    imprecise=peer in asked.programs,
+                    imprecise=peer in asked.imprecise,
                     keep=keep,
                     hash=asked.hashed or self._verifies,
                 ),
@@ -179,7 +179,7 @@ class RemotePeers(Asking):
         """
         arrays, requests = leaves(next(iter(asked.work.values())).rows_MB), {}
         for peer in sorted(self.here):
-            imprecise = peer in asked.programs
+            imprecise = peer in asked.imprecise
             step = (imprecise, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
                 self._compiled[peer].add(step)
@@ -188,14 +188,13 @@ class RemotePeers(Asking):
             self.ask(requests)
 
     def receive(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
     ) -> None:
         """Apply, at every peer, the messages that the round decided on.
 
         Raises:
           LockstepError: No peer is left.
         """
-        del like
         optimize = tables.Optimize(
             step=step, peers=[*messages], sequences=[sequences[peer] for peer in messages]
         )

@@ -19,6 +19,7 @@ from pipeline.optim.balance import balanced, leave
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.loss import measured, targets, weighted_cross_entropy
 from pipeline.programs.optimizers import Setting, build, learning_rate_of_run
+from pipeline.programs.task import OTHER_PRECISION
 from pipeline.programs.train_step import Programs
 from pipeline.stage import memory
 from pipeline.tokens.columns import UNCOUNTED, Columns, split
@@ -67,7 +68,7 @@ class LanguageModel:
                 '[peers] attention = "cudnn", expected "matmul": several sequences are packed into '
                 "a row of this data, and the fused kernel is not used with a mask of them"
             )
-        self.columns = columns
+        self.run, self.hf_config, self.columns = run, hf_config, columns
         self.model = models.get(hf_config["model_type"])
         self.model_config = self.model.Config.from_hf(hf_config)
         self._check_size(run)
@@ -85,6 +86,14 @@ class LanguageModel:
     def shapes(self) -> Tree:
         """Shapes and dtypes of the params."""
         return self.model.shapes(self.model_config)
+
+    @property
+    def imprecise(self) -> "LanguageModel":
+        """The same task in the other precision, for a peer with that fault."""
+        other = OTHER_PRECISION[self.run.peers.precision]
+        peers = self.run.peers.model_copy(update={"precision": other})
+        run = self.run.model_copy(update={"peers": peers})
+        return LanguageModel(run, self.hf_config, self.columns)
 
     def weights(
         self, rows_MBW: jax.Array, count: jax.Array

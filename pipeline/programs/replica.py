@@ -6,25 +6,13 @@ Trainers, verifiers, the self-test and an audit's replay all call `Replica.step`
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from pipeline.optim.optimizer import Tree, no_align
 from pipeline.programs.placement import DeviceGroup
-from pipeline.programs.train_step import PeerResult, Programs
-
-
-class Work(NamedTuple):
-    """What a peer trains on in a round.
-
-    rows_MB: Rows in micro-batches, padded to one shape: NumPy arrays [M, B, ...]. count: How many
-      rows are real.
-    """
-
-    rows_MB: Tree
-    count: int
+from pipeline.programs.train_step import PeerResult, Programs, Work
 
 
 @dataclass(frozen=True)
@@ -74,7 +62,6 @@ class Replica:
         self,
         messages: Mapping[int, Tree],
         sequences: Mapping[int, int],
-        like: Tree,
         count: int,
         step: int,
     ) -> "Replica":
@@ -83,6 +70,7 @@ class Replica:
         Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
         weight is how many sequences the round assigned to it.
         """
+        like = self.programs.form.like
         absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
         rows = [messages.get(peer, absent) for peer in range(count)]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

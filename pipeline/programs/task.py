@@ -7,6 +7,8 @@ import jax
 
 from pipeline.optim.optimizer import Tree
 
+OTHER_PRECISION = {"float32": "bfloat16", "bfloat16": "float32"}
+
 
 class Task(Protocol):
     """Something to train, on rows: examples of any kind, as a tree of arrays with leading axes.
@@ -18,6 +20,10 @@ class Task(Protocol):
     @property
     def shapes(self) -> Tree:
         """Shapes and dtypes of the params: nested dicts."""
+
+    @property
+    def imprecise(self) -> "Task":
+        """The same task in `OTHER_PRECISION`, for a peer with that fault."""
 
     def weights(self, rows_MB: Tree, count: jax.Array) -> Callable[[jax.Array | int], Tree]:
         """Return micro -> weight, what `loss` weighs the rows of a micro-batch by.

@@ -29,18 +29,22 @@ class PeerResult(NamedTuple):
     loss: jax.Array
 
 
-class LocalWork(NamedTuple):
-    """What a peer's local steps begin with: the arguments of `Programs.peer_step`.
-
-    In one of several local steps, `step` is as `AccumulateFn` has it.
-    """
+class Agreed(NamedTuple):
+    """What all peers have alike: the params, and the optimizer's shared state."""
 
     params: Tree
-    own: Tree
     shared: Tree
+
+
+class Work(NamedTuple):
+    """What a peer trains on in a round, or in one of its local steps.
+
+    rows_MB: Rows in micro-batches, padded to one shape: arrays [M, B, ...]. count: How many rows
+      are real.
+    """
+
     rows_MB: Tree
-    count: jax.Array
-    step: jax.Array
+    count: int | jax.Array
 
 
 class Programs:
@@ -57,6 +61,12 @@ class Programs:
         self.task, self.optimizer = task, optimizer
         self.layout_of_messages, self.parts = wire, parts
         self.keep_cut = partial(keep_cut, parts=parts)
+
+    @cached_property
+    def imprecise(self) -> "Programs":
+        """The same programs in the other precision, for a peer with that fault."""
+        wire, parts = self.layout_of_messages, self.parts
+        return Programs(self.task.imprecise, self.optimizer, wire=wire, parts=parts)
 
     @cached_property
     def form(self) -> Form:
@@ -127,7 +137,7 @@ class Programs:
           count: Number of rows assigned to this peer, int32.
           step: The round, int32, from 1.
         """
-        own, loss = self._local_steps(LocalWork(params, own, shared, rows_MB, count, step))
+        own, loss = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
         message, own = self.optimizer.send(own, params, shared, step)
         return PeerResult(self.keep_cut(own), message, loss)
 
@@ -135,37 +145,51 @@ class Programs:
         """Return a peer's state after it took up the commit of the round before `step`."""
         return self.keep_cut(optim.align(self.optimizer, own, params, step))
 
-    def _local_steps(self, work: LocalWork) -> tuple[Tree, jax.Array]:
+    def work(self, rows_N: Tree, most: int, size: int) -> Work:
+        """Return a peer's work of a round: its rows, cut for its local steps.
+
+        Args:
+          rows_N: Rows assigned to the peer, NumPy arrays [N, ...].
+          most: The most rows that any peer is assigned, so that there is one shape.
+          size: Rows in a micro-batch.
+        """
+        count = len(jax.tree.leaves(rows_N)[0])
+        return Work(micro_batches(rows_N, most, size, self.optimizer.inner_steps), count)
+
+    def _local_steps(
+        self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
+    ) -> tuple[Tree, jax.Array]:
         """The peer's state after its local steps of a round, each on its lot, and their mean loss.
 
         Where there are fewer rows than local steps, the last lots are empty: nothing is done.
         """
-        steps, count, step = self.optimizer.inner_steps, work.count, work.step
+        steps, count = self.optimizer.inner_steps, work.count
         if steps == 1:
-            own = optim.align(self.optimizer, work.own, work.params, step)
-            work = work._replace(own=own)
-            return self._local_step(work, self.task.key(work.rows_MB, step, 0))
+            own = optim.align(self.optimizer, own, agreed.params, step)
+            return self._local_step(own, agreed, work, step, self.task.key(work.rows_MB, step, 0))
         rows_HMB = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), work.rows_MB)
 
         def take(h: jax.Array, before: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
             own, total = before
-            own = optim.align_before(self.optimizer, own, work.params, step, h)
+            own = optim.align_before(self.optimizer, own, agreed.params, step, h)
             lot = count // steps + (h < count % steps)
             done = step - 1 + (h + 1) / steps  # rounds
             rows_MB = jax.tree.map(lambda x: x[h], rows_HMB)
-            here = work._replace(own=own, rows_MB=rows_MB, count=lot, step=done)
-            after, loss = self._local_step(here, self.task.key(rows_MB, step, h))
+            key = self.task.key(rows_MB, step, h)
+            after, loss = self._local_step(own, agreed, Work(rows_MB, lot), done, key)
             own = jax.tree.map(partial(jnp.where, lot > 0), after, own)
             return self.keep_cut(own), total + loss
 
-        own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(work.own), jnp.zeros(())))
+        own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(own), jnp.zeros(())))
         return own, total / jnp.minimum(count, steps)
 
-    def _local_step(self, work: LocalWork, key: jax.Array | None) -> tuple[Tree, jax.Array]:
-        params, own, shared, rows_MB, count, step = work
-        ahead = self.optimizer.lookahead(params, own, shared, step)
-        loss, grads = self._gradient(ahead, rows_MB, count, key)
-        return self.optimizer.accumulate(grads, own, params, step), loss
+    def _local_step(
+        self, own: Tree, agreed: Agreed, work: Work, step: jax.Array, key: jax.Array | None
+    ) -> tuple[Tree, jax.Array]:
+        """One local step; `step` is as `AccumulateFn` has it."""
+        ahead = self.optimizer.lookahead(agreed.params, own, agreed.shared, step)
+        loss, grads = self._gradient(ahead, *work, key)
+        return self.optimizer.accumulate(grads, own, agreed.params, step), loss
 
     def _gradient(
         self, params: Tree, rows_MB: Tree, count: jax.Array, key: jax.Array | None = None
@@ -203,10 +227,17 @@ class Programs:
         params = optax.apply_updates(params, updates)
         return self.keep_cut(params), self.keep_cut(shared)
 
-    def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
-        *work, message = arguments
-        own, _ = self._local_steps(LocalWork(*work))
-        params, *_, step = work
+    def _compare(
+        self,
+        params: Tree,
+        own: Tree,
+        shared: Tree,
+        rows_MB: Tree,
+        count: jax.Array,
+        step: jax.Array,
+        message: Tree,
+    ) -> tuple[jax.Array, Tree]:
+        own, _ = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
         return self.optimizer.compare(own, message, params, step)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.programs.task import OTHER_PRECISION
 from pipeline.simulation.arguments import check_call
 from pipeline.simulation.nested import Nesting
 
@@ -43,9 +44,11 @@ class LossTask:
         self.loss_fn, self.nesting, self.shapes = loss_fn, nesting, shapes
         self.dtype, self.seed = dtype, seed
 
-    def in_dtype(self, dtype: str) -> "LossTask":
-        """Return the same task in another precision."""
-        return LossTask(self.loss_fn, self.nesting, self.shapes, jnp.dtype(dtype), self.seed)
+    @property
+    def imprecise(self) -> "LossTask":
+        """The same task in the other precision, for a peer with that fault."""
+        other = jnp.dtype(OTHER_PRECISION[self.dtype.name])
+        return LossTask(self.loss_fn, self.nesting, self.shapes, other, self.seed)
 
     def weights(
         self, rows_MB: PeerRows, count: jax.Array

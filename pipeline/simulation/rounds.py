@@ -18,7 +18,6 @@ from pipeline.optim.transform import next_step
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.driver import RunProgress
 from pipeline.simulation.examples import ExampleSet, PeerData
-from pipeline.simulation.loss_task import LossTask
 from pipeline.simulation.micro_batch import fits_into_memory, largest
 from pipeline.simulation.result import Curves, Log, Result
 from pipeline.stage import allocator
@@ -27,6 +26,7 @@ from pipeline.stage.progress import Progress
 from pipeline.swarm import in_time
 from pipeline.swarm.begin import Start, make_peers
 from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import NotFiniteError, Swarm, Taken
 from pipeline.transcript.follow import follow
 from pipeline.transcript.rounds_file import RoundsFile
@@ -173,17 +173,11 @@ class Simulation:
         absent = saved.rest.get("absent", ()) if saved else ()  # release 0.1 did not say
         layout = self.run.peers.layout
         self.peers = make_peers(self.programs, layout, state, jax.devices(), absent)
-        self.swarm = Swarm(
-            self.run,
-            self.peers,
-            self.of_peers.__getitem__,
-            self.programs.form,
-            self.faults,
-            functools.cache(self._imprecise),
-        )
-        progress, rounds = start.progress(self.run), self.kept.rounds
+        settings = RoundSettings.of(self.run)
+        self.swarm = Swarm(settings, self.peers, self.of_peers.__getitem__, self.faults)
+        progress, rounds = start.progress(settings), self.kept.rounds
         if rounds:
-            progress = follow(progress, rounds.cut(self.step), self.run, rounds)
+            progress = follow(progress, rounds.cut(self.step), rounds)
         if not saved:
             return progress, Curves()
         self.faults.restore(saved.rest["faults"])
@@ -289,12 +283,6 @@ class Simulation:
         for peer in range(len(self.of_peers)):
             local = self.lookahead(params, self.peers.own(peer), shared, step)
             yield jax.tree.map(np.array, local)
-
-    def _imprecise(self) -> Programs:
-        """Programs in another precision, for a peer with that fault."""
-        task: LossTask = self.programs.task
-        other = {"float32": "bfloat16", "bfloat16": "float32"}[self.run.peers.precision]
-        return Programs(task.in_dtype(other), self.programs.optimizer)
 
     def _save(self) -> None:
         rest = {

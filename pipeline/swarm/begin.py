@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver, links
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.fused_peers import FusedPeers
-from pipeline.swarm.peers import Rows, SimulatedPeers, assigned
+from pipeline.swarm.peers import Rows, SimulatedPeers
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import Column, read_shards
 from pipeline.transcript.state import State
@@ -33,20 +35,21 @@ class Start(NamedTuple):
     step: int
     data_index: int
 
-    def progress(self, run: runfile.Run) -> driver.RunProgress:
+    def progress(self, settings: RoundSettings) -> driver.RunProgress:
         """Return the run before its first round, without members yet.
 
         On the wall's clock a peer that joins has the params already when its round begins.
         """
         size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
-        loads = [links.load_seconds(run.links, p, size=size) for p in range(run.peers.count)]
-        if run.links.clock == "wall":
-            loads = [0.0] * run.peers.count
+        peers = range(settings.peers)
+        loads = [links.load_seconds(settings.links, peer, size=size) for peer in peers]
+        if settings.on_wall_clock:
+            loads = [0.0] * settings.peers
         return driver.start(
-            run.config,
-            run.peers.count,
-            run.peers.seed,
-            run.llm.max_seq_len,
+            settings.coordinator,
+            settings.peers,
+            settings.seed,
+            settings.row_tokens,
             self.step,
             self.data_index,
             loads,
@@ -70,6 +73,11 @@ class Setup:
     programs: Programs
     data: Rows
     start: Start
+
+    @cached_property
+    def settings(self) -> RoundSettings:
+        """What a round reads of the run."""
+        return RoundSettings.of(self.run)
 
 
 def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
@@ -135,11 +143,11 @@ def make_peers(
 
 def repeats_bit_for_bit(setup: Setup) -> bool:
     """Return whether this machine gives a peer's first steps the same bits twice: a self-test."""
-    run, programs, (state, step, index) = setup.run, setup.programs, setup.start
+    programs, (state, step, index) = setup.programs, setup.start
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, state.params, state.shared)
-    lots = programs.optimizer.inner_steps  # a row for each local step
-    work = assigned(setup.data, (index, index + lots - 1), run, lots, run.peers.count)
+    span = index, index + programs.optimizer.inner_steps - 1  # a row for each local step
+    work = setup.settings.work(programs, setup.data, span, setup.settings.peers)
 
     def once() -> str:  # `own` is donated, so each time a copy
         return tree_hash(replica.step(group.put(state.own[0]), work, step + 1))

@@ -13,10 +13,10 @@ import numpy as np
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, PlannedGroup, device_groups
-from pipeline.programs.replica import Replica, Work
-from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.programs.replica import Replica
+from pipeline.programs.train_step import Programs
 from pipeline.stage import memory
-from pipeline.swarm.peers import capacity
+from pipeline.swarm.round_settings import RoundSettings
 
 
 class ProgramMemory(NamedTuple):
@@ -134,10 +134,9 @@ def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
     receive = ProgramMemory.of(
         programs.receive, group.put(stacked), weights_P, replica.params, replica.shared, step
     )
+    settings, size = RoundSettings.of(run), run.peers.micro_batch
     row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)
-    trainers = peers - peers * run.config.verification_percent // 100
-    size, lots = run.peers.micro_batch, programs.optimizer.inner_steps
-    work = Work(micro_batches(row_1W, capacity(run, trainers), size, lots), 1)
+    work = programs.work(row_1W, settings.capacity(settings.trainers), size)
     rows_BW = np.zeros((size, run.llm.max_seq_len), np.int32)
     found = [
         (

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.replica import Work
+from pipeline.programs.train_step import Work
 from pipeline.protocol import attestation
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.dispute import Check, Claim

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import AXIS, DeviceGroup, cut, cut_rows
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import PeerResult, Programs
+from pipeline.programs.train_step import PeerResult, Programs, Work
 from pipeline.swarm.peers import Done, RoundSteps, SimulatedPeers
 from pipeline.transcript.state import State
 
@@ -43,15 +42,13 @@ class FusedPeers(SimulatedPeers):
         """Take the step of every peer that has work, as `SimulatedPeers.step`.
 
         Raises:
-          ValueError: A peer is to compute with other programs than the run's, or to commit to its
-            state, which no other peer could recompute.
+          ValueError: A peer is to compute in another precision, or to commit to its state, which
+            no other peer could recompute.
         """
         if asked.hashed:
             raise ValueError("peers of one program are hashed, expected none that verify")
-        if asked.programs:
-            raise ValueError(
-                f"peers {sorted(asked.programs)} have programs of their own, expected one"
-            )
+        if asked.imprecise:
+            raise ValueError(f"peers {sorted(asked.imprecise)} are imprecise, expected one program")
         work = asked.work
         idle = jax.tree.map(np.zeros_like, next(iter(work.values())).rows_MB)
         filled = [work.get(peer, Work(idle, 0)) for peer in range(self._rows)]

@@ -5,29 +5,29 @@ from pipeline.errors import LockstepError
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import links
 from pipeline.stage.progress import size
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry
 
 MOST_EMPTY = 5  # rounds in a row in which nothing is applied, before a training stops
 
 
-def arrivals(run: runfile.Run, programs: Programs, sequences: float) -> dict[int, float]:
-    """Return when each peer's message is at every peer in a round of so many sequences.
+def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[int, float]:
+    """Return when each peer's message is at every peer in a round of so many rows.
 
     All peers are taken to send, the verifiers too, so that each one's link counts.
 
     Args:
-      run: The whole run.
+      settings: What a round reads of the run.
       programs: Its programs, for the size of a message: exact where it is dense.
-      sequences: Sequences of the round, all trainers' together.
+      rows: Rows of the round, all trainers' together.
 
     Returns:
       By peer, seconds from the round's start on the simulated clock.
     """
-    peers, config = range(run.peers.count), run.config
-    trainers = len(peers) - len(peers) * config.verification_percent // 100
-    tokens = dict.fromkeys(peers, sequences / trainers * run.llm.max_seq_len)
+    peers = range(settings.peers)
+    tokens = dict.fromkeys(peers, rows / settings.trainers * settings.row_tokens)
     sizes = dict.fromkeys(peers, programs.form.bytes_about)
-    return links.arrivals(run.links, peers, tokens, sizes, programs.optimizer.overlapped)
+    return links.arrivals(settings.links, peers, tokens, sizes, programs.optimizer.overlapped)
 
 
 def check(run: runfile.Run, programs: Programs) -> str | None:
@@ -39,9 +39,10 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
     if run.links.clock == "wall":  # real time, which nobody knows yet
         return None
     limit = run.config.max_round_train_time
+    settings = RoundSettings.of(run)
     batches = [batch for batch, _ in run.config.sizes(run.llm.max_seq_len)]
-    earliest = min(arrivals(run, programs, min(batches)).values())
-    latest = arrivals(run, programs, max(batches))
+    earliest = min(arrivals(settings, programs, min(batches)).values())
+    latest = arrivals(settings, programs, max(batches))
     message = f"a message of {size(programs.form.bytes_about)}"
     cure = (
         "raise it, or tokens_per_second and upload_mbps of [links], or send less "

@@ -8,12 +8,11 @@ from typing import NamedTuple, Protocol
 import jax
 import numpy as np
 
-from pipeline import runfile
 from pipeline.optim.optimizer import Tree
 from pipeline.programs import held_out
 from pipeline.programs.placement import DeviceGroup, device_groups
-from pipeline.programs.replica import Replica, Work
-from pipeline.programs.train_step import PeerResult, Programs, micro_batches
+from pipeline.programs.replica import Replica
+from pipeline.programs.train_step import PeerResult, Programs, Work
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
 
@@ -33,13 +32,13 @@ class RoundSteps(NamedTuple):
     Attributes:
       work: Work by peer; the others take no step.
       number: The round, from 1.
-      programs: Programs of peers that compute with others than the run's.
+      imprecise: Peers that compute in another precision than the run's.
       hashed: Whether peers commit to what they own after the step.
     """
 
     work: Mapping[int, Work]
     number: int
-    programs: Mapping[int, Programs] = {}
+    imprecise: frozenset[int] = frozenset()
     hashed: bool = False
 
 
@@ -112,14 +111,13 @@ class RunningPeers(Protocol):
         """Give a peer that was silent a new state of its own, at the others' params."""
 
     def receive(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
     ) -> None:
         """Apply, for all peers, the messages that the round decided on.
 
         Args:
           messages: Messages by peer.
           sequences: How many sequences each of these peers was assigned.
-          like: The messages' form's.
           step: The round, from 1.
         """
 
@@ -195,8 +193,8 @@ class SimulatedPeers:
             if replica.group in latest and jax.default_backend() == "cpu":
                 # a step that waits for its turn on a CPU holds its memory already
                 latest[replica.group].loss.block_until_ready()
-            if peer in asked.programs:
-                replica = replace(replica, programs=asked.programs[peer])
+            if peer in asked.imprecise:
+                replica = replace(replica, programs=self.programs.imprecise)
             result = replica.step(self._own[peer], given, asked.number)
             results[peer] = latest[replica.group] = result
             self._own[peer] = results[peer].own
@@ -244,10 +242,10 @@ class SimulatedPeers:
         self._own[peer] = self._replica_of(peer).new_own()
 
     def receive(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], like: Tree, step: int
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
     ) -> None:
         """Apply, for all peers, the messages that the round decided on."""
-        after = self._first.receive(messages, sequences, like, self.count, step)
+        after = self._first.receive(messages, sequences, self.count, step)
         self._replicas = self._spread(after.params, after.shared)
 
     def close(self) -> None:
@@ -301,29 +299,3 @@ class SimulatedPeers:
 
     def _own_by_peer(self) -> list[Tree]:
         return self._own
-
-
-def assigned(data: Rows, span: tuple[int, int], run: runfile.Run, lots: int, trainers: int) -> Work:
-    """Return the work of a peer that is assigned the rows of `span`, first to last.
-
-    The number of peers that train in the round decides the shape.
-
-    Args:
-      data: The peer's rows.
-      span: Where they are in the run's order.
-      run: The whole run.
-      lots: Local steps of a round, `Optimizer.inner_steps`.
-      trainers: Peers that train in the round.
-    """
-    rows_N = data.take(np.arange(span[0], span[1] + 1))
-    most, count = capacity(run, trainers), span[1] + 1 - span[0]
-    return Work(micro_batches(rows_N, most, run.peers.micro_batch, lots), count)
-
-
-def capacity(run: runfile.Run, trainers: int) -> int:
-    """Return the most sequences that one of so many trainers is assigned in any round.
-
-    It does not change with the batch ramp, so that nothing is compiled anew; it changes with the
-    number of trainers.
-    """
-    return -(-run.config.global_batch_size_end // trainers)

@@ -16,6 +16,7 @@ from pipeline.stage.artifacts import read_json
 from pipeline.stage.progress import size
 from pipeline.swarm import in_time
 from pipeline.swarm.device_memory import DeviceMemory, device_memory
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.weights.earlier_run import trained_steps
 
 ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl, about
@@ -116,7 +117,7 @@ def _round_seconds(run: runfile.Run, programs: Programs) -> float:
     """Simulated seconds until an average round's messages have arrived, if nothing goes wrong."""
     config = run.config
     total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
-    arrived = in_time.arrivals(run, programs, total / config.total_steps)
+    arrived = in_time.arrivals(RoundSettings.of(run), programs, total / config.total_steps)
     return min(max(arrived.values()), config.max_round_train_time)
 
 

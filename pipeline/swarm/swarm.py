@@ -1,29 +1,25 @@
 """One round of all peers, from their batches to the params they agree on next."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs
-from pipeline.protocol import committee, consensus, driver, links
+from pipeline.programs.train_step import Work
+from pipeline.protocol import driver
 from pipeline.protocol.coordinator import ClientState, CoordinatorError
-from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
+from pipeline.swarm.agreement import Agreement, Checked
+from pipeline.swarm.delivery import Delivered, Exchange, SimulatedExchange
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers, assigned
-from pipeline.transcript.entry import Entry
-from pipeline.wire import exchange
-from pipeline.wire import message as wire
+from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers
+from pipeline.swarm.round_settings import RoundSettings
+from pipeline.transcript.entry import Entry, EpochParams
 from pipeline.wire.exchange import Sent
 
 
@@ -38,33 +34,51 @@ class Taken(NamedTuple):
     others: dict[int, bytes]
 
 
+class Worked(NamedTuple):
+    """What became of the work of a round.
+
+    done: What each peer with work did. loss: Their mean loss; None where nobody trained. silent:
+      Members that took no part. checked: The steps that verifiers recompute.
+    """
+
+    done: dict[int, Done]
+    loss: float | None
+    silent: tuple[int, ...]
+    checked: Checked
+
+
 class NotFiniteError(Exception):
     """No peer's loss, or no peer's message, is finite: training diverged."""
 
 
-@dataclass(frozen=True)
 class Swarm:
     """A run's peers, and all that a round of them needs.
 
-    Attributes:
-      run: The whole run.
+    Args:
+      settings: What a round reads of the run.
       peers: Peers that train.
       data_of: Returns the rows that a peer is assigned some of.
-      form: Form of the run's messages.
       faults: The run's schedule of faults.
-      imprecise: Returns the run's programs in another precision, for a peer with that fault.
+      exchange: The way for messages; by default over simulated links.
       must_pause: Returns whether the run's owner asks for a pause.
       timed: Returns a block whose time counts for a phase of the round.
     """
 
-    run: runfile.Run
-    peers: RunningPeers
-    data_of: Callable[[int], Rows]
-    form: wire.Form
-    faults: FaultSchedule
-    imprecise: Callable[[], Programs]
-    must_pause: Callable[[], bool] = bool
-    timed: Callable[[str], AbstractContextManager[None]] = nullcontext
+    def __init__(
+        self,
+        settings: RoundSettings,
+        peers: RunningPeers,
+        data_of: Callable[[int], Rows],
+        faults: FaultSchedule,
+        *,
+        exchange: Exchange | None = None,
+        must_pause: Callable[[], bool] = bool,
+        timed: Callable[[str], AbstractContextManager[None]] = nullcontext,
+    ):
+        self.settings, self.peers, self.data_of, self.faults = settings, peers, data_of, faults
+        self.must_pause, self.timed = must_pause, timed
+        self.exchange = exchange or SimulatedExchange(settings, peers.programs, faults, timed)
+        self.agreement = Agreement(settings, peers, faults, timed)
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
         """Take the next round, or return None where the run has finished.
@@ -80,68 +94,23 @@ class Swarm:
             if round_ is None:
                 return progress, None
             joined_params = self._join(round_)
-            self.peers.take_back(set(round_.peers).difference(round_.joined))
-        silent = {*self.faults.silence(round_), *progress.unready}
-        silent |= self.peers.absent.intersection(round_.peers)
+        worked = self._work(round_, progress.unready)
+        present = [peer for peer in round_.peers if peer not in worked.silent]
+        delivered = self.exchange.deliver(worked.done, round_, present)
+        evidence = _evidence(worked, delivered)
+        evidence = self.agreement.reach(evidence, round_, worked.checked)
 
-        # Work: what was assigned, and what is really done
-        spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
-        with self.timed("read"):
-            given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
-        checked = {v: p for v, p in round_.verifiers.items() if v not in silent and p in given}
-        with self.timed("verify"):
-            before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
-        with self.timed("train"):
-            done, loss = self._step(given, round_)
-            self.peers.sit_out(round_.idle.difference(silent), round_.step)
-        true = {peer: one.message for peer, one in done.items()}
-
-        # Who was lost meanwhile did not take part, as far as the others can tell
-        silent |= (given.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
-        silent = tuple(sorted(silent))
-        given = {peer: work for peer, work in given.items() if peer in done}
-        checked = {v: p for v, p in checked.items() if v not in silent and p in given}
-        for peer in silent:  # its state is lost, or nobody knows it
-            self.peers.restart(peer)
-
-        # Exchange: bytes, when they arrive, and what they decode to
-        with self.timed("encode"):
-            messages = self.faults.messages(true, round_.step)
-            sent = {p: exchange.send(m, p, round_, self.form) for p, m in messages.items()}
-            sent, others, to = self.faults.tamper(sent, messages, round_)
-        with self.timed("decode"):
-            received = self._received(sent, round_)
-        evidence = Evidence(
-            messages={p: replace(_message(s), state=done[p].state) for p, s in sent.items()},
-            others={p: replace(_message(s), to=to[p]) for p, s in others.items()},
-            arrivals=self._arrivals(sent, done, round_, silent),
-            silent=silent,
-            broken=tuple(peer for peer in sent if peer not in received),
-            attestations=(),
-            checks=(),
-            rulings=(),
-            settle_seconds=0.0,
-        )
-
-        # What witnesses, verifiers and tie-breakers make of it
-        with self.timed("witness"):
-            honest = consensus.witnessed(round_, evidence, self.run.config.max_round_train_time)
-            evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
-        if checked:
-            with self.timed("verify"):
-                evidence = _Verification(self, round_, before, given).verify(evidence, checked)
-        left = self.peers.part(set(round_.peers).difference(silent))
+        left = self.peers.part(set(present))
         progress = driver.leave(progress, left)
-        paused = round_.step < self.run.config.total_steps and self.must_pause()
+        paused = round_.step < self.settings.coordinator.total_steps and self.must_pause()
         if paused:
             progress = driver.pause(progress)
         with self.timed("decide"):
             progress, decision = driver.finish_round(progress, round_, evidence)
-
-        # the sender too applies what decoding the bytes gives, nothing better
-        applied = {peer: received[peer] for peer in decision.applied}
         with self.timed("apply"):
-            self.peers.receive(applied, round_.sequences, self.form.like, round_.step)
+            applied = {peer: delivered.received[peer] for peer in decision.applied}
+            self.peers.receive(applied, round_.sequences, round_.step)
+        progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
             asked=asked,
             left=left,
@@ -150,13 +119,13 @@ class Swarm:
             joined_params=joined_params,
             evidence=evidence,
             decision=decision,
-            loss=loss,
+            loss=worked.loss,
             held_out_loss=None,
+            checkpointed=checkpointed,
         )
-        payloads, other_payloads = (
-            {peer: s.payload for peer, s in those.items()} for those in (sent, others)
-        )
-        return progress, Taken(entry, payloads, other_payloads)
+        return progress, Taken(entry, _payloads(delivered.sent), _payloads(delivered.others))
+
+    # ---- Before a round: who takes part ----
 
     def _begin(self, progress: RunProgress) -> tuple[RunProgress, tuple[int, ...], Round | None]:
         """The next round, and who asked to take part before it."""
@@ -168,7 +137,7 @@ class Swarm:
             asked = driver.may_ask(progress, back)
         else:
             away = self.faults.away(step) | self.peers.absent
-            asked = tuple(peer for peer in range(self.run.peers.count) if peer not in away)
+            asked = tuple(peer for peer in range(self.settings.peers) if peer not in away)
         progress = driver.ask(progress, asked)
         try:
             progress, round_ = driver.next_round(progress)
@@ -179,9 +148,10 @@ class Swarm:
             try:
                 progress, round_ = driver.next_round(driver.ask(progress, back))
             except CoordinatorError as error:
+                least = self.settings.coordinator.init_min_clients
                 raise LockstepError(
-                    f"[config] init_min_clients = {self.run.config.init_min_clients}: fewer peers "
-                    f"are left at round {step}, and the run cannot go on: {error}"
+                    f"[config] init_min_clients = {least}: fewer peers are left at round {step}, "
+                    f"and the run cannot go on: {error}"
                 ) from error
         return progress, asked, round_
 
@@ -196,13 +166,34 @@ class Swarm:
         """Joining peers take over the others' params, and begin with a new state of their own."""
         for peer in round_.joined:
             self.peers.join(peer)
-        if not round_.joined:
-            return None
-        return self.peers.params_hash()
+        joined_params = self.peers.params_hash() if round_.joined else None
+        self.peers.take_back(set(round_.peers).difference(round_.joined))
+        return joined_params
+
+    # ---- Work: what was assigned, and what is really done ----
+
+    def _work(self, round_: Round, unready: tuple[int, ...]) -> Worked:
+        silent = {*self.faults.silence(round_), *unready}
+        silent |= self.peers.absent.intersection(round_.peers)
+        spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
+        with self.timed("read"):
+            given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
+        checked = {v: p for v, p in round_.verifiers.items() if v not in silent and p in given}
+        with self.timed("verify"):
+            before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
+        with self.timed("train"):
+            done, loss = self._step(given, round_)
+            self.peers.sit_out(round_.idle.difference(silent), round_.step)
+
+        # Who was lost meanwhile did not take part, as far as the others can tell
+        silent |= (given.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
+        for peer in sorted(silent):  # its state is lost, or nobody knows it
+            self.peers.restart(peer)
+        checked = {v: p for v, p in checked.items() if v not in silent and p in done}
+        return Worked(done, loss, tuple(sorted(silent)), Checked(checked, before, given))
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
-        lots = self.peers.programs.optimizer.inner_steps
-        return assigned(self.data_of(peer), span, self.run, lots, round_.trainers)
+        return self.settings.work(self.peers.programs, self.data_of(peer), span, round_.trainers)
 
     def _step(
         self, given: Mapping[int, Work], round_: Round
@@ -213,12 +204,9 @@ class Swarm:
         """
         if not given:
             return {}, None
-        read = partial(self._read, round_=round_)
-        work = self.faults.work(given, round_, read)
+        work = self.faults.work(given, round_, partial(self._read, round_=round_))
         imprecise = self.faults.imprecise(given, round_.step)
-        programs = {peer: self.imprecise() for peer in imprecise}
-        hashed = bool(round_.verifiers)
-        done = self.peers.step(RoundSteps(work, round_.step, programs, hashed))
+        done = self.peers.step(RoundSteps(work, round_.step, imprecise, bool(round_.verifiers)))
         if not done:
             return {}, None
         bad = {peer: why for peer, d in done.items() if (why := _not_finite(d))}
@@ -235,93 +223,39 @@ class Swarm:
         done = {peer: d for peer, d in done.items() if peer not in bad}
         return done, float(np.mean([d.loss for d in done.values()]))
 
-    def _arrivals(
-        self,
-        sent: Mapping[int, Sent],
-        done: Mapping[int, Done],
-        round_: Round,
-        silent: tuple[int, ...],
-    ) -> dict[int, float]:
-        """Seconds, of the run's clock, until messages are at every peer that is present."""
-        if self.run.links.clock == "wall":
-            return self.faults.delay({peer: done[peer].seconds for peer in sent}, round_.step)
-        present = [peer for peer in round_.peers if peer not in silent]
-        length = self.run.llm.max_seq_len
-        tokens = {peer: round_.sequences[peer] * length for peer in sent}
-        sizes = {peer: len(s.payload) for peer, s in sent.items()}
-        overlapped = self.peers.programs.optimizer.overlapped
-        arrivals = links.arrivals(self.run.links, present, tokens, sizes, overlapped)
-        return self.faults.delay(arrivals, round_.step)
+    # ---- After a round ----
 
-    def _received(self, sent: Mapping[int, Sent], round_: Round) -> dict[int, Tree]:
-        """What the bytes decode to, where every receiver accepts them."""
-        received = {}
-        for peer, s in sent.items():
-            try:
-                received[peer] = exchange.receive(s, peer, round_, self.form)
-            except wire.WireError:
-                continue
-        return received
+    def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:
+        """Record the params that end an epoch, where a peer stores them."""
+        peer = driver.checkpointer(progress)
+        if peer is None or not self.settings.stores_epochs:
+            return progress, None
+        stored = EpochParams(peer=peer, params=self.peers.params_hash())
+        return driver.checkpointed(progress, peer, stored.params), stored
 
 
-@dataclass(frozen=True)
-class _Verification:
-    """The checks of a round: verifiers recompute steps, tie-breakers the disputed ones.
+def _evidence(worked: Worked, delivered: Delivered) -> Evidence:
+    """What was sent, and when it arrived; nobody has attested anything yet."""
+    sent, others, receivers = delivered.sent, delivered.others, delivered.receivers
+    return Evidence(
+        messages={p: _message(one, state=worked.done[p].state) for p, one in sent.items()},
+        others={p: _message(one, to=receivers[p]) for p, one in others.items()},
+        arrivals=delivered.arrivals,
+        silent=worked.silent,
+        broken=tuple(peer for peer in sent if peer not in delivered.received),
+        attestations=(),
+        checks=(),
+        rulings=(),
+        settle_seconds=0.0,
+    )
 
-    before, given: State before the step, and work, of each checked peer.
-    """
 
-    swarm: Swarm
-    round_: Round
-    before: Mapping[int, Tree]
-    given: Mapping[int, Work]
+def _message(sent: Sent, *, state: str | None = None, to: tuple[int, ...] = ()) -> Message:
+    return Message(sent.commitment.hex(), len(sent.payload), state=state, to=to)
 
-    def verify(self, evidence: Evidence, checked: Mapping[int, int]) -> Evidence:
-        """Return the evidence with checks and rulings; `checked` has the peer of each verifier."""
-        faults, step = self.swarm.faults, self.round_.step
-        pairs = sorted(checked.items())
-        checks = []
-        for (verifier, peer), result in zip(pairs, self._recompute(pairs), strict=True):
-            check = Check(verifier, peer, result, self._seconds(verifier, peer), self._size)
-            claimed = evidence.messages[peer].claim
-            checks.append(replace(check, found=faults.found(check, claimed, step)))
-        evidence = replace(evidence, checks=tuple(checks))
 
-        rulings, took = [], [0.0]
-        present = evidence.present(self.round_.peers)
-        for check, claimed in consensus.disputes(evidence, checks):
-            parties = check.verifier, check.peer
-            judges = committee.tie_breakers(self.round_.seed, present, parties)
-            honest = self._recompute((judge, check.peer) for judge in judges)
-            found = {
-                judge: faults.ruled(judge, check, claimed, claim, step)
-                for judge, claim in zip(judges, honest, strict=True)
-            }
-            rulings.append(Ruling(*parties, found))
-            took += [self._seconds(judge, check.peer) for judge in judges]
-        return replace(evidence, rulings=tuple(rulings), settle_seconds=max(took))
-
-    @property
-    def _size(self) -> int:
-        """Bytes of a peer's state."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(next(iter(self.before.values()))))
-
-    def _seconds(self, other: int, peer: int) -> float:
-        run = self.swarm.run
-        if run.links.clock == "wall":  # checks are made while the round waits
-            return 0.0
-        tokens = self.given[peer].count * run.llm.max_seq_len
-        return links.check_seconds(run.links, other, peer, tokens=tokens, size=self._size)
-
-    def _recompute(self, pairs: Iterable[tuple[int, int]]) -> list[Claim]:
-        """Recompute the step of `peer` as `other`, for each pair (other, peer)."""
-        pairs = list(pairs)
-        cases = [(other, self.before[peer], self.given[peer]) for other, peer in pairs]
-        results = self.swarm.peers.recompute(cases, self.round_.step)
-        return [
-            Claim(exchange.commit(message, peer, self.round_).hex(), state)
-            for (_, peer), (message, state) in zip(pairs, results, strict=True)
-        ]
+def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
+    return {peer: one.payload for peer, one in sent.items()}
 
 
 def _not_finite(done: Done) -> str:
@@ -335,7 +269,3 @@ def _not_finite(done: Done) -> str:
             ):
                 return "its message is not finite"
     return ""
-
-
-def _message(sent: Sent) -> Message:
-    return Message(sent.commitment.hex(), len(sent.payload))

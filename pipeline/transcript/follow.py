@@ -6,7 +6,6 @@ coordinator was is recorded nowhere else.
 
 from collections.abc import Iterable
 
-from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.protocol import driver
 from pipeline.protocol.coordinator import CoordinatorError
@@ -29,22 +28,22 @@ class ContradictionError(Exception):
 
 
 def follow(
-    progress: RunProgress, entries: Iterable[Entry], run: runfile.Run, source: RoundsFile
+    progress: RunProgress, entries: Iterable[Entry], source: RoundsFile, *, stores: bool = False
 ) -> RunProgress:
     """Return where a run is after its recorded rounds.
 
     Args:
       progress: The run before its first round.
       entries: Its rounds so far.
-      run: The whole run.
       source: Where they are, for an error.
+      stores: Whether a peer stores the params that end an epoch.
 
     Raises:
       LockstepError: A round does not follow from those before it.
     """
     for number, entry in enumerate(entries, start=1):
         try:
-            progress = finish_round(begin_round(progress, entry), entry, run)
+            progress = finish_round(begin_round(progress, entry), entry, stores=stores)
         except ContradictionError as error:
             raise LockstepError(
                 f"{source.path}:{number}: round {error.step}: {error}, expected a round as it was "
@@ -79,8 +78,8 @@ def begin_round(progress: RunProgress, entry: Entry) -> RunProgress:
     return progress
 
 
-def finish_round(progress: RunProgress, entry: Entry, run: runfile.Run) -> RunProgress:
-    """Return the run after the round it is in.
+def finish_round(progress: RunProgress, entry: Entry, *, stores: bool = False) -> RunProgress:
+    """Return the run after the round it is in; `stores` as of `follow`.
 
     Raises:
       ContradictionError: The decision, or who stored the params, is not as recorded.
@@ -93,7 +92,7 @@ def finish_round(progress: RunProgress, entry: Entry, run: runfile.Run) -> RunPr
     if decision != entry.decision:
         text = f"does not follow from the evidence: {differing(decision, entry.decision)}"
         raise ContradictionError(step, "decision", text)
-    expected = driver.checkpointer(progress) if run.config.checkpointers else None
+    expected = driver.checkpointer(progress) if stores else None
     stored = entry.checkpointed
     if expected != (stored and stored.peer):
         text = f"params stored by {stored and f'peer {stored.peer}'}, expected by {expected}"

@@ -22,6 +22,7 @@ from pipeline.protocol import consensus, driver
 from pipeline.protocol.attestation import attest
 from pipeline.protocol.round import Evidence, Message
 from pipeline.stage.artifacts import read_json
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry, EpochParams
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights.trees import load_nested
@@ -328,7 +329,8 @@ def driven(run: runfile.Run, **events: int) -> list[Entry]:
       run: the run, whose peers all begin it.
       events: round in which something happens: peer 2 "leaves", the owner "pauses".
     """
-    progress, asked, entries = lab("signs").begin.progress(run), tuple(range(6)), []
+    progress = lab("signs").begin.progress(RoundSettings.of(run))
+    asked, entries = tuple(range(6)), []
     while True:
         if progress.pausing:
             progress = driver.resume(progress)

@@ -18,7 +18,7 @@ from pipeline.carrier.carrier import Answered, Carrier
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode, encode
 from pipeline.carrier.operation_tables import Asked
 from pipeline.carrier.remote_peers import Patience, RemotePeers
-from pipeline.programs.replica import Work
+from pipeline.programs.train_step import Work
 from pipeline.stage import devices
 from pipeline.swarm.peers import RoundSteps
 from pipeline.transcript.state import State
@@ -143,7 +143,7 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
         again = peers.recompute(cases, step)
         assert all(type(state) is str and len(state) == 64 for _, state in again)
         messages = {peer: done[peer].message for peer in sorted(done)}
-        peers.receive(messages, dict.fromkeys(messages, 1), MESSAGE, step)
+        peers.receive(messages, dict.fromkeys(messages, 1), step)
         state = peers.state()
         assert [tree_hash(state.own[p]) for p in done if p in peers.here] == [
             done[p].state for p in done if p in peers.here

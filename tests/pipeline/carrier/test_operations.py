@@ -9,7 +9,7 @@ import pytest
 from pipeline.carrier import operation_tables as tables
 from pipeline.carrier.operation_tables import Asked, Outcome
 from pipeline.carrier.operations import Operations, leaves
-from pipeline.swarm.peers import assigned
+from pipeline.swarm.round_settings import RoundSettings
 from tests.pipeline.swarm import simulated
 
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -31,7 +31,8 @@ def lowered():
 def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bits(lowered):
     run, lab = simulated.run_of("signs"), simulated.lab("signs")
     params, shared, own = lab.begin.state.params, lab.begin.state.shared, lab.begin.state.own[0]
-    rows = assigned(lab.data, (0, 1), run, 1, simulated.PEERS).rows_MB
+    work = RoundSettings.of(run).work(lab.programs, lab.data, (0, 1), simulated.PEERS)
+    rows = work.rows_MB
 
     def process() -> Operations:
         """A process that has state: with programs of its own, which nobody has compiled."""

@@ -12,8 +12,7 @@ from pipeline.optim.balance import balanced, leave
 from pipeline.optim.compressor import Compressor
 from pipeline.optim.distro import CompressedMomentum, distro
 from pipeline.programs.language_model import programs_of
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import micro_batches
+from pipeline.programs.train_step import Work, micro_batches
 from pipeline.swarm.peers import RoundSteps, SimulatedPeers
 from pipeline.transcript.state import State
 from pipeline.wire import message as wire
@@ -170,7 +169,7 @@ def loads(speed: float, steps: int = 16) -> np.ndarray:
         found.append(load.max() / load.sum())
         sent = {p: wire.encode(d.message, form) for p, d in done.items()}
         received = {p: wire.decode(data, form) for p, data in sent.items()}
-        peers.receive(received, dict.fromkeys(received, 4), form.like, step)
+        peers.receive(received, dict.fromkeys(received, 4), step)
     return np.array(found)
 
 

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from pipeline.programs.language_model import programs_of
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.programs.train_step import Programs
 from pipeline.runfile import Run
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.peers import RoundSteps, SimulatedPeers
@@ -51,11 +50,10 @@ def train(
         work = {}
         for peer in range(run.peers.count):
             rows = batch(peer, step)
-            size, lots = run.peers.micro_batch, run.llm.inner_steps
-            work[peer] = Work(micro_batches(rows, len(rows), size, lots), len(rows))
+            work[peer] = programs.work(rows, len(rows), run.peers.micro_batch)
         done = peers.step(RoundSteps(work, step))
         found.append(float(np.mean([d.loss for d in done.values()])))
         messages = {p: d.message for p, d in done.items()}
         assigned = {p: w.count for p, w in work.items()}
-        peers.receive(messages, assigned, programs.form.like, step)
+        peers.receive(messages, assigned, step)
     return found, peers

@@ -8,8 +8,8 @@ import pytest
 from pipeline import runfile
 from pipeline.optim.adamw import adamw
 from pipeline.optim.transform import alone, as_transform
-from pipeline.programs.replica import Replica, Work
-from pipeline.programs.train_step import micro_batches
+from pipeline.programs.replica import Replica
+from pipeline.programs.train_step import Work, micro_batches
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.peers import RoundSteps
 from tests import tiny

@@ -7,8 +7,7 @@ import pytest
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.language_model import programs_of
-from pipeline.programs.replica import Work
-from pipeline.programs.train_step import Programs, micro_batches
+from pipeline.programs.train_step import Programs, Work, micro_batches
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.peers import RoundSteps
 from pipeline.tokens.columns import UNCOUNTED, split

@@ -13,6 +13,7 @@ from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.follow import follow
@@ -118,10 +119,11 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
     it goes on from the rounds so far, and from the arrays of its state."""
     made = lab(form)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
-    state, progress, told = made.begin.state, made.begin.progress(run), []
+    settings = RoundSettings.of(run)
+    state, progress, told = made.begin.state, made.begin.progress(settings), []
     peers = make_peers(made.programs, run.peers.layout, state, made.devices)
     while True:
-        swarm = Swarm(run, peers, lambda _: made.data, made.programs.form, faults, made.imprecise)
+        swarm = Swarm(settings, peers, lambda _: made.data, faults)
         progress, taken = swarm.take_round(progress)
         if taken is None:
             return told, faults.fired
@@ -134,6 +136,6 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
             faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
             faults.restore(json.loads(saved))
             rounds = [Entry.model_validate_json(line) for line in told]
-            followed = follow(made.begin.progress(run), rounds, run, RoundsFile(Path("told")))
+            followed = follow(made.begin.progress(settings), rounds, RoundsFile(Path("told")))
             assert followed == progress
             progress = followed

@@ -9,7 +9,7 @@ from ml_dtypes import bfloat16
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.compressor import Coefficients
-from pipeline.programs.replica import Work
+from pipeline.programs.train_step import Work
 from pipeline.protocol import consensus
 from pipeline.protocol.dispute import Check, Claim
 from pipeline.protocol.round import Message, Round

@@ -13,6 +13,7 @@ from pipeline.programs.language_model import programs_of
 from pipeline.stage.keys import PROJECT
 from pipeline.swarm import in_time
 from pipeline.swarm.plan import plan, plan_of
+from pipeline.swarm.round_settings import RoundSettings
 from tests import tiny
 from tests.pipeline.swarm.simulated import MODEL, lab, run_of
 
@@ -54,7 +55,7 @@ def test_a_run_whose_messages_are_in_time_or_whose_clock_is_real_has_no_warning(
 def test_what_is_computed_before_a_run_is_what_its_rounds_take(programs):
     run = run_with(0.01)
     (sequences, _), *_ = run.config.sizes(run.llm.max_seq_len)
-    found = in_time.arrivals(run, programs, sequences)
+    found = in_time.arrivals(RoundSettings.of(run), programs, sequences)
     of_message = programs.form.bytes_about * 8 / 1e4
     training = sequences / 6 * run.llm.max_seq_len / 1000
     assert min(found.values()) == pytest.approx(training + of_message, rel=0.01)

@@ -7,6 +7,7 @@ import pytest
 from pipeline.protocol import links
 from pipeline.swarm.begin import make_peers
 from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import Swarm
 from tests.pipeline.swarm.simulated import lab, run_of
 
@@ -16,8 +17,9 @@ def test_a_verifier_takes_up_what_the_round_before_its_own_came_to():
     programs, begin = made.programs, made.begin
     peers = make_peers(programs, run.peers.layout, begin.state, made.devices)
     faults = FaultSchedule([], run.peers.seed, programs.form)
-    swarm = Swarm(run, peers, lambda _: made.data, programs.form, faults, made.imprecise)
-    progress, sat_out = begin.progress(run), set()
+    settings = RoundSettings.of(run)
+    swarm = Swarm(settings, peers, lambda _: made.data, faults)
+    progress, sat_out = begin.progress(settings), set()
     for step in range(1, 6):
         before = jax.device_get(peers.state())
         progress, taken = swarm.take_round(progress)
@@ -39,8 +41,9 @@ def test_messages_travel_beside_the_local_steps_until_they_are_needed():
     run, made = run_of("fragments", total_steps=1), lab("fragments")
     peers = make_peers(made.programs, run.peers.layout, made.begin.state, made.devices)
     faults = FaultSchedule([], run.peers.seed, made.programs.form)
-    swarm = Swarm(run, peers, lambda _: made.data, made.programs.form, faults, made.imprecise)
-    evidence = swarm.take_round(made.begin.progress(run))[1].entry.evidence
+    settings = RoundSettings.of(run)
+    swarm = Swarm(settings, peers, lambda _: made.data, faults)
+    evidence = swarm.take_round(made.begin.progress(settings))[1].entry.evidence
     tokens = dict.fromkeys(evidence.messages, 24 // 6 * run.llm.max_seq_len)
     sizes = {peer: message.bytes for peer, message in evidence.messages.items()}
     waiting = links.arrivals(run.links, range(6), tokens, sizes)

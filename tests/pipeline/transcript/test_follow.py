@@ -121,7 +121,7 @@ def test_a_coordinator_killed_after_any_round_is_where_it_was(tmp_path):
             rounds.append(entry)
         seen += run.seen
         for count in reversed(range(len(run.after))):
-            assert follow(start(), rounds.cut(count), RUN, rounds) == run.after[count]
+            assert follow(start(), rounds.cut(count), rounds, stores=True) == run.after[count]
     assert len(seen) == 8, seen
 
 
@@ -152,7 +152,7 @@ def test_rounds_that_were_damaged_are_refused_in_one_line(tmp_path, damage):
     first, second, third = rounds.path.read_text().splitlines()
     rounds.path.write_text(f"{first}\n{edit(second)}\n{third}\n")
     with pytest.raises(LockstepError, match=reason) as caught:
-        follow(start(), rounds.cut(3), RUN, rounds)
+        follow(start(), rounds.cut(3), rounds, stores=True)
     assert str(caught.value).startswith(f"{rounds.path}:2: ") and "\n" not in str(caught.value)
     assert len(rounds.cut(1)) == 1  # what comes after a checkpoint may be damaged
 

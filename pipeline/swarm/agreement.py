@@ -1,0 +1,108 @@
+"""What peers agree on of a round's messages: attestations, checks of steps, and rulings."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.train_step import Work
+from pipeline.protocol import committee, consensus, links
+from pipeline.protocol.dispute import Check, Claim, Ruling
+from pipeline.protocol.round import Evidence, Round
+from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.peers import RunningPeers
+from pipeline.swarm.round_settings import RoundSettings
+from pipeline.wire import exchange
+
+
+class Checked(NamedTuple):
+    """The steps that verifiers recompute.
+
+    peers: The peer that each verifier checks. before, work: State before the step, and work, by
+      checked peer.
+    """
+
+    peers: Mapping[int, int]
+    before: Mapping[int, Tree]
+    work: Mapping[int, Work]
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of what a peer owns."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(next(iter(self.before.values()))))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a run's peers agree on a round: honest ones by the rules, faulty ones as scheduled.
+
+    Attributes:
+      settings: What a round reads of the run.
+      peers: The run's peers.
+      faults: The run's schedule of faults.
+      timed: Returns a block whose time counts for a phase of the round.
+    """
+
+    settings: RoundSettings
+    peers: RunningPeers
+    faults: FaultSchedule
+    timed: Callable[[str], AbstractContextManager[None]]
+
+    def reach(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
+        """Return the evidence with what witnesses attest, verifiers find and tie-breakers rule."""
+        with self.timed("witness"):
+            limit = self.settings.coordinator.max_round_train_time
+            honest = consensus.witnessed(round_, evidence, limit)
+            evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
+        if not checked.peers:
+            return evidence
+        with self.timed("verify"):
+            evidence = replace(evidence, checks=self._checks(evidence, round_, checked))
+            return self._settle(evidence, round_, checked)
+
+    def _checks(self, evidence: Evidence, round_: Round, checked: Checked) -> tuple[Check, ...]:
+        pairs, size = sorted(checked.peers.items()), checked.own_bytes
+        checks = []
+        for pair, result in zip(pairs, self._recompute(pairs, round_, checked), strict=True):
+            check = Check(*pair, result, self._seconds(*pair, checked), size)
+            claimed = evidence.messages[check.peer].claim
+            checks.append(replace(check, found=self.faults.found(check, claimed, round_.step)))
+        return tuple(checks)
+
+    def _settle(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
+        """Settle what verifiers and peers dispute, by tie-breakers."""
+        rulings, took = [], [0.0]
+        present = evidence.present(round_.peers)
+        for check, claimed in consensus.disputes(evidence, evidence.checks):
+            parties = check.verifier, check.peer
+            judges = committee.tie_breakers(round_.seed, present, parties)
+            pairs = [(judge, check.peer) for judge in judges]
+            honest = self._recompute(pairs, round_, checked)
+            found = {
+                judge: self.faults.ruled(judge, check, claimed, claim, round_.step)
+                for judge, claim in zip(judges, honest, strict=True)
+            }
+            rulings.append(Ruling(*parties, found))
+            took += [self._seconds(*pair, checked) for pair in pairs]
+        return replace(evidence, rulings=tuple(rulings), settle_seconds=max(took))
+
+    def _seconds(self, other: int, peer: int, checked: Checked) -> float:
+        if self.settings.on_wall_clock:  # checks are made while the round waits
+            return 0.0
+        tokens, size = checked.work[peer].count * self.settings.row_tokens, checked.own_bytes
+        return links.check_seconds(self.settings.links, other, peer, tokens=tokens, size=size)
+
+    def _recompute(
+        self, pairs: Iterable[tuple[int, int]], round_: Round, checked: Checked
+    ) -> list[Claim]:
+        """Recompute the step of `peer` as `other`, for each pair (other, peer)."""
+        pairs = list(pairs)
+        cases = [(other, checked.before[peer], checked.work[peer]) for other, peer in pairs]
+        results = self.peers.recompute(cases, round_.step)
+        return [
+            Claim(exchange.commit(message, peer, round_).hex(), state)
+            for (_, peer), (message, state) in zip(pairs, results, strict=True)
+        ]

@@ -1,0 +1,94 @@
+"""The exchange of a round: from what peers did, to what each of them receives of it and when."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.train_step import Programs
+from pipeline.protocol import links
+from pipeline.protocol.round import Round
+from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.peers import Done
+from pipeline.swarm.round_settings import RoundSettings
+from pipeline.wire import exchange
+from pipeline.wire import message as wire
+from pipeline.wire.exchange import Sent
+
+
+class Delivered(NamedTuple):
+    """What became of a round's messages, each by its sender.
+
+    sent: The bytes that went to everyone. others: An equivocator's other bytes. receivers: Who got
+      those. received: What the bytes decode to, where receivers accept them. arrivals: Seconds from
+      the round's start until a message is at every peer that is present; lost ones are absent.
+    """
+
+    sent: dict[int, Sent]
+    others: dict[int, Sent]
+    receivers: dict[int, tuple[int, ...]]
+    received: dict[int, Tree]
+    arrivals: dict[int, float]
+
+
+class Exchange(Protocol):
+    """A way for messages from their senders to all peers."""
+
+    def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
+        """Bring what peers did to all that are present, as bytes."""
+
+
+class SimulatedExchange:
+    """Messages that are encoded, perhaps tampered with, and decoded here; links are simulated.
+
+    Everybody applies what decoding the bytes gives, the sender too.
+
+    Args:
+      settings: What a round reads of the run.
+      programs: The run's programs.
+      faults: The run's schedule of faults.
+      timed: Returns a block whose time counts for a phase of the round.
+    """
+
+    def __init__(
+        self,
+        settings: RoundSettings,
+        programs: Programs,
+        faults: FaultSchedule,
+        timed: Callable[[str], AbstractContextManager[None]],
+    ):
+        self.settings, self.programs, self.faults = settings, programs, faults
+        self.timed = timed
+
+    def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
+        """Bring what peers did to all that are present, as bytes."""
+        form, step = self.programs.form, round_.step
+        with self.timed("encode"):
+            true = {peer: one.message for peer, one in done.items()}
+            messages = self.faults.messages(true, step)
+            sent = {p: exchange.send(m, p, round_, form) for p, m in messages.items()}
+            sent, others, receivers = self.faults.tamper(sent, messages, round_)
+        with self.timed("decode"):
+            received = {}
+            for peer, one in sent.items():
+                try:
+                    received[peer] = exchange.receive(one, peer, round_, form)
+                except wire.WireError:
+                    continue
+        arrivals = self.faults.delay(self._arrivals(sent, done, round_, present), step)
+        return Delivered(sent, others, receivers, received, arrivals)
+
+    def _arrivals(
+        self,
+        sent: Mapping[int, Sent],
+        done: Mapping[int, Done],
+        round_: Round,
+        present: Sequence[int],
+    ) -> dict[int, float]:
+        """Seconds of the run's clock until each message is at every peer, if nothing goes wrong."""
+        if self.settings.on_wall_clock:
+            return {peer: done[peer].seconds for peer in sent}
+        tokens = {peer: round_.sequences[peer] * self.settings.row_tokens for peer in sent}
+        sizes = {peer: len(one.payload) for peer, one in sent.items()}
+        overlapped = self.programs.optimizer.overlapped
+        return links.arrivals(self.settings.links, present, tokens, sizes, overlapped)

@@ -1,0 +1,76 @@
+"""What a round reads of a run, whoever asks for it: a run file, or `simulate`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline import runfile
+from pipeline.programs.train_step import Programs, Work
+from pipeline.protocol.events import Settings
+from pipeline.swarm.peers import Rows
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What a round reads of a run.
+
+    Attributes:
+      coordinator: `[config]`, as the coordinator reads it.
+      links: `[links]`.
+      peers: Number of peers.
+      seed: `[peers] seed`.
+      row_tokens: Tokens of a row, by which `[links]` and the batch ramp count.
+      most_rows: Rows of the largest batch, over all peers. Shapes follow from it, not from a
+        round's own batch, so that a batch ramp compiles nothing anew.
+      micro_batch: Rows of a gradient computation.
+      stores_epochs: Whether a peer stores the params that end an epoch.
+    """
+
+    coordinator: Settings
+    links: runfile.Links
+    peers: int
+    seed: int
+    row_tokens: int
+    most_rows: int
+    micro_batch: int
+    stores_epochs: bool = False
+
+    @classmethod
+    def of(cls, run: runfile.Run) -> "RoundSettings":
+        """Return the settings of a run file."""
+        return cls(
+            coordinator=run.config,
+            links=run.links,
+            peers=run.peers.count,
+            seed=run.peers.seed,
+            row_tokens=run.llm.max_seq_len,
+            most_rows=run.config.global_batch_size_end,
+            micro_batch=run.peers.micro_batch,
+            stores_epochs=bool(run.config.checkpointers),
+        )
+
+    @property
+    def trainers(self) -> int:
+        """The peers that train where all take part; the others verify."""
+        return self.peers - self.peers * self.coordinator.verification_percent // 100
+
+    @property
+    def on_wall_clock(self) -> bool:
+        """Whether real time decides who is late."""
+        return self.links.clock == "wall"
+
+    def work(self, programs: Programs, data: Rows, span: tuple[int, int], trainers: int) -> Work:
+        """Return the work of a peer that is assigned the rows of `span`, first to last.
+
+        Args:
+          programs: The run's programs.
+          data: The peer's rows.
+          span: Where they are in the run's order.
+          trainers: Peers that train in the round; their number decides the shape.
+        """
+        rows_N = data.take(np.arange(span[0], span[1] + 1))
+        return programs.work(rows_N, self.capacity(trainers), self.micro_batch)
+
+    def capacity(self, trainers: int) -> int:
+        """Return the most rows that one of so many trainers is assigned in any round."""
+        return -(-self.most_rows // trainers)
