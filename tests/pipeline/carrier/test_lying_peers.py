@@ -6,7 +6,7 @@ test_lies_and_audits.py has real ones.
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -14,9 +14,10 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.carrier.asking import Asking
 from pipeline.carrier.carrier import Answered, Carrier
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode, encode
-from pipeline.carrier.operation_tables import Asked
+from pipeline.carrier.operation_tables import OPERATIONS, Asked
 from pipeline.carrier.remote_peers import Patience, RemotePeers
 from pipeline.programs.train_step import Work
 from pipeline.stage import devices
@@ -253,6 +254,27 @@ def test_an_honest_round_loses_nobody_and_gives_what_peers_have(caplog):
         peers, state, _ = a_round(None)
     assert not caplog.records and not peers.absent
     np.testing.assert_array_equal(state.params["w"], PARAMS["w"] + 2 * PEERS)
+
+
+def test_the_arrays_that_travel_are_those_of_the_tables_in_their_order(monkeypatch):
+    """Each tree has one leaf here."""
+    ask, seen = Asking.ask, set()
+
+    def spied(self: Asking, asked: Mapping[int, Asked], like: Mapping = {}, *rest: float) -> dict:
+        for one in asked.values():
+            seen.add((one.operation, len(one.arrays), tuple(like)))
+        return ask(self, asked, like, *rest)
+
+    monkeypatch.setattr(Asking, "ask", spied)
+    a_round(None)
+    seen = {one for one in seen if one[0] not in ("optimize", "restore", "extract")}
+    assert {name for name, *_ in seen} == {
+        "create", "hyperparameters", "train", "recompute", "forward"
+    }  # fmt: skip
+    for name, arrays, like in seen:
+        assert arrays == len(OPERATIONS[name].arrays)
+        told = OPERATIONS[name].answered[: len(like)]
+        assert [text.split()[0] for text in told] == [*like], name
 
 
 def test_held_out_losses_that_only_one_peer_finds_not_finite_do_not_count(caplog):
