@@ -248,8 +248,7 @@ def like_a_process(devices: int = 1) -> Iterator[None]:
         for name, value in environment(PROJECT, devices).items():
             patch.setenv(name, value)
         patch.setattr(jax, "devices", lambda *_: first)
-        for module in ("swarm.begin", "train"):
-            patch.setattr(f"pipeline.{module}.programs_of", programs_in_common)
+        patch.setattr("pipeline.swarm.begin.programs_of", programs_in_common)
         logger.handlers = []
         try:
             yield
