@@ -1,7 +1,7 @@
 """The process of one peer: `python -m pipeline.sidecar`, which stage train starts.
 
 It keeps the peer's state, does what the trainer asks for and answers; docs/reference/sidecar.md.
-It ends when it is asked to, with the trainer that started it, and when there has long been none. On
+It ends on request, together with the trainer that started it, or after long without a trainer. On
 SIGTERM it leaves the run.
 """
 
@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from pipeline.carrier.channel import Line, endpoint
+from pipeline.carrier.jax_process import JaxProcess
 from pipeline.carrier.peer_process import PeerProcess, Rank
 from pipeline.carrier.secret import PeerSecret
 from pipeline.errors import LockstepError, shown
@@ -67,7 +68,7 @@ def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) 
 
 
 class _Alone:
-    """What a process says that has no trainer, once each time, and when it gives up."""
+    """Report, once each time, that the process has no trainer, and give up after a while."""
 
     def __init__(self, line: Line, wait_seconds: float):
         self.line, self.wait_seconds = line, wait_seconds
@@ -149,7 +150,7 @@ def main(
     here = _free_address(address) if world_size > 1 and rank == 0 else ""
     line = Line(address, theirs, rank)
     try:
-        serve(PeerProcess(theirs.peer, Rank(rank, world_size, here)), line, wait)
+        serve(JaxProcess(theirs.peer, Rank(rank, world_size, here)), line, wait)
     finally:
         line.close()
     if world_size > 1:

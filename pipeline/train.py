@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.carrier.begin import remote_peers
+from pipeline.carrier.launch import remote_peers
 from pipeline.errors import LockstepError
 from pipeline.monitor.monitor import Monitor
 from pipeline.monitor.owner import Pauses, Stops

@@ -1,40 +1,40 @@
-"""Who of the peers is there, and what they answer: nothing is believed that can be checked.
+"""Ask the peers that are present, and check what they answer before anything is done with it.
 
-An answer that is not what its operation gives loses its peer, with one line, before anything is
-done with it. A hash that peers give of what they have alike is that of most of them.
+A peer whose answer is not what its operation gives is lost, and one line says why. Where peers
+should have the same tree, the hash that most of them give counts.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from pipeline.carrier.answers import ANSWERS, Hashed
-from pipeline.carrier.carrier import Answered, Asked, Carrier
+from pipeline.carrier.carrier import Answered, Carrier
 from pipeline.carrier.frames import FrameError, checked
+from pipeline.carrier.operation_tables import OPERATIONS, Asked, Hashed
 from pipeline.carrier.operations import trees_of
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.runfile.table import Table
 from pipeline.wire.commitment import tree_hash
 
 log = logging.getLogger(__name__)
+CaseResult = TypeVar("CaseResult")
 
 
 class Given(NamedTuple):
     """A peer's answer as its operation gives it.
 
-    values: One of `ANSWERS`. trees: Its arrays, by the names that were asked for. seconds: Since
-      the request was sent.
+    values: The table that the operation gives. trees: Its arrays, by the names that were asked for.
+      seconds: How long it took, since the request was sent.
     """
 
-    values: Table
+    values: Any
     trees: dict[str, Tree]
     seconds: float
 
 
 class Asking:
-    """The peers of a run behind a carrier, as far as they answer.
+    """The peers of a run behind a carrier: who is present, and what they answer.
 
     Args:
       carrier: The way to the processes.
@@ -48,7 +48,7 @@ class Asking:
 
     @property
     def here(self) -> frozenset[int]:
-        """The peers that are not absent."""
+        """The present peers."""
         return frozenset(range(self.count)) - self.absent
 
     def ask(
@@ -76,8 +76,27 @@ class Asking:
                 self.distrust(peer, f"nonsense: {error}")
         return given
 
+    def ask_for_all(
+        self, count: int, ask: Callable[[list[int]], Mapping[int, CaseResult]]
+    ) -> list[CaseResult]:
+        """Ask the present peers until each of `count` cases has a result, and return the results.
+
+        Args:
+          count: How many cases there are.
+          ask: Function that takes the cases without a result, asks peers about some of them, and
+            returns results by case.
+
+        Raises:
+          LockstepError: No peer is left.
+        """
+        results: dict[int, CaseResult] = {}
+        while missing := [n for n in range(count) if n not in results]:
+            self.expect_any()
+            results |= ask(missing)
+        return [results[n] for n in range(count)]
+
     def take_losses(self) -> None:
-        """Take note of the peers that the carrier has lost; the run has no others."""
+        """Count peers that the carrier lost as absent; it may know peers that the run has not."""
         for peer, why in self.carrier.lost().items():
             if peer in self.here:
                 self.lose(peer, why)
@@ -93,7 +112,7 @@ class Asking:
         self.take_losses()
 
     def agreed(self, found: Mapping[int, str], name: str) -> str:
-        """Return the hash that most peers give, of equally many the first; lose the others."""
+        """Return the hash that most peers give, in a tie the first one's, and lose the others."""
         (most, _), *_ = Counter(found[peer] for peer in sorted(found)).most_common(1)
         for peer, one in found.items():
             if one != most:
@@ -101,17 +120,17 @@ class Asking:
         return most
 
     def is_true(self, peer: int, tree: Tree, expected: str | None, name: str) -> bool:
-        """Return whether a peer's tree has the hash, where it is known; else lose the peer."""
+        """Return whether a tree has the hash that is expected, if one is; lose the peer if not."""
         if expected is None or (found := tree_hash(tree)) == expected:
             return True
         self.distrust(peer, f"it gave {name} {found[:12]}, expected {expected[:12]}")
         return False
 
     def expect_any(self) -> None:
-        """Check that a peer is there.
+        """Check that a peer is present.
 
         Raises:
-          LockstepError: None is.
+          LockstepError: All peers are absent.
         """
         if not self.here:
             raise LockstepError(
@@ -121,7 +140,9 @@ class Asking:
 
 
 def _read(one: Asked, answer: Answered, like: Mapping[str, Tree]) -> Given:
-    values = checked(ANSWERS[one.operation], answer.header.values, f"what {one.operation} gives")
-    if isinstance(values, Hashed) and (values.hash is not None) != one.values.get("hash", True):
-        raise FrameError(f"hash: {values.hash}, expected {'none' if values.hash else 'one'}")
+    gives = OPERATIONS[one.operation].gives
+    values = checked(gives, answer.header.values, f"what {one.operation} gives")
+    wanted = getattr(one.values, "hash", True)
+    if isinstance(values, Hashed) and (values.hash is not None) != wanted:
+        raise FrameError(f"hash: {values.hash}, expected {'one' if wanted else 'none'}")
     return Given(values, trees_of(answer.arrays, like), answer.seconds)

@@ -29,19 +29,19 @@ WAITING = 1000  # messages in one direction of a connection, before its sender w
 STRANGERS = 64  # connections beyond those of the peers
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2000, 10_000
 HANDSHAKE_MS = 10_000
-AGAIN = 0.2, 2.0  # seconds before another attempt to connect: first, and at most
+RECONNECT_SECONDS = 0.2, 2.0  # seconds before another attempt to connect: first, and at most
 NEVER = 2**62
-FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-READY = zmq.EVENT_HANDSHAKE_SUCCEEDED
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+CONNECTION_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+KEY_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def endpoint(address: str, least: int = 1) -> str:
     """Return tcp://HOST:PORT of an address with or without tcp://; `least` is the lowest port.
 
     Raises:
-      LockstepError: It is none.
+      LockstepError: The address has another form, or its port is out of range.
     """
     match = re.fullmatch(r"(?:tcp://)?([^:/\s]+):([0-9]{1,5})", address)
     if not match or not least <= int(match[2]) < 2**16:
@@ -50,10 +50,10 @@ def endpoint(address: str, least: int = 1) -> str:
 
 
 class Heard(NamedTuple):
-    """What a process of a peer said.
+    """A message of a peer's process.
 
-    place: The process, as its key says. connection: Over which connection. buffers: The message.
-    flaw: Why it is no message, or nothing.
+    place: The process, as its key says. connection: The connection it used. buffers: The message.
+    flaw: Why it is no message; empty if it is one.
     """
 
     place: Place
@@ -94,7 +94,7 @@ class Hub:
         self.door.bound(int(self.address.rpartition(":")[2]))
 
     def send(self, place: Place, buffers: list[Buffer]) -> bytes | None:
-        """Send buffers; return over which connection, or None if there is none."""
+        """Send buffers; return the connection, or None where the process has none."""
         connection = self.connections.get(place)
         if connection is None:
             return None
@@ -107,7 +107,7 @@ class Hub:
         return connection
 
     def receive(self, seconds: float) -> Heard | None:
-        """Return who sent what next, or None after so long without anything."""
+        """Return the next message, or None if none comes in so many seconds."""
         if not self.socket.poll(max(0, round(seconds * 1000))):
             return None
         connection, *parts = self.socket.recv_multipart(copy=False)
@@ -155,7 +155,7 @@ class Line:
         self.socket.curve_publickey = public_of(private).encode()
         self.socket.curve_secretkey = private.encode()
         address = f"inproc://line-{next(self._numbers)}"
-        self.socket.monitor(address, FAILED | ENDED | REFUSED | READY)
+        self.socket.monitor(address, HANDSHAKE_FAILED | CONNECTION_ENDED | KEY_REFUSED | CONNECTED)
         self.events = self.context.socket(zmq.PAIR)
         self.events.connect(address)
         self.again: float | None = None  # when to try again
@@ -189,7 +189,7 @@ class Line:
             poller = zmq.Poller()
             poller.register(self.socket, zmq.POLLIN)
             poller.register(self.events, zmq.POLLIN)
-            poller.poll(1000 * (left if self.connected else min(left, AGAIN[0])))
+            poller.poll(1000 * (left if self.connected else min(left, RECONNECT_SECONDS[0])))
 
     def close(self) -> None:
         """Close the socket once what was sent is on its way, for a second at most."""
@@ -200,17 +200,17 @@ class Line:
         now = time.monotonic()
         while self.events.poll(0):
             event = recv_monitor_message(self.events)["event"]
-            if event == REFUSED:
+            if event == KEY_REFUSED:
                 raise LockstepError(
                     f"{self.address}: the trainer does not know the key of peer "
                     f"{self.secret.peer}, expected that of its run, from secrets/ in its folder"
                 )
-            if event == READY:
+            if event == CONNECTED:
                 self.connected, self.since, self.failures, self.turned_away = True, now, 0, 0
                 self.connections += 1
-            if event & FAILED:
+            if event & HANDSHAKE_FAILED:
                 self.turned_away += 1
-            if event & ENDED and self.again is None:
+            if event & CONNECTION_ENDED and self.again is None:
                 self._ended(now)
         if not self.connected and self.again is None and now > self.opened + HANDSHAKE_MS / 1000:
             self._ended(now)
@@ -225,11 +225,13 @@ class Line:
             self.connected, self.since = False, now
         else:
             self.failures += 1
-        self.again = now + min(AGAIN[0] * 2 ** min(self.failures, 10), AGAIN[1])
+        self.again = now + min(
+            RECONNECT_SECONDS[0] * 2 ** min(self.failures, 10), RECONNECT_SECONDS[1]
+        )
 
 
 class _Only:
-    """Lets in who has one of some public keys."""
+    """Admits the connections that have one of some public keys."""
 
     def __init__(self, keys: Iterable[str]):
         self.keys = frozenset(key.encode() for key in keys)
@@ -252,7 +254,7 @@ def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
     """Return the buffers of which these are the parts, and let go of each part that is copied.
 
     Raises:
-      FrameError: They are not, or have more than `most` bytes together.
+      FrameError: These are not the parts of a message, or it has more than `most` bytes.
     """
     parts.reverse()
     first = parts.pop().buffer

@@ -16,13 +16,13 @@ from pydantic import AfterValidator, Field, ValidationError
 from pipeline.errors import brief
 from pipeline.runfile.table import AsTuple, Table, wrong
 
-VERSION = 2
-HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
+PROTOCOL_VERSION = 2
+REQUEST_HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
 ANSWER_HEADER_BYTES = 2**20  # ... of an answer
 ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
 ELEMENTS = 2**48  # the most in an array, zeros in its shape not counted
 Buffer = bytes | memoryview
-Process = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+ProcessName = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
 class FrameError(Exception):
@@ -53,14 +53,14 @@ class Described(Table):
 class RequestHeader(Table):
     """The header of a request."""
 
-    version: Literal[2] = VERSION
+    version: Literal[2] = PROTOCOL_VERSION
     """Version of the protocol."""
-    trainer: Process
+    trainer: ProcessName
     """Random name of the trainer's process."""
     number: Annotated[int, Field(ge=0)]
     """Counts the trainer's requests; the answer repeats it."""
     operation: str
-    """What the process is to do."""
+    """Name of the operation to do."""
     gang: Annotated[str, Field(max_length=300)] = ""
     """Where the first of a peer's several processes coordinates them, host:port."""
     values: dict[str, Any] = {}
@@ -72,11 +72,11 @@ class RequestHeader(Table):
 class AnswerHeader(Table):
     """The header of an answer, or of what a process says unasked: `hello` and `leave`."""
 
-    version: Literal[2] = VERSION
+    version: Literal[2] = PROTOCOL_VERSION
     """Version of the protocol."""
     number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Number of the request that it answers; null unasked."""
-    process: Process
+    process: ProcessName
     """Random name of the process: one that was started again has another."""
     says: Literal["done", "hello", "leave"] = "done"
     """That a request is done, or what the process says unasked."""
@@ -88,7 +88,7 @@ class AnswerHeader(Table):
     """The arrays that follow."""
 
 
-Header = TypeVar("Header", RequestHeader, AnswerHeader)
+AnyHeader = TypeVar("AnyHeader", RequestHeader, AnswerHeader)
 
 
 def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = ()) -> list[Buffer]:
@@ -98,13 +98,13 @@ def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = 
     return [text.encode(), *(_raw(x) for x in arrays)]
 
 
-def decode(kind: type[Header], buffers: Sequence[Buffer]) -> tuple[Header, list[np.ndarray]]:
+def decode(kind: type[AnyHeader], buffers: Sequence[Buffer]) -> tuple[AnyHeader, list[np.ndarray]]:
     """Return the header and arrays of some buffers; the arrays are views of them, read-only.
 
     Raises:
       FrameError: The buffers are not a header of this kind and its arrays.
     """
-    most = HEADER_BYTES if kind is RequestHeader else ANSWER_HEADER_BYTES
+    most = REQUEST_HEADER_BYTES if kind is RequestHeader else ANSWER_HEADER_BYTES
     if not buffers or len(buffers[0]) > most:
         raise FrameError(f"{len(buffers)} buffers, expected a header of at most {most} bytes")
     try:
@@ -116,14 +116,14 @@ def decode(kind: type[Header], buffers: Sequence[Buffer]) -> tuple[Header, list[
     return header, [_array(x, b) for x, b in zip(header.arrays, buffers[1:], strict=True)]
 
 
-Values = TypeVar("Values", bound=Table)
+AnyValues = TypeVar("AnyValues", bound=Table)
 
 
-def checked(kind: type[Values], values: dict[str, Any], name: str) -> Values:
-    """Return the values of a header as what they are to be.
+def checked(kind: type[AnyValues], values: dict[str, Any], name: str) -> AnyValues:
+    """Return the values of a header as a table.
 
     Raises:
-      FrameError: They are something else; `name` says what was expected.
+      FrameError: They are not those of the table; `name` completes "expected ...".
     """
     try:
         return kind.model_validate(values)

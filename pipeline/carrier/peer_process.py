@@ -1,10 +1,13 @@
-"""A peer's process, however requests reach it: it answers them one after the other."""
+"""A peer's process, whichever carrier brings requests and whatever library computes.
+
+It reads requests one after the other, has a `Worker` do them, and answers.
+"""
 
 import os
 import secrets
 import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Protocol
 
 from pipeline.carrier.frames import (
     AnswerHeader,
@@ -14,20 +17,15 @@ from pipeline.carrier.frames import (
     decode,
     encode,
 )
-from pipeline.errors import LockstepError, brief
-
-if TYPE_CHECKING:
-    from pipeline.carrier.operations import Operations, Outcome
-
-
-HEARTBEAT_SECONDS = 30  # a gang's process that says nothing for so long ends the others
+from pipeline.carrier.operation_tables import Asked, Create, Exit, Hello, Outcome
+from pipeline.errors import brief
 
 
 class Rank(NamedTuple):
     """Which of the processes of one peer a process is.
 
-    number: From 0, which answers for all. count: How many there are. address: Where the first one
-      can coordinate them, host:port; of the others, empty.
+    number: Number of this process; process 0 answers for all. count: Number of processes. address:
+      Address at which process 0 coordinates them, host:port; empty for the others.
     """
 
     number: int = 0
@@ -35,8 +33,19 @@ class Rank(NamedTuple):
     address: str = ""
 
 
-class PeerProcess:
-    """What it is and what it answers.
+class Worker(Protocol):
+    """Holder of a peer's state in one run, which does the operations."""
+
+    def handle(self, asked: Asked) -> Outcome:
+        """Do an operation, whose arguments are checked already.
+
+        Raises:
+          FrameError: The arrays are not those that the operation takes.
+        """
+
+
+class PeerProcess(ABC):
+    """The process of a peer: it reads requests, has them done and answers them.
 
     Args:
       peer: The peer.
@@ -46,35 +55,49 @@ class PeerProcess:
     def __init__(self, peer: int, rank: Rank = Rank()):  # noqa: B008 (it is immutable)
         self.peer, self.rank = peer, rank
         self.name = secrets.token_hex(8)
-        self.operations: Operations | None = None
-        self._gang = ""
+        self.worker: Worker | None = None
         self._last: tuple[tuple[str, int], list[Buffer]] | None = None
 
+    @abstractmethod
+    def create(self, create: Create, gang: str) -> Worker:
+        """Return the worker for a run; it then does the operation `create` itself.
+
+        Args:
+          create: Arguments of the operation.
+          gang: Address at which the first of a peer's several processes coordinates them.
+
+        Raises:
+          LockstepError: This process cannot take part in such a run.
+        """
+
     def hello(self) -> list[Buffer]:
-        """Return what a process says when nobody has asked it anything."""
-        values = {"peer": self.peer, "pid": os.getpid(), "gang": self.rank.address}
-        return encode(AnswerHeader(process=self.name, says="hello", values=values))
+        """Return the message of a process that waits to be asked."""
+        hello = Hello(peer=self.peer, pid=os.getpid(), gang=self.rank.address)
+        header = AnswerHeader(process=self.name, says="hello", values=hello.model_dump(mode="json"))
+        return encode(header)
 
     def leave(self) -> list[Buffer]:
-        """Return what a process says that was asked to end."""
+        """Return the message of a process that wants to leave the run."""
         return encode(AnswerHeader(process=self.name, says="leave"))
 
     def answer(self, buffers: list[Buffer]) -> list[Buffer] | None:
         """Return the answer to a request; None if it is to exit. An error is one line of it.
 
-        A request that comes again, since a connection lost it or its answer, is answered again.
+        A request that comes again, because a connection lost it or its answer, is answered again.
         """
         number = None
         try:
             request, arrays = decode(RequestHeader, buffers)
             number = request.number
-            if request.operation == "exit":
+            asked = Asked.read(request, arrays)
+            if isinstance(asked.values, Exit):
                 return None
             if self._last and self._last[0] == (request.trainer, number):
                 return self._last[1]
-            result = self._do(request, arrays)
-            header = AnswerHeader(number=number, process=self.name, values=result.values)
-            answer = encode(header, result.arrays)
+            outcome = self._do(asked, request.gang)
+            values = outcome.values.model_dump(mode="json")
+            header = AnswerHeader(number=number, process=self.name, values=values)
+            answer = encode(header, outcome.arrays)
             self._last = (request.trainer, number), answer
             return answer
         except Exception as error:  # whatever it is, the trainer hears of it
@@ -82,54 +105,9 @@ class PeerProcess:
             line = brief(f"{type(error).__name__}: {error}", 1000)
             return encode(AnswerHeader(number=number, process=self.name, error=line))
 
-    def _do(self, request: RequestHeader, arrays: list) -> "Outcome":
-        if request.operation == "create":
-            self._prepare(request.values, request.gang)
-        if self.operations is None:
-            raise FrameError(f"{request.operation} before create, expected it after")
-        return self.operations.handle(request, arrays)
-
-    def _prepare(self, values: dict, gang: str) -> None:
-        """Prepare this process for the run, once: JAX reads its settings when it is imported."""
-        from pipeline import runfile
-        from pipeline.stage import devices
-
-        run = runfile.parse(values["run"], "create")
-        if self.operations is not None and gang != self._gang:
-            raise LockstepError("the first of the peer's processes is another one; start this anew")
-        if self.operations is not None and self.operations.run == run:
-            return
-        if self.rank.count != run.peers.processes:
-            raise LockstepError(
-                f"--world-size {self.rank.count}, expected [peers] processes = "
-                f"{run.peers.processes}"
-            )
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(run.peers.fsdp // self.rank.count))
-        devices.prepare(run)
-        if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-            devices.keep_compiled(Path(folder))
-        if self.rank.count > 1:
-            self._join(gang, run.runtime.answer_seconds)
-        from pipeline.carrier.operations import Operations
-        from pipeline.stage import allocator
-
-        allocator.trim_after_compiling()
-        columns = tuple(values["columns"])
-        self.operations = Operations(run, values["model"], values["first_step"], columns)
-
-    def _join(self, gang: str, seconds: float) -> None:
-        """Join the peer's other processes, once, before JAX sees a device."""
-        if self._gang:
-            raise LockstepError("the peer's processes are in another run; start them anew")
-        self._gang = gang
-        os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "0"  # it would take SIGTERM from us
-        import jax
-
-        jax.distributed.initialize(
-            gang,
-            coordinator_bind_address=self.rank.address or None,  # not on every interface
-            num_processes=self.rank.count,
-            process_id=self.rank.number,
-            initialization_timeout=max(1, round(seconds)),
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        )
+    def _do(self, asked: Asked, gang: str) -> Outcome:
+        if isinstance(asked.values, Create):
+            self.worker = self.create(asked.values, gang)
+        if self.worker is None:
+            raise FrameError(f"{asked.operation} before create, expected it after")
+        return self.worker.handle(asked)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -10,31 +9,30 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.carrier.answers import Hello
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.carrier import Answered, Carrier
 from pipeline.carrier.channel import Heard, Hub
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, checked, decode
+from pipeline.carrier.operation_tables import Asked, Exit, Hello
 from pipeline.carrier.secret import Place
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.1  # between looks at whether a child lives
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a child that ended is started again
-AT_ONCE = 4  # messages of each process that are taken between two looks at anything else
+MESSAGES_AT_ONCE = 4  # messages of each process that are taken between two looks at anything else
 
 
 @dataclass
 class _Process:
-    """What is known of a peer's process.
+    """State of a peer's process, as its trainer knows it.
 
     Attributes:
       name: Random name that it gave itself; None until it has said hello.
       child: The process, if this trainer started it.
       fresh: Whether it was not asked anything since it came.
       leaving: Whether it asked to leave.
-      gang: Where it can coordinate the processes of its peer, host:port.
-      starts: How often it was started.
-      again: When to start it again.
+      gang: Address at which it can coordinate the processes of its peer, host:port.
+      starts: Number of times that it was started.
+      again: Time at which to start it again.
     """
 
     name: str | None = None
@@ -52,7 +50,7 @@ class _Process:
 
 @dataclass
 class _Open:
-    """A request that waits for its answer."""
+    """A request to one process of a peer that has to answer."""
 
     sent: float
     buffers: list[Buffer]
@@ -61,20 +59,20 @@ class _Open:
 
 
 @dataclass
-class Processes:
+class Processes(Carrier):
     """A carrier to processes that connect to this one, some of which it starts.
 
     All processes of a peer get its requests, and the first one's answer is the peer's. A peer is
     lost with any of them; those that it had then end, since they cannot go on without that one.
 
     Attributes:
-      hub: This end.
-      folder: Where the logs are.
-      command: The command of a child, without its peer.
-      environment: Its environment, whichever it is.
-      environment_of: Returns what else is in that of one.
-      spawned: The peers whose processes this one starts, and starts again when they end.
-      ranks: How many processes a peer has.
+      hub: The trainer's end of the channel.
+      folder: Folder of the logs.
+      command: Command of a child, without its peer.
+      environment: Environment of every child.
+      environment_of: Function from (peer, rank) to what else that child's environment has.
+      spawned: Peers whose processes this carrier starts, and starts again when they end.
+      ranks: Number of processes of a peer.
     """
 
     hub: Hub
@@ -85,10 +83,7 @@ class Processes:
     spawned: frozenset[int]
     ranks: int = 1
     _of: dict[Place, _Process] = field(default_factory=dict)
-    _open: dict[Place, _Open] = field(default_factory=dict)
-    _lost: dict[int, str] = field(default_factory=dict)
-    _trainer: str = field(default_factory=lambda: secrets.token_hex(8))
-    _number: int = 0
+    _open: dict[int, list[_Open]] = field(default_factory=dict, init=False)  # by rank
 
     def __post_init__(self) -> None:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -96,43 +91,13 @@ class Processes:
             for place in self._places(peer):
                 self._start(place)
 
-    def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
-        """Send each peer its request at once, and return the answers that came in time."""
-        until = time.monotonic() + seconds
-        self._open = {}
-        self._number += 1
-        for peer, one in asked.items():
-            gang = self._gang(peer)
-            if not all(process.name for process in gang):
-                self.lose(peer, "its process is not there")
-                continue
-            buffers = one.buffers(self._trainer, self._number, gang[0].gang)
-            for place, process in zip(self._places(peer), gang, strict=True):
-                process.fresh = False
-                sent = time.monotonic()
-                self._open[place] = _Open(sent, buffers, self.hub.send(place, buffers))
-        while self._waiting() and (left := until - time.monotonic()) > 0:
-            self._hear(min(left, POLL_SECONDS))
-            self._look_after_children()
-        for peer in self._waiting():
-            operation = asked[peer].operation
-            self.lose(peer, f"no answer to {operation} within {seconds:.3g} s")
-        answered = {
-            peer: one.answer
-            for (peer, rank), one in self._open.items()
-            if rank == 0 and one.answer is not None and peer not in self._lost
-        }
-        self._open = {}
-        return answered
-
     def lost(self) -> dict[int, str]:
         """Return the peers lost since the last call, each with the reason in one line."""
         self._drain()
-        lost, self._lost = self._lost, {}
-        return lost
+        return super().lost()
 
     def arrived(self) -> frozenset[int]:
-        """Return the peers whose process is there, and was not asked anything since it came."""
+        """Return the peers whose process is running, and was not asked anything since it came."""
         self._drain()
         peers = {peer for peer, _ in self._of}
         return frozenset(p for p in peers if all(process.fresh for process in self._gang(p)))
@@ -149,13 +114,6 @@ class Processes:
         for process in self._gang(peer):
             process.forget()
 
-    def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
-        """Wait until all of these have arrived, and return those that have."""
-        until = time.monotonic() + seconds
-        while peers - self.arrived() and (left := until - time.monotonic()) > 0:
-            self._hear(min(left, POLL_SECONDS))
-        return peers & self.arrived()
-
     def close(self) -> None:
         """End the processes that this one started, and let go of the others."""
         self._send_exit(self._of)
@@ -165,7 +123,7 @@ class Processes:
 
     def _send_exit(self, places: Iterable[Place]) -> None:
         for place in places:
-            self.hub.send(place, Asked("exit", {}).buffers(self._trainer, self._number))
+            self.hub.send(place, Asked(Exit()).buffers(self._trainer, self._number))
 
     def _places(self, peer: int) -> list[Place]:
         return [(peer, rank) for rank in range(self.ranks)]
@@ -174,22 +132,34 @@ class Processes:
         """The processes of a peer."""
         return [self._of.setdefault(place, _Process()) for place in self._places(peer)]
 
-    # ---- What is heard ----
+    # ---- What is asked and heard ----
 
-    def _waiting(self) -> list[int]:
-        """The peers whose answer is awaited."""
-        waiting = {peer for (peer, _), one in self._open.items() if one.answer is None}
-        return sorted(waiting - self._lost.keys())
+    def _is_there(self, peer: int) -> bool:
+        return all(process.name for process in self._gang(peer))
+
+    def _send(self, peers: list[int], one: Asked) -> None:
+        for peer in peers:
+            gang, opened = self._gang(peer), []
+            buffers = one.buffers(self._trainer, self._number, gang[0].gang)
+            for place, process in zip(self._places(peer), gang, strict=True):
+                process.fresh = False
+                sent = time.monotonic()
+                opened.append(_Open(sent, buffers, self.hub.send(place, buffers)))
+            self._open[peer] = opened
+
+    def _listen(self, seconds: float) -> None:
+        self._hear(seconds)
+        self._look_after_children()
 
     def _drain(self) -> None:
-        """Take note of what has been said, however much more there is, and of children's ends."""
-        for _ in range(AT_ONCE * len(self.hub.places)):
+        """Take the messages that have come, up to a bound, and note which children ended."""
+        for _ in range(MESSAGES_AT_ONCE * len(self.hub.places)):
             if not self._hear(0):
                 break
         self._look_after_children()
 
     def _hear(self, seconds: float) -> bool:
-        """Take note of what is said next; return whether anything was."""
+        """Take the next message, if one comes in time, and return whether one did."""
         heard = self.hub.receive(seconds)
         if heard is not None:
             self._take(heard)
@@ -211,34 +181,35 @@ class Processes:
             return  # of a process before
         elif header.says == "leave":
             process.leaving = True
-        elif header.number == self._number and (one := self._open.get(place)) and not one.answer:
-            if header.error is None:
-                one.answer = Answered(header, arrays, time.monotonic() - one.sent)
-            else:
-                self.lose(peer, header.error)
+        elif header.number == self._number and peer in self._open:
+            opened, rank = self._open[peer], place[1]
+            if opened[rank].answer is None:
+                opened[rank].answer = self._answered(peer, header, arrays, opened[rank].sent)
+            if peer in self._open and all(one.answer for one in opened):
+                self._close_request(peer, opened[0].answer)
 
     def _greet(self, heard: Heard, process: _Process, name: str) -> None:
-        """A process says hello over each new connection, and when nobody has asked it for a while.
+        """Take a hello, which a process says over each new connection and while it is not asked.
 
         One that is asked, and says so over another connection than that of the request, has lost
         the request or its answer with the one before, and is asked again.
         """
-        one = self._open.get(heard.place)
+        peer, rank = heard.place
+        one = self._open[peer][rank] if peer in self._open else None
         if one and process.name == name and not one.answer and one.connection != heard.connection:
             one.connection = self.hub.send(heard.place, one.buffers)
         if process.name is None:
             process.name, process.fresh = name, True
         elif process.name != name:
-            self.lose(heard.place[0], "its process was started again")
+            self.lose(peer, "its process was started again")
             process.name, process.fresh = name, True
 
-    def lose(self, peer: int, why: str) -> None:
-        """Forget a peer's process; if it is there after all, it will say hello again.
+    def _forget(self, peer: int) -> None:
+        """Forget a peer's processes until they say hello.
 
         If a peer has several processes, those already in use end too, since they depend on each
         other.
         """
-        self._lost.setdefault(peer, why)
         for place, process in zip(self._places(peer), self._gang(peer), strict=True):
             if self.ranks > 1 and process.name and not process.fresh:
                 self._end(place, process)
@@ -303,13 +274,13 @@ def start(
     """Return a carrier to processes, and start those of `peers`.
 
     Args:
-      hub: Where they connect to.
-      folder: Where the logs are kept.
-      peers: The peers whose processes are started here; others connect by hand.
-      environment: Environment of the processes, beside this one's.
-      environment_of: Returns what else is in that of one: (peer, rank).
+      hub: The trainer's end of the channel.
+      folder: Folder of the logs.
+      peers: Peers whose processes are started here; others connect by hand.
+      environment: Additions to this process's environment, for every child.
+      environment_of: Function from (peer, rank) to what else that child's environment has.
       backend: "cpu" or "cuda".
-      ranks: How many processes a peer has.
+      ranks: Number of processes of a peer.
     """
     command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.sidecar"]
     command += ["--parent-pid", str(os.getpid()), "--init-method", hub.address]

@@ -1,14 +1,14 @@
-"""Peers as Ray actors, on a cluster that is there: `[runtime] carrier = "ray"`, extra `ray`.
+"""Peers as Ray actors on an existing cluster: `[runtime] carrier = "ray"`, extra `ray`.
 
-Ray starts processes on hosts and starts them again; that is all that is asked of it. Nothing is
-retried: what becomes of a round without an answer is the coordinator's affair.
+Ray starts processes on hosts, and starts them again when they end. It retries no request: what
+becomes of a round without an answer, the coordinator decides.
 """
 
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import ray
@@ -16,13 +16,12 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode
-from pipeline.carrier.peer_process import PeerProcess
+from pipeline.carrier.jax_process import JaxProcess
+from pipeline.carrier.operation_tables import Asked
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile.tables import RayCluster
-
-POLL_SECONDS = 0.1
 
 
 class PeerActor:
@@ -30,7 +29,7 @@ class PeerActor:
 
     def __init__(self, peer: int, backend: str):
         os.environ["JAX_PLATFORMS"] = backend
-        self.process = PeerProcess(peer)
+        self.process = JaxProcess(peer)
 
     def hello(self) -> str:
         """Return the process's random name."""
@@ -44,7 +43,7 @@ class PeerActor:
 
 @dataclass
 class _Actor:
-    """What is known of a peer's actor.
+    """State of a peer's actor, as its trainer knows it.
 
     Attributes:
       handle: The actor.
@@ -59,23 +58,28 @@ class _Actor:
     fresh: bool = False
 
 
+class _Call(NamedTuple):
+    """A request to an actor that has to answer, and when it was sent."""
+
+    answer: ray.ObjectRef
+    sent: float
+
+
 @dataclass
-class RayActors:
-    """A carrier to actors.
+class RayActors(Carrier):
+    """A carrier to actors; none asks to leave, since an actor is not told of its end.
 
     Attributes:
-      options: What Ray is told of each actor.
+      options: Options of each actor, as Ray takes them.
       backend: "cpu" or "cuda".
-      reserved: What is reserved for all of them, a bundle for each; or None.
+      reserved: Resources reserved for all of them, a bundle for each; or None.
     """
 
     options: dict
     backend: str
     reserved: PlacementGroup | None = None
     _of: dict[int, _Actor] = field(default_factory=dict)
-    _lost: dict[int, str] = field(default_factory=dict)
-    _trainer: str = field(default_factory=lambda: secrets.token_hex(8))
-    _number: int = 0
+    _open: dict[int, _Call] = field(default_factory=dict, init=False)
 
     def start(self, peer: int) -> None:
         """Start the actor of a peer."""
@@ -87,57 +91,16 @@ class RayActors:
         handle = ray.remote(PeerActor).options(**options).remote(peer, self.backend)
         self._of[peer] = _Actor(handle, handle.hello.remote())
 
-    def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
-        """Send each peer its request at once, and return the answers that came in time."""
-        began, answers = time.monotonic(), {}
-        self._number += 1
-        stored: dict[int, ray.ObjectRef] = {}  # what several peers get travels to each host once
-        waiting: dict[ray.ObjectRef, int] = {}
-        for peer, one in asked.items():
-            actor = self._of[peer]
-            if actor.name is None:
-                self.lose(peer, "its process is not there")
-                continue
-            if id(one) not in stored:
-                stored[id(one)] = ray.put(_arrays(one.buffers(self._trainer, self._number)))
-            actor.fresh = False
-            waiting[actor.handle.answer.remote(stored[id(one)])] = peer
-        while waiting and (left := began + seconds - time.monotonic()) > 0:
-            for call in ray.wait([*waiting], timeout=left)[0]:
-                peer = waiting.pop(call)
-                if answer := self._answer(peer, call, began):
-                    answers[peer] = answer
-        for peer in waiting.values():
-            operation = asked[peer].operation
-            self.lose(peer, f"no answer to {operation} within {seconds:.3g} s")
-        return answers
-
-    def lost(self) -> dict[int, str]:
-        """Return the peers lost since the last call, each with the reason in one line."""
-        lost, self._lost = self._lost, {}
-        return lost
-
     def arrived(self) -> frozenset[int]:
-        """Return the peers whose process is there, and was not asked anything since it came."""
+        """Return the peers whose process is running, and was not asked anything since it came."""
         for peer, actor in list(self._of.items()):
             if actor.hello is not None and ray.wait([actor.hello], timeout=0)[0]:
                 self._greet(peer, actor)
         return frozenset(peer for peer, actor in self._of.items() if actor.fresh)
 
-    def leaving(self) -> frozenset[int]:
-        """Return no peer: an actor is not told of its end."""
-        return frozenset()
-
     def dismiss(self, peer: int) -> None:
         """End a peer's actor for good."""
         ray.kill(self._of.pop(peer).handle)
-
-    def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
-        """Wait until all of these have arrived, and return those that have."""
-        until = time.monotonic() + seconds
-        while peers - self.arrived() and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-        return peers & self.arrived()
 
     def close(self) -> None:
         """End the actors, and let go of the cluster."""
@@ -147,22 +110,41 @@ class RayActors:
             remove_placement_group(self.reserved)
         ray.shutdown()
 
-    def _answer(self, peer: int, call: ray.ObjectRef, began: float) -> Answered | None:
+    def _is_there(self, peer: int) -> bool:
+        return self._of[peer].name is not None
+
+    def _send(self, peers: list[int], one: Asked) -> None:
+        """Send a request; what several peers get travels to each host once."""
+        sent = time.monotonic()
+        stored = ray.put(_arrays(one.buffers(self._trainer, self._number)))
+        for peer in peers:
+            actor = self._of[peer]
+            actor.fresh = False
+            self._open[peer] = _Call(actor.handle.answer.remote(stored), sent)
+
+    def _listen(self, seconds: float) -> None:
+        peer_of = {call.answer: peer for peer, call in self._open.items()}
+        if not peer_of:
+            time.sleep(seconds)
+            return
+        for answer in ray.wait([*peer_of], timeout=seconds)[0]:
+            self._take(peer_of[answer])
+
+    def _take(self, peer: int) -> None:
+        """Take the answer of an actor, which has come."""
+        call = self._open[peer]
         try:
-            buffers = [memoryview(one) for one in ray.get(call)]
+            buffers = [memoryview(one) for one in ray.get(call.answer)]
             header, arrays = decode(AnswerHeader, buffers)
         except (RayError, FrameError, TypeError) as error:
             self.lose(peer, _line(error))
-            return None
+            return
         if header.process != self._of[peer].name:
             self.lose(peer, "its process was started again")
-        elif header.error is not None:
-            self.lose(peer, header.error)
-        elif header.number == self._number:
-            return Answered(header, arrays, time.monotonic() - began)
-        else:
+        elif header.error is None and header.number != self._number:
             self.lose(peer, f"an answer to request {header.number}, expected {self._number}")
-        return None
+        elif answer := self._answered(peer, header, arrays, call.sent):
+            self._close_request(peer, answer)
 
     def _greet(self, peer: int, actor: _Actor) -> None:
         """Take an actor's name, or ask for it again where its process ended before it told."""
@@ -174,9 +156,8 @@ class RayActors:
         except RayError:
             actor.hello = actor.handle.hello.remote()
 
-    def lose(self, peer: int, why: str) -> None:
-        """Forget an actor's process; if it is there after all, or again, it will say so."""
-        self._lost.setdefault(peer, why)
+    def _forget(self, peer: int) -> None:
+        """Forget an actor's process, and ask it for its name again."""
         actor = self._of[peer]
         actor.name, actor.fresh = None, False
         if actor.hello is None:
@@ -189,13 +170,13 @@ def start(
     """Return a carrier to one actor for each peer.
 
     Args:
-      count: How many peers there are.
+      count: Number of peers.
       cluster: `[runtime.ray]`.
       environment: Environment of the actors.
       backend: "cpu" or "cuda".
 
     Raises:
-      LockstepError: Ray asks nobody for a token, or there is no such cluster.
+      LockstepError: Ray's token authentication is off, or there is no such cluster.
     """
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise LockstepError(

@@ -9,8 +9,10 @@ from itertools import cycle
 import jax
 import numpy as np
 
+from pipeline.carrier import operation_tables as tables
 from pipeline.carrier.asking import Asking
-from pipeline.carrier.carrier import Asked, Carrier
+from pipeline.carrier.carrier import Carrier
+from pipeline.carrier.operation_tables import Asked
 from pipeline.carrier.operations import leaves
 from pipeline.errors import brief
 from pipeline.optim.optimizer import Tree, no_align
@@ -21,19 +23,19 @@ from pipeline.swarm.peers import Done, RoundSteps
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
 
-LOSS = np.zeros((), np.float32)  # a loss's dtype and shape
+LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a peer may take, in seconds.
+    """Limits on the time that a peer takes, in seconds.
 
     Attributes:
-      start: Until its process is there.
-      answer: Until it answers a request.
-      step: Until it answers to a step.
+      start: Time until its process has started.
+      answer: Time until it answers a request.
+      step: Time until it answers the request for a step.
     """
 
     start: float
@@ -55,7 +57,7 @@ class RemotePeers(Asking):
       state: State to begin with.
       carrier: The way to the processes.
       patience: How long they may take.
-      keeps: Whether the whole state is asked for after a step.
+      keeps: Function from a round to whether the whole state is asked for after it.
       absent: Peers that were absent when `state` was saved.
     """
 
@@ -131,19 +133,18 @@ class RemotePeers(Asking):
         keep = self.keeps(asked.number)
         requests = {
             peer: Asked(
-                "train",
-                {
-                    "step": asked.number,
-                    "count": given.count,
-                    "imprecise": peer in asked.imprecise,
-                    "keep": keep,
-                    "hash": asked.hashed or self._verifies,
-                },
+                tables.Train(
+                    step=asked.number,
+                    count=given.count,
+                    imprecise=peer in asked.imprecise,
+                    keep=keep,
+                    hash=asked.hashed or self._verifies,
+                ),
                 leaves(given.rows_MB),
             )
             for peer, given in asked.work.items()
         }
-        like = {"loss": LOSS, "message": self.programs.form.like}
+        like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
         like |= {"own": self._like.own[0]} if keep else {}
         done = {}
         for peer, answer in self.ask(requests, like, self.patience.step).items():
@@ -165,7 +166,7 @@ class RemotePeers(Asking):
     def sit_out(self, idle: Set[int], step: int) -> None:
         """Have present peers that take no step in a round take up the last round's commit."""
         if self.programs.optimizer.align is not no_align:
-            asked = Asked("align", {"step": step, "hash": self._verifies})
+            asked = Asked(tables.Align(step=step, hash=self._verifies))
             answers = self.ask(dict.fromkeys(sorted(self.here & idle), asked))
             self._committed |= {peer: answer.values.hash for peer, answer in answers.items()}
         if self.keeps(step):  # while they are there
@@ -182,7 +183,7 @@ class RemotePeers(Asking):
             step = (imprecise, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
                 self._compiled[peer].add(step)
-                requests[peer] = Asked("compile", {"imprecise": imprecise}, arrays)
+                requests[peer] = Asked(tables.Compile(imprecise=imprecise), arrays)
         if requests:
             self.ask(requests)
 
@@ -194,13 +195,11 @@ class RemotePeers(Asking):
         Raises:
           LockstepError: No peer is left.
         """
-        values = {
-            "step": step,
-            "peers": [*messages],
-            "sequences": [sequences[peer] for peer in messages],
-        }
+        optimize = tables.Optimize(
+            step=step, peers=[*messages], sequences=[sequences[peer] for peer in messages]
+        )
         arrays = [leaf for message in messages.values() for leaf in leaves(message)]
-        answers = self.ask(dict.fromkeys(self.here, Asked("optimize", values, arrays)))
+        answers = self.ask(dict.fromkeys(self.here, Asked(optimize, arrays)))
         self.expect_any()
         found = {peer: answer.values.params for peer, answer in answers.items()}
         self._alike = {"params": self.agreed(found, "params")}
@@ -212,26 +211,23 @@ class RemotePeers(Asking):
 
         A step gives the same wherever it is taken: for a peer that is gone, another one takes it.
         """
-        results: dict[int, tuple[Tree, str]] = {}
         like = {"message": self.programs.form.like}
-        while missing := [n for n in range(len(cases)) if n not in results]:
-            self.expect_any()
+
+        def recomputed(missing: list[int]) -> dict[int, tuple[Tree, str]]:
             turns = cycle(sorted(self.here))
             turn: dict[int, int] = {}
             for n in missing:  # one case of each peer at a time
                 who = cases[n][0] if cases[n][0] in self.here else next(turns)
                 turn.setdefault(who, n)
-            asked = {
-                who: Asked(
-                    "recompute",
-                    {"step": step, "count": cases[n][2].count},
-                    [*leaves(cases[n][1]), *leaves(cases[n][2].rows_MB)],
-                )
-                for who, n in turn.items()
-            }
-            for who, answer in self.ask(asked, like, self.patience.step).items():
-                results[turn[who]] = answer.trees["message"], answer.values.hash
-        return [results[n] for n in range(len(cases))]
+            asked = {}
+            for who, n in turn.items():
+                _, own, work = cases[n]
+                recompute = tables.Recompute(step=step, count=work.count)
+                asked[who] = Asked(recompute, [*leaves(own), *leaves(work.rows_MB)])
+            answers = self.ask(asked, like, self.patience.step)
+            return {turn[p]: (a.trees["message"], a.values.hash) for p, a in answers.items()}
+
+        return self.ask_for_all(len(cases), recomputed)
 
     def join(self, peer: int) -> None:
         """Have a peer take over what the others agree on, if its process is still there."""
@@ -253,7 +249,7 @@ class RemotePeers(Asking):
     def restart(self, peer: int) -> None:
         """Give a peer a new state of its own, at the params that the others have."""
         if peer in self.here:
-            self.ask({peer: Asked("restore", {})})
+            self.ask({peer: Asked(tables.Restore())})
             self._committed.pop(peer, None)
             self._own.pop(peer, None)  # what it was asked for in this round
             if self._verifies and peer in self.here:
@@ -267,7 +263,7 @@ class RemotePeers(Asking):
     def own(self, peer: int) -> Tree:
         """Return a copy of what a peer owns; of an absent one, what it will begin with."""
         if peer in self.here:
-            asked = {peer: Asked("extract", {"what": "own", "hash": False})}
+            asked = {peer: Asked(tables.Extract(what="own", hash=False))}
             for answer in self.ask(asked, {"own": self._like.own[0]}).values():
                 tree, expected = answer.trees["own"], self._committed.get(peer)
                 if self.is_true(peer, tree, expected, "its own state"):
@@ -281,18 +277,18 @@ class RemotePeers(Asking):
 
         Losses that are not finite count only where a second peer, if there is one, has none either.
         """
-        results: dict[int, np.ndarray] = {}
         doubted: dict[int, int] = {}  # by lot, the peer whose losses were not finite
-        while missing := [n for n in range(len(lots)) if n not in results]:
-            self.expect_any()
+        like = {"losses": np.zeros(len(lots[0]), np.float32)} if lots else {}
+
+        def measured(missing: list[int]) -> dict[int, np.ndarray]:
             turn: dict[int, int] = {}
             for n in missing:
                 able = self.here - {doubted.get(n)} or self.here
                 turn |= {peer: n for peer in sorted(able - turn.keys())[:1]}
                 if len(turn) == len(self.here):
                     break
-            asked = {peer: Asked("forward", {}, [lots[n]]) for peer, n in turn.items()}
-            like = {"losses": np.zeros(len(lots[0]), np.float32)}
+            asked = {peer: Asked(tables.Forward(), [lots[n]]) for peer, n in turn.items()}
+            believed = {}
             for peer, answer in self.ask(asked, like).items():
                 n, losses = turn[peer], answer.trees["losses"]
                 finite = np.isfinite(losses).all()
@@ -301,10 +297,12 @@ class RemotePeers(Asking):
                         f"train: peer {doubted[n]}'s held-out losses are not finite, others' are"
                     )
                 if finite or n in doubted or len(self.here) == 1:
-                    results[n] = losses
+                    believed[n] = losses
                 else:
                     doubted[n] = peer
-        return [results[n] for n in range(len(lots))]
+            return believed
+
+        return self.ask_for_all(len(lots), measured)
 
     def params_hash(self) -> str:
         """Return the hash of the params that all agree on."""
@@ -332,15 +330,15 @@ class RemotePeers(Asking):
     def _admit(self, peers: frozenset[int] | set[int], params: Tree, shared: Tree) -> None:
         """Create the state that peers agree on, at processes that have arrived."""
         programs, run = self.programs, self.setup.run
-        values = {
-            "run": run.model_dump(mode="json"),
-            "model": self.setup.hf_config,
-            "first_step": self.setup.start.step,
-            "columns": list(programs.task.columns),
-        }
-        arrays = [*leaves(params), *leaves(shared)]
+        create = tables.Create(
+            run=run.model_dump(mode="json"),
+            model=self.setup.hf_config,
+            first_step=self.setup.start.step,
+            columns=programs.task.columns,
+        )
+        asked = Asked(create, [*leaves(params), *leaves(shared)])
         self.absent -= peers
-        created = self.ask(dict.fromkeys(sorted(peers), Asked("create", values, arrays)))
+        created = self.ask(dict.fromkeys(sorted(peers), asked))
         here = devices.describe(run.peers.processes)
         for peer, answer in created.items():
             found = answer.values.environment
@@ -349,14 +347,14 @@ class RemotePeers(Asking):
                 is_there = brief(repr(found.get(differs[0])), 200)
                 expected = f"expected {here[differs[0]]!r} as here: bits would differ"
                 self.lose(peer, f"{differs[0]} is {is_there} there, {expected}")
-        self.ask(dict.fromkeys(self.here & peers, Asked("hyperparameters", {})))
+        self.ask(dict.fromkeys(self.here & peers, Asked(tables.GetHyperparameters())))
         for peer in self.here & peers:
             self._own.pop(peer, None)
             self._compiled.pop(peer, None)
 
     def _restore(self, own: Mapping[int, Tree]) -> None:
         """Give peers a state of their own."""
-        self.ask({peer: Asked("restore", {}, leaves(tree)) for peer, tree in own.items()})
+        self.ask({peer: Asked(tables.Restore(), leaves(tree)) for peer, tree in own.items()})
         if self._verifies:
             distinct = {id(tree): tree for tree in own.values()}  # at a run's start all are one
             hashes = {key: tree_hash(tree) for key, tree in distinct.items()}
@@ -365,7 +363,7 @@ class RemotePeers(Asking):
     def _hash(self, what: str) -> str:
         """The hash of a tree that all peers have alike."""
         if what not in self._alike:
-            asked = Asked("extract", {"what": what, "hash": True})
+            asked = Asked(tables.Extract(what=what, hash=True))
             answers = self.ask(dict.fromkeys(sorted(self.here), asked))
             self.expect_any()
             found = {peer: answer.values.hash for peer, answer in answers.items()}
@@ -375,12 +373,14 @@ class RemotePeers(Asking):
     def _tree(self, what: str) -> Tree:
         """A tree that all peers have alike, from one that is there."""
         like = self._like.own[0] if what == "new" else getattr(self._like, what)
-        while jax.tree.leaves(like):
-            self.expect_any()
+        if not jax.tree.leaves(like):
+            return like
+
+        def copied(_: list[int]) -> dict[int, Tree]:
             expected = self._hash(what)
             peer = min(self.here)
-            asked = {peer: Asked("extract", {"what": what, "hash": False})}
-            for answer in self.ask(asked, {what: like}).values():
-                if self.is_true(peer, answer.trees[what], expected, what):
-                    return answer.trees[what]
-        return like
+            answers = self.ask({peer: Asked(tables.Extract(what=what, hash=False))}, {what: like})
+            trees = [answer.trees[what] for answer in answers.values()]
+            return {n: x for n, x in enumerate(trees) if self.is_true(peer, x, expected, what)}
+
+        return self.ask_for_all(1, copied)[0]

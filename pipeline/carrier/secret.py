@@ -1,4 +1,4 @@
-"""Who may speak to whom: the trainer's key, and one of each process of each peer.
+"""The keys of a run: the trainer's, and one for each process of each peer.
 
 A process proves with CURVE that it has the key of its place, so that none can speak as another.
 Files of keys are for their owner only.
@@ -16,12 +16,12 @@ from pipeline.runfile.table import AsTuple, Table
 from pipeline.stage.artifacts import write_text
 
 Z85 = Annotated[str, Field(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
-Kind = TypeVar("Kind", bound=Table)
+AnySecret = TypeVar("AnySecret", bound=Table)
 Place = tuple[int, int]  # a peer, and which of its processes
 
 
 class PeerSecret(Table):
-    """What the processes of one peer have to know."""
+    """Keys that the processes of one peer need."""
 
     peer: Annotated[int, Field(ge=0)]
     """Number of the peer."""
@@ -35,13 +35,13 @@ class PeerSecret(Table):
         """Read the file of a peer's secret.
 
         Raises:
-          LockstepError: It is not such a file, or others may read it.
+          LockstepError: The file has another form, or others may read it.
         """
         return _read(cls, path)
 
 
 class TrainerSecret(Table):
-    """What only the trainer knows."""
+    """Key that only the trainer has."""
 
     private: Z85
     """Its private key."""
@@ -50,12 +50,12 @@ class TrainerSecret(Table):
 class Secrets:
     """The keys of a run, in a folder: `trainer.json`, and `peer-N.json` for each peer.
 
-    Keys that are there stay, since processes that were started by hand know them.
+    Existing keys stay, since processes that were started by hand have them.
 
     Args:
-      folder: Where they are kept.
-      count: How many peers there are.
-      ranks: How many processes each of them has.
+      folder: Folder of the files.
+      count: Number of peers.
+      ranks: Number of processes of each peer.
 
     Raises:
       LockstepError: A file is damaged, or others may read it.
@@ -99,7 +99,7 @@ def _new() -> str:
     return zmq.curve_keypair()[1].decode()
 
 
-def _read(kind: type[Kind], path: Path) -> Kind:
+def _read(kind: type[AnySecret], path: Path) -> AnySecret:
     if path.stat().st_mode & 0o077:
         raise LockstepError(f"{path}: others may read it, expected mode 600: it is a secret")
     try:

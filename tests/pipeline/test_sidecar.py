@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import sidecar
 from pipeline.carrier.channel import Line, endpoint
-from pipeline.carrier.peer_process import PeerProcess
+from pipeline.carrier.jax_process import JaxProcess
 from pipeline.carrier.secret import PeerSecret, Secrets
 from pipeline.errors import LockstepError
 
@@ -22,7 +22,7 @@ def line(tmp_path, monkeypatch):
     """To a port where nobody is."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    monkeypatch.setattr("pipeline.carrier.channel.AGAIN", (0.01, 0.01))
+    monkeypatch.setattr("pipeline.carrier.channel.RECONNECT_SECONDS", (0.01, 0.01))
     monkeypatch.setattr(sidecar, "LOOK_SECONDS", 0.05)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = Line(f"tcp://127.0.0.1:{port}", PeerSecret.read(Secrets(tmp_path, 1).path(0)))
@@ -62,7 +62,7 @@ def test_what_is_not_of_the_peers_secret_is_refused_in_one_line(tmp_path, given,
 
 def test_a_process_without_a_trainer_says_so_and_ends_after_its_wait(line, capsys):
     with pytest.raises(LockstepError, match="no trainer there, for 0.2 s: the run has ended, or"):
-        sidecar.serve(PeerProcess(0), line, wait_seconds=0.2)
+        sidecar.serve(JaxProcess(0), line, wait_seconds=0.2)
     said = capsys.readouterr().out
     assert said in ("", f"{line.address}: no trainer there; trying again, for 0.2 s\n")
 
@@ -85,7 +85,7 @@ def test_who_ends_every_handshake_is_no_trainer_of_this_run(line, capsys):
 
 def test_sigterm_ends_a_process_that_has_no_trainer(line):
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    sidecar.serve(PeerProcess(0), line)
+    sidecar.serve(JaxProcess(0), line)
 
 
 @pytest.mark.soak

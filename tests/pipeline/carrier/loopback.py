@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping
 
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.carrier import Answered, Carrier
 from pipeline.carrier.frames import AnswerHeader, decode
-from pipeline.carrier.peer_process import PeerProcess
+from pipeline.carrier.jax_process import JaxProcess
+from pipeline.carrier.operation_tables import Asked
 
 BACK_AFTER = 6  # calls until a process that died is there again
 Fails = Callable[[int, str], str]  # peer, operation -> "", "before", "after" or "leave"
 
 
-class Loopback:
+class Loopback(Carrier):
     """Peers' processes without connections.
 
     fails: when a peer's process dies: before it does what it is asked, or after, before it answers;
@@ -18,51 +19,52 @@ class Loopback:
     """
 
     def __init__(self, count: int, fails: Fails = lambda peer, operation: ""):
-        self.of: dict[int, PeerProcess | None] = {p: PeerProcess(p) for p in range(count)}
-        self.fails, self.number = fails, 0
+        super().__init__()
+        self.of: dict[int, JaxProcess | None] = {p: JaxProcess(p) for p in range(count)}
+        self.fails, self.calls = fails, 0
         self.fresh, self.gone = set(range(count)), {}
-        self.lost_now: dict[int, str] = {}
         self.wants: set[int] = set()
         self.events = 0
 
     def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
-        self.number += 1
-        answers = {}
-        for peer, one in asked.items():
-            process = self.of[peer]
-            if process is None:
-                self.lost_now.setdefault(peer, "its process is not there")
-                continue
+        self.calls += 1
+        return super().ask(asked, seconds)
+
+    def _is_there(self, peer: int) -> bool:
+        return self.of[peer] is not None
+
+    def _send(self, peers: list[int], one: Asked) -> None:
+        for peer in peers:
             self.fresh.discard(peer)
             how = self.fails(peer, one.operation)
             self.events += bool(how)
             if how == "leave":
                 self.wants.add(peer)
             if how != "before":
-                buffers = process.answer([bytes(b) for b in one.buffers("f" * 16, self.number)])
-                header, arrays = decode(AnswerHeader, [bytes(b) for b in buffers])
+                request = [bytes(b) for b in one.buffers(self._trainer, self._number)]
+                header, arrays = decode(
+                    AnswerHeader, [bytes(b) for b in self.of[peer].answer(request)]
+                )
                 assert header.error is None, header.error
             if how in ("before", "after"):
                 self.of[peer] = None
-                self.gone[peer] = self.number + BACK_AFTER
-                self.lost_now[peer] = f"died {how} {one.operation}"
+                self.gone[peer] = self.calls + BACK_AFTER
+                self._lost[peer] = f"died {how} {one.operation}"
             else:
-                answers[peer] = Answered(header, arrays, 0.01)
-        return answers
+                self._answers[peer] = Answered(header, arrays, 0.01)
 
-    def lost(self) -> dict[int, str]:
-        lost, self.lost_now = self.lost_now, {}
-        return lost
+    def _listen(self, seconds: float) -> None:
+        pass
 
-    def lose(self, peer: int, why: str) -> None:
-        self.lost_now.setdefault(peer, why)
-        self.fresh.add(peer)  # it lives, and says so
+    def _forget(self, peer: int) -> None:
+        if self.of[peer] is not None:
+            self.fresh.add(peer)  # it lives, and says so
 
     def arrived(self) -> frozenset[int]:
-        self.number += 1
+        self.calls += 1
         for peer, number in list(self.gone.items()):
-            if self.number >= number:
-                self.of[peer] = PeerProcess(peer)
+            if self.calls >= number:
+                self.of[peer] = JaxProcess(peer)
                 self.fresh.add(peer)
                 del self.gone[peer]
         return frozenset(self.fresh)
@@ -73,7 +75,7 @@ class Loopback:
     def dismiss(self, peer: int) -> None:
         self.wants.discard(peer)
         self.of[peer] = None
-        self.gone[peer] = self.number + BACK_AFTER  # somebody starts it again
+        self.gone[peer] = self.calls + BACK_AFTER  # somebody starts it again
 
     def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
         return peers & self.arrived()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pipeline.carrier import channel, processes
-from pipeline.carrier.carrier import Asked
 from pipeline.carrier.channel import Hub, Line
 from pipeline.carrier.frames import AnswerHeader, RequestHeader, decode, encode
+from pipeline.carrier.operation_tables import Asked, Recompute
 from pipeline.carrier.secret import PeerSecret, Secrets
 from pipeline.errors import LockstepError
 from tests.pipeline.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
@@ -101,8 +101,9 @@ def arrive(carrier, peer: int) -> None:
         time.sleep(0.01)
 
 
-def asked(value: int, *arrays: np.ndarray) -> Asked:
-    return Asked("train", {"value": value}, arrays)
+def asked(number: int, *arrays: np.ndarray) -> Asked:
+    """A request whose values come back from `echo`."""
+    return Asked(Recompute(step=1, count=number), arrays)
 
 
 def test_each_peer_gets_its_own_request_and_arrays_travel_unchanged(tmp_path):
@@ -113,7 +114,7 @@ def test_each_peer_gets_its_own_request_and_arrays_travel_unchanged(tmp_path):
     ]
     with carrying(tmp_path, echo, echo) as (carrier, _):
         answers = carrier.ask({0: asked(7, *arrays), 1: asked(8)}, 10)
-        assert [answers[peer].header.values["value"] for peer in (0, 1)] == [7, 8]
+        assert [answers[peer].header.values["count"] for peer in (0, 1)] == [7, 8]
         for sent, came in zip(arrays, answers[0].arrays, strict=True):
             assert (sent.dtype, sent.shape) == (came.dtype, came.shape)
             assert sent.tobytes() == came.tobytes()
@@ -144,7 +145,7 @@ def test_a_request_or_answer_that_a_connection_lost_is_sent_again(tmp_path):
         return echo(name, request, arrays)
 
     with carrying(tmp_path, deaf_at_first, tapped=True) as (carrier, tap):
-        assert carrier.ask({0: asked(5)}, 10)[0].header.values == {"value": 5}
+        assert carrier.ask({0: asked(5)}, 10)[0].header.values["count"] == 5
     assert seen == [1, 1] and tap.count == 2
 
 
@@ -155,11 +156,11 @@ def test_a_spoiled_lost_or_doubled_byte_costs_a_connection_and_no_more(
 ):
     monkeypatch.setattr(channel, "HEARTBEAT_MS", 50)  # shows that a byte is missing
     monkeypatch.setattr(channel, "HEARTBEAT_TIMEOUT_MS", 200)
-    monkeypatch.setattr(channel, "AGAIN", (0.01, 0.1))
+    monkeypatch.setattr(channel, "RECONNECT_SECONDS", (0.01, 0.1))
     with carrying(tmp_path, echo, tapped=True) as (carrier, tap):
         tap.harm[way] = harm
         answers = carrier.ask({0: asked(7, np.zeros(999, np.uint8))}, 60)
-        assert answers[0].header.values == {"value": 7}
+        assert answers[0].header.values["count"] == 7
         assert carrier.lost() == {} and tap.count > 1
 
 
@@ -169,7 +170,7 @@ def two(name: str, request: RequestHeader, arrays: list) -> list:
 
 def late(name: str, request: RequestHeader, arrays: list) -> list:
     """The answer to the request before, and then its own."""
-    before = AnswerHeader(number=request.number - 1, process=name, values={"value": -1})
+    before = AnswerHeader(number=request.number - 1, process=name, values={"count": -1})
     return [encode(before), *echo(name, request, arrays)]
 
 
@@ -182,7 +183,7 @@ def test_an_answer_that_comes_twice_or_is_not_to_this_request_is_ignored(tmp_pat
     with carrying(tmp_path, reply) as (carrier, _):
         for value in range(3):
             answers = carrier.ask({0: asked(value)}, 10)
-            assert answers[0].header.values == {"value": value}
+            assert answers[0].header.values["count"] == value
         assert carrier.lost() == {}
 
 
@@ -213,7 +214,7 @@ def another_version(name: str, request: RequestHeader, arrays: list) -> list:
 
 
 LOST = {
-    silence: "no answer to train within 0.3 s",
+    silence: "no answer to recompute within 0.3 s",
     failure: "out of memory",
     nonsense: "nonsense: ",
     one_array_too_few: "nonsense: 0 arrays, expected 1",
@@ -270,12 +271,12 @@ def test_a_peers_key_says_which_peer_it_is_whatever_its_process_says(tmp_path):
         values = {"peer": 0}
         return [
             encode(AnswerHeader(process=NAMES[1], says="hello", values=values)),
-            encode(AnswerHeader(number=request.number, process=NAMES[0], values={"value": -1})),
+            encode(AnswerHeader(number=request.number, process=NAMES[0], values={"count": -1})),
         ]
 
     with carrying(tmp_path, echo, as_another) as (carrier, _):
         answers = carrier.ask({0: asked(8), 1: asked(9)}, 10)
-        assert answers[0].header.values == {"value": 8}
+        assert answers[0].header.values["count"] == 8
         assert carrier.lost() == {1: "its process was started again"}
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from pipeline import witness
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.carrier import Answered
+from pipeline.carrier.operation_tables import Asked
 from pipeline.carrier.processes import Processes
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.transcript import Transcript

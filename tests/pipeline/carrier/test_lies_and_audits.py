@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.carrier import begin
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier import launch
+from pipeline.carrier.carrier import Answered
+from pipeline.carrier.operation_tables import Asked
 from pipeline.stage.artifacts import read_json
 from pipeline.wire.commitment import tree_hash
 from tests import tiny
@@ -41,10 +42,10 @@ def one_after_the_other(*about: str, told: list[str]) -> Lie:
     now = [next(lies)]
 
     def lie(_: Loopback, one: Asked, answer: Answered) -> Answered:
-        values, arrays, what = answer.header.values, answer.arrays, one.values.get("what")
+        values, arrays, what = answer.header.values, answer.arrays, getattr(one.values, "what", "")
         about = {"train": ["loss", "hash"], "recompute": ["recompute"], "optimize": ["optimize"]}
         lied = [what] if one.operation == "extract" else [*about.get(one.operation, [])]
-        lied += ["kept"] * bool(one.operation == "train" and one.values["keep"])
+        lied += ["kept"] * bool(one.operation == "train" and one.values.keep)
         if now[0] not in lied:
             return answer
         told.append(now[0])
@@ -93,8 +94,8 @@ def test_a_peer_that_commits_to_a_false_state_and_goes_on_from_it_is_named_and_n
     step, liar = 2, 3  # which trains in it without a verifier, and has one in the next
 
     def lie(carrier: Loopback, one: Asked, answer: Answered) -> Answered:
-        if one.operation == "train" and one.values["step"] == step:
-            operations = carrier.of[liar].operations
+        if one.operation == "train" and one.values.step == step:
+            operations = carrier.of[liar].worker
             false = jax.tree.map(lambda x: x * -1.5, operations.own)
             operations.own, answer.header.values["hash"] = false, tree_hash(false)
         return answer
@@ -114,22 +115,23 @@ import sys
 
 if "pipeline.sidecar" in sys.orig_argv and "--peer 0" in " ".join(sys.orig_argv):
     import numpy as np
+    from pipeline.carrier.operation_tables import Hashed
     from pipeline.carrier.peer_process import PeerProcess
 
     do, told = PeerProcess._do, []
 
-    def lie(self, request, arrays):
-        given, values = do(self, request, arrays), request.values
-        about = values.get("what") or request.operation
-        if about not in ("params", "own", "recompute", "train") or values.get("hash") and about in (
-            "params", "own"
-        ):
+    def lie(self, asked, gang):
+        given = do(self, asked, gang)
+        about = getattr(asked.values, "what", asked.operation)
+        if about not in ("params", "own", "recompute", "train"):
+            return given
+        if about in ("params", "own") and asked.values.hash:
             return given
         told.append(about)
         if about in ("params", "own"):
             return given._replace(arrays=[np.asarray(x * 1.5 + 1, x.dtype) for x in given.arrays])
         if told.count("train") == 2:
-            return given._replace(values={"hash": {"a": 10**400}})
+            return given._replace(values=Hashed.model_construct(hash={"a": 10**400}))
         if told.count("train") == 3:
             return given._replace(arrays=[np.float32("nan"), *given.arrays[1:]])
         return given
@@ -161,8 +163,8 @@ def test_a_real_process_that_lies_costs_nobody_else_anything(tmp_path, monkeypat
     liar = tmp_path / "liar"
     liar.mkdir()
     (liar / "sitecustomize.py").write_text(LIES)
-    path, devices_of = f"{liar}{os.pathsep}{tiny.PROJECT}", begin._devices_of
-    monkeypatch.setattr(begin, "_devices_of", lambda *x: devices_of(*x) | {"PYTHONPATH": path})
+    path, devices_of = f"{liar}{os.pathsep}{tiny.PROJECT}", launch._devices_of
+    monkeypatch.setattr(launch, "_devices_of", lambda *x: devices_of(*x) | {"PYTHONPATH": path})
     output = tiny.make(run_file, root, "download", "convert", "train")
     lost = [line for line in output.splitlines() if " is lost: " in line]
     assert lost and all("train: peer 0 is lost: " in line for line in lost), output

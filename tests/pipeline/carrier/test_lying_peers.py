@@ -14,16 +14,16 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.carrier.answers import ANSWERS
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.asking import Asking
+from pipeline.carrier.carrier import Answered, Carrier
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode, encode
+from pipeline.carrier.operation_tables import OPERATIONS, Asked
 from pipeline.carrier.remote_peers import Patience, RemotePeers
 from pipeline.programs.train_step import Work
 from pipeline.stage import devices
 from pipeline.swarm.peers import RoundSteps
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
-from tests import tiny
 from tests.pipeline.swarm import simulated
 
 PEERS, LIAR = 4, 0
@@ -40,7 +40,7 @@ class Peer:
         self.trees = {"params": PARAMS, "shared": SHARED, "own": OWN, "new": OWN}
 
     def answer(self, one: Asked) -> Sent:
-        values, arrays, trees = one.values, [], self.trees
+        asked, arrays, trees = one.values, [], self.trees
         if one.operation == "create":
             return {"environment": devices.describe()}, []
         if one.operation == "hyperparameters":
@@ -52,15 +52,16 @@ class Peer:
             own = {"d": own["d"] + 1}
             if one.operation == "train":
                 trees["own"], arrays = own, [np.float32(2.5)]
-            kept = [own["d"]] if values.get("keep") else []
+            kept = [own["d"]] if one.operation == "train" and asked.keep else []
             return {"hash": tree_hash(own)}, [*arrays, own["d"], *kept]
         elif one.operation == "optimize":
             trees["params"] = {"w": PARAMS["w"] + sum(one.arrays)}
             return {"params": tree_hash(trees["params"])}, []
         elif one.operation == "extract":
-            tree = trees[values["what"]]
-            hashed = values["hash"]
-            return {"hash": tree_hash(tree) if hashed else None}, [] if hashed else [*tree.values()]
+            tree = trees[asked.what]
+            if asked.hash:
+                return {"hash": tree_hash(tree)}, []
+            return {"hash": None}, [*tree.values()]
         elif one.operation == "forward":
             return {}, [np.ones(len(ROWS), np.float32)]
         return {}, []
@@ -78,26 +79,29 @@ class Lie(NamedTuple):
     what: str = ""  # of `extract`
 
 
-class Told:
+class Told(Carrier):
     """A carrier to such processes, one of which lies."""
 
     def __init__(self, lie: Lie | None):
-        self.lie, self.gone, self.processes = lie, {}, [Peer() for _ in range(PEERS)]
+        super().__init__()
+        self.told, self.processes = lie, [Peer() for _ in range(PEERS)]
 
-    def ask(self, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
-        answers = {}
-        for peer, one in asked.items():
+    def _is_there(self, peer: int) -> bool:
+        return True
+
+    def _send(self, peers: list[int], one: Asked) -> None:
+        for peer in peers:
             try:
                 header, arrays = decode(AnswerHeader, self.buffers(peer, one))
-                answers[peer] = Answered(header, arrays, 0.1)
+                self._answers[peer] = Answered(header, arrays, 0.1)
             except FrameError as error:
                 self.lose(peer, f"nonsense: {error}")
-        return answers
 
     def buffers(self, peer: int, one: Asked) -> list[Buffer]:
         values, arrays = self.processes[peer].answer(one)
-        lie = self.lie if peer == LIAR else None
-        if lie and one.operation == lie.operation and one.values.get("what", "") == lie.what:
+        lie = self.told if peer == LIAR else None
+        what = getattr(one.values, "what", "")
+        if lie and (one.operation, what) == (lie.operation, lie.what):
             changed = lie.change(values, arrays)
             if isinstance(changed, list):
                 return changed
@@ -106,21 +110,16 @@ class Told:
         (text, *frames) = encode(header, arrays)
         return [text.replace(b'{"later":0}', json.dumps(values).encode()), *frames]
 
-    def lost(self) -> dict[int, str]:
-        gone, self.gone = self.gone, {}
-        return gone
-
-    def lose(self, peer: int, why: str) -> None:
-        self.gone[peer] = why
+    def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
+        return peers
 
     def arrived(self) -> frozenset[int]:
         return frozenset()
 
-    def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
-        return peers
+    def nothing(self, *_: object) -> None:
+        pass
 
-    def leaving(self) -> frozenset[int]:
-        return frozenset()
+    _listen = _forget = dismiss = close = nothing
 
 
 def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
@@ -145,7 +144,7 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
         again = peers.recompute(cases, step)
         assert all(type(state) is str and len(state) == 64 for _, state in again)
         messages = {peer: done[peer].message for peer in sorted(done)}
-        peers.receive(messages, dict.fromkeys(messages, 1), MESSAGE, step)
+        peers.receive(messages, dict.fromkeys(messages, 1), step)
         state = peers.state()
         assert [tree_hash(state.own[p]) for p in done if p in peers.here] == [
             done[p].state for p in done if p in peers.here
@@ -257,6 +256,27 @@ def test_an_honest_round_loses_nobody_and_gives_what_peers_have(caplog):
     np.testing.assert_array_equal(state.params["w"], PARAMS["w"] + 2 * PEERS)
 
 
+def test_the_arrays_that_travel_are_those_of_the_tables_in_their_order(monkeypatch):
+    """Each tree has one leaf here."""
+    ask, seen = Asking.ask, set()
+
+    def spied(self: Asking, asked: Mapping[int, Asked], like: Mapping = {}, *rest: float) -> dict:
+        for one in asked.values():
+            seen.add((one.operation, len(one.arrays), tuple(like)))
+        return ask(self, asked, like, *rest)
+
+    monkeypatch.setattr(Asking, "ask", spied)
+    a_round(None)
+    seen = {one for one in seen if one[0] not in ("optimize", "restore", "extract")}
+    assert {name for name, *_ in seen} == {
+        "create", "hyperparameters", "train", "recompute", "forward"
+    }  # fmt: skip
+    for name, arrays, like in seen:
+        assert arrays == len(OPERATIONS[name].arrays)
+        told = OPERATIONS[name].answered[: len(like)]
+        assert [text.split()[0] for text in told] == [*like], name
+
+
 def test_held_out_losses_that_only_one_peer_finds_not_finite_do_not_count(caplog):
     with caplog.at_level(logging.INFO, "pipeline.carrier"):
         peers, _, measured = a_round(Lie("forward", nan, ""))
@@ -267,23 +287,15 @@ def test_held_out_losses_that_only_one_peer_finds_not_finite_do_not_count(caplog
 
 def test_a_loss_that_is_nan_travels_as_it_is():
     peers = a_round(None)[0]
-    peers.carrier.lie = Lie("train", lambda v, a: (v, [np.float32("nan"), *a[1:]]), "")
+    peers.carrier.told = Lie("train", lambda v, a: (v, [np.float32("nan"), *a[1:]]), "")
     peers.keeps = lambda _: False
     done = peers.step(RoundSteps({LIAR: Work(ROWS[None], 2), 1: Work(ROWS[None], 2)}, 3))
     assert np.isnan(done[LIAR].loss) and done[1].loss == 2.5 and not peers.absent
 
 
-def test_the_page_has_each_operation_with_the_values_that_it_gives():
-    text = (tiny.PROJECT / "docs/reference/sidecar.md").read_text()
-    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
-    for operation, kind in ANSWERS.items():
-        gives = rows[operation].split("|")[4]
-        assert all(f"`{name}`" in gives for name in kind.model_fields), operation
-
-
 def test_a_process_of_a_peer_that_the_run_does_not_have_never_asks_to_join(caplog):
     peers = a_round(None)[0]
-    peers.carrier.gone = {PEERS: "its process was started again"}
+    peers.carrier._lost = {PEERS: "its process was started again"}
     peers.carrier.arrived = lambda: frozenset({PEERS})
     with caplog.at_level(logging.INFO, "pipeline.carrier"):
         assert peers.returned() == ()

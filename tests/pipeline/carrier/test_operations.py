@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.carrier.frames import RequestHeader
-from pipeline.carrier.operations import Operations, Outcome, leaves
+from pipeline.carrier import operation_tables as tables
+from pipeline.carrier.operation_tables import Asked, Outcome
+from pipeline.carrier.operations import Operations, leaves
 from pipeline.swarm.round_settings import RoundSettings
 from tests.pipeline.swarm import simulated
 
@@ -37,21 +38,22 @@ def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bit
         """A process that has state: with programs of its own, which nobody has compiled."""
         process = Operations(run, simulated.MODEL, 0, lab.programs.task.columns)
         assert process.programs is not lab.programs
-        ask(process, "create", [*leaves(params), *leaves(shared)])
-        ask(process, "restore", leaves(own))
+        assert process.do.keys() == {one.takes for one in tables.OPERATIONS.values()} - {
+            tables.Exit
+        }
+        columns = lab.programs.task.columns
+        create = tables.Create(run={}, model=simulated.MODEL, first_step=0, columns=columns)
+        process.handle(Asked(create, [*leaves(params), *leaves(shared)]))
+        process.handle(Asked(tables.Restore(), leaves(own)))
         return process
-
-    def ask(process: Operations, operation: str, arrays: list, **values: object) -> Outcome:
-        header = RequestHeader(trainer="f" * 16, number=1, operation=operation, values=values)
-        return process.handle(header, arrays)
 
     def train(process: Operations) -> tuple[Outcome, int]:
         before = lowered["programs"]
-        values = {"step": 1, "count": 2, "imprecise": False, "keep": True, "hash": True}
-        return ask(process, "train", [rows], **values), lowered["programs"] - before
+        asked = tables.Train(step=1, count=2, imprecise=False, keep=True, hash=True)
+        return process.handle(Asked(asked, [rows])), lowered["programs"] - before
 
     ready, other = process(), process()
-    ask(ready, "compile", [rows], imprecise=False)
+    ready.handle(Asked(tables.Compile(imprecise=False), [rows]))
     (done, of_ready), (expected, of_other) = train(ready), train(other)
     assert (of_ready, of_other > 0) == (0, True)
     assert done.values == expected.values

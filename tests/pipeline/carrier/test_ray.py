@@ -14,9 +14,10 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 
 import ray
 from ray.cluster_utils import Cluster
 
+from pipeline.carrier import operation_tables as tables
 from pipeline.carrier import ray_actors
-from pipeline.carrier.carrier import Asked
 from pipeline.carrier.frames import AnswerHeader, RequestHeader, decode, encode
+from pipeline.carrier.operation_tables import Asked
 from pipeline.errors import LockstepError
 from pipeline.runfile.tables import RayCluster
 from pipeline.stage.artifacts import read_json
@@ -45,7 +46,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Scripted(ray_actors.PeerActor):
-    """An actor that answers as the operation's name says."""
+    """An actor that repeats what `recompute` has, and answers others as HOW says."""
 
     def node(self) -> str:
         return ray.get_runtime_context().get_node_id()
@@ -53,25 +54,33 @@ class Scripted(ray_actors.PeerActor):
     def answer(self, buffers: list[np.ndarray]) -> list[np.ndarray]:
         header, arrays = decode(RequestHeader, [memoryview(one) for one in buffers])
         done = AnswerHeader(number=header.number, process=self.process.name, values=header.values)
-        if header.operation == "nonsense":
+        how = HOW.get(header.operation, "")
+        if how == "nonsense":
             return [np.frombuffer(b"\x80\x04pickle", np.uint8)]
-        if header.operation == "silence":
+        if how == "silence":
             time.sleep(60)
-        if header.operation == "failure":
+        if how == "failure":
             done = done.model_copy(update={"error": "out of memory"})
-        if header.operation == "another":
+        if how == "another":
             done = done.model_copy(update={"process": "0" * 16})
-        if header.operation == "death":
+        if how == "death":
             os._exit(1)
         return ray_actors._arrays(encode(done, arrays))
 
 
+HOW = {
+    "restore": "silence",
+    "forward": "failure",
+    "exit": "nonsense",
+    "hyperparameters": "another",
+    "compile": "death",
+}
 LOST = {
-    "silence": "no answer to silence within 0.5 s",
-    "failure": "out of memory",
-    "nonsense": "FrameError: ",
-    "another": "its process was started again",
-    "death": "Actor",
+    tables.Restore(): "no answer to restore within 0.5 s",
+    tables.Forward(): "out of memory",
+    tables.Exit(): "FrameError: ",
+    tables.GetHyperparameters(): "its process was started again",
+    tables.Compile(imprecise=False): "Actor",
 }
 
 
@@ -85,20 +94,22 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
         assert carrier.wait(both, 60) == both
         nodes = {ray.get(actor.handle.node.remote()) for actor in carrier._of.values()}
         assert len(nodes) == 2  # each on a node of its own
-        one = Asked("echo", {"value": 7}, [big, np.array(1.5, "bfloat16")])
+        echo = tables.Recompute(step=1, count=7)
+        one = Asked(echo, [big, np.array(1.5, "bfloat16")])
         answers = carrier.ask({0: one, 1: one}, 60)
         assert answers.keys() == both and carrier.lost() == {}
         for answer in answers.values():
-            assert answer.header.values == {"value": 7}
+            assert answer.header.values == echo.model_dump()
             assert [a.tobytes() for a in answer.arrays] == [a.tobytes() for a in one.arrays]
-        for operation, why in LOST.items():
-            asked = {0: Asked(operation, {}), 1: one}
-            assert carrier.ask(asked, 0.5 if operation == "silence" else 60).keys() == {1}
+        for values, why in LOST.items():
+            silent = values == tables.Restore()
+            asked = {0: Asked(values), 1: one}
+            assert carrier.ask(asked, 0.5 if silent else 60).keys() == {1}
             (line,) = carrier.lost().values()
             assert line.startswith(why) and "\n" not in line
-            if operation == "silence":
+            if silent:
                 ray.kill(carrier._of[0].handle, no_restart=False)  # rather than wait a minute
-            assert carrier.wait(frozenset({0}), 60) == {0}, operation  # it is there again
+            assert carrier.wait(frozenset({0}), 60) == {0}, why  # it is there again
     finally:
         carrier.close()
 

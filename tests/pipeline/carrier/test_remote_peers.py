@@ -11,7 +11,8 @@ import pytest
 
 from pipeline import runfile
 from pipeline.carrier import operations
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.carrier import Answered
+from pipeline.carrier.operation_tables import Asked
 from pipeline.carrier.remote_peers import Patience, RemotePeers
 from pipeline.errors import LockstepError
 from pipeline.programs.train_step import Programs

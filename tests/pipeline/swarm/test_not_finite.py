@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.carrier.carrier import Answered, Asked
+from pipeline.carrier.carrier import Answered
+from pipeline.carrier.operation_tables import Asked
 from pipeline.swarm.peers import Done, RoundSteps, SimulatedPeers
 from pipeline.swarm.swarm import NotFiniteError
 from tests.pipeline.carrier import test_remote_peers
@@ -38,8 +39,8 @@ def spoil(monkeypatch, peers: set[int], step: int) -> None:
         answers = there(self, asked, seconds)
         for peer in peers & answers.keys():
             values = asked[peer].values
-            if asked[peer].operation == "train" and values["step"] == step:
-                assert not values["keep"]
+            if asked[peer].operation == "train" and values.step == step:
+                assert not values.keep
                 answers[peer] = answers[peer]._replace(arrays=nan(answers[peer].arrays))
         return answers
 

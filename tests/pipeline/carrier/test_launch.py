@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.carrier import gpus
+from pipeline.carrier.launch import gpus_of
 
 
 @pytest.mark.parametrize(
@@ -15,10 +15,9 @@ from pipeline.carrier import gpus
     ],
 )
 def test_peers_are_spread_over_the_gpus(peers, there, parts, seen):
-    made = [gpus.environment(peer, gpus.visible(there), parts) for peer in range(peers)]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in made] == seen
+    assert [gpus_of(peer, there, parts) for peer in range(peers)] == seen
 
 
 def test_gpus_that_the_user_named_are_the_ones(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert gpus.environment(1, gpus.visible(2), 1) == {"CUDA_VISIBLE_DEVICES": "7"}
+    assert gpus_of(1, 2, 1) == "7"

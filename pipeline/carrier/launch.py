@@ -1,4 +1,4 @@
-"""The peers of a run in processes of their own, as `[runtime] carrier` has it."""
+"""Launch the peers of a run in processes of their own, as `[runtime] carrier` says."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from pipeline import runfile
-from pipeline.carrier import gpus, processes
+from pipeline.carrier import processes
 from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.channel import Hub
 from pipeline.carrier.remote_peers import Patience, RemotePeers
@@ -19,7 +19,7 @@ from pipeline.optim.optimizer import Tree
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 
-SMALL_BYTES = 2**26  # what a message may have beside states: headers, losses of rows
+SMALL_BYTES = 2**26  # of a message beside states: headers, losses of rows
 
 
 def remote_peers(
@@ -32,10 +32,10 @@ def remote_peers(
     """Start the peers' processes, and give them the state to begin with.
 
     Args:
-      setup: What the run computes with.
+      setup: Programs and settings of the run.
       state: State to begin with.
       scratch: Folder of the training in progress, for the keys and the peers' logs.
-      keeps: Whether the whole state is asked for after a step.
+      keeps: Function from a round to whether the whole state is asked for after it.
       absent: Peers that were absent when `state` was saved.
     """
     run = setup.run
@@ -79,12 +79,26 @@ def _bytes(tree: Tree) -> int:
 
 
 def _devices_of(run: runfile.Run, count: int, backend: str, place: Place) -> dict[str, str]:
-    """What one of a peer's processes is told of the devices of this host."""
+    """Return the environment that gives one of a peer's processes its devices of this host."""
     peer, rank = place
     parts = run.peers.fsdp // run.peers.processes
     if backend == "cpu":
         return {"JAX_NUM_CPU_DEVICES": str(parts)}
-    return gpus.environment(peer * run.peers.processes + rank, gpus.visible(count), parts)
+    return {"CUDA_VISIBLE_DEVICES": gpus_of(peer * run.peers.processes + rank, count, parts)}
+
+
+def gpus_of(number: int, count: int, parts: int) -> str:
+    """Return the GPUs of a process, as CUDA names them; processes beyond their number share them.
+
+    Args:
+      number: Number of the process among those of all peers.
+      count: Number of the host's GPUs.
+      parts: GPUs of a process.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = named.split(",") if named else [str(gpu) for gpu in range(count)]
+    first = number % max(1, len(gpus) // parts) * parts
+    return ",".join(gpus[first : first + parts])
 
 
 def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier:
