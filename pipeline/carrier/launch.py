@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 
 from pipeline import runfile
-from pipeline.carrier import processes
 from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.channel import Hub
+from pipeline.carrier.processes import Processes
 from pipeline.carrier.remote_peers import Patience, RemotePeers
 from pipeline.carrier.secret import Place, Secrets
 from pipeline.errors import LockstepError
@@ -63,14 +63,14 @@ def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
         Secrets(scratch / "secrets", peers, ranks),
         SMALL_BYTES + 4 * _bytes((state.params, state.shared, setup.start.state.own[0])),
     )
-    return processes.start(
+    devices_of = partial(_devices_of, run, jax.local_device_count(), backend)
+    return Processes(
         hub,
         scratch,
         frozenset(range(peers)).difference(runtime.by_hand),
-        environment=environment,
-        environment_of=partial(_devices_of, run, jax.local_device_count(), backend),
-        backend=backend,
-        ranks=ranks,
+        lambda place: environment | devices_of(place),
+        backend,
+        ranks,
     )
 
 

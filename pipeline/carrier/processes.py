@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,19 +68,19 @@ class Processes(Carrier):
     Attributes:
       hub: The trainer's end of the channel.
       folder: Folder of the logs.
-      command: Command of a child, without its peer.
-      environment: Environment of every child.
-      environment_of: Function from (peer, rank) to what else that child's environment has.
-      spawned: Peers whose processes this carrier starts, and starts again when they end.
+      spawned: Peers whose processes this carrier starts, and starts again when they end; others
+        connect by hand.
+      environment_of: Function from (peer, rank) to what a child's environment has beside the
+        trainer's.
+      backend: "cpu" or "cuda".
       ranks: Number of processes of a peer.
     """
 
     hub: Hub
     folder: Path
-    command: list[str]
-    environment: dict[str, str]
-    environment_of: Callable[[Place], dict[str, str]]
     spawned: frozenset[int]
+    environment_of: Callable[[Place], dict[str, str]]
+    backend: str = "cpu"
     ranks: int = 1
     _of: dict[Place, _Process] = field(default_factory=dict)
     _open: dict[int, list[_Open]] = field(default_factory=dict, init=False)  # by rank
@@ -244,14 +244,18 @@ class Processes(Carrier):
         process = self._of.setdefault(place, _Process())
         process.starts += 1
         peer, rank = place
+        command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.sidecar"]
+        command += ["--parent-pid", str(os.getpid()), "--init-method", self.hub.address]
+        command += ["--backend", self.backend, "--world-size", str(self.ranks)]
+        command += ["--secret", os.fspath(self.hub.secrets.path(peer))]
+        command += ["--peer", str(peer), "--rank", str(rank)]
         with open(self._log(place), "ab") as file:
             process.child = subprocess.Popen(
-                [*self.command, "--secret", os.fspath(self.hub.secrets.path(peer))]
-                + ["--peer", str(peer), "--rank", str(rank)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=self.environment | self.environment_of(place),
+                env={**os.environ, **self.environment_of(place)},
                 start_new_session=True,  # Ctrl-C is the trainer's, which ends them in order
             )
 
@@ -259,34 +263,6 @@ class Processes(Carrier):
         peer, rank = place
         name = f"peer-{peer:03}.{rank}.log" if self.ranks > 1 else f"peer-{peer:03}.log"
         return self.folder / "logs" / name
-
-
-def start(
-    hub: Hub,
-    folder: Path,
-    peers: Iterable[int],
-    *,
-    environment: Mapping[str, str],
-    environment_of: Callable[[Place], dict[str, str]],
-    backend: str,
-    ranks: int = 1,
-) -> Processes:
-    """Return a carrier to processes, and start those of `peers`.
-
-    Args:
-      hub: The trainer's end of the channel.
-      folder: Folder of the logs.
-      peers: Peers whose processes are started here; others connect by hand.
-      environment: Additions to this process's environment, for every child.
-      environment_of: Function from (peer, rank) to what else that child's environment has.
-      backend: "cpu" or "cuda".
-      ranks: Number of processes of a peer.
-    """
-    command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.sidecar"]
-    command += ["--parent-pid", str(os.getpid()), "--init-method", hub.address]
-    command += ["--backend", backend, "--world-size", str(ranks)]
-    environment = {**os.environ, **environment}
-    return Processes(hub, folder, command, environment, environment_of, frozenset(peers), ranks)
 
 
 def _end(children: list[subprocess.Popen], seconds: float = 3.0) -> None:

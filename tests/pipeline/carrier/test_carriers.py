@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from pipeline.carrier import channel, processes
+from pipeline.carrier import channel
 from pipeline.carrier.channel import Hub, Line
 from pipeline.carrier.frames import AnswerHeader, RequestHeader, decode, encode
 from pipeline.carrier.operation_tables import Asked, Recompute
+from pipeline.carrier.processes import Processes
 from pipeline.carrier.secret import PeerSecret, Secrets
 from pipeline.errors import LockstepError
 from tests.pipeline.carrier.tap import COMMAND, GREETING, HARMS, Tap, stranger
@@ -72,14 +73,8 @@ def carrying(
 ) -> Iterator[tuple]:
     """A carrier, and the scripts of its peers, or the tap through which they connect."""
     secrets = Secrets(folder / "secrets", len(replies))
-    carrier = processes.start(
-        Hub("tcp://127.0.0.1:0", secrets, message_bytes),
-        folder,
-        (),
-        environment={},
-        environment_of=lambda peer: {},
-        backend="cpu",
-    )
+    hub = Hub("tcp://127.0.0.1:0", secrets, message_bytes)
+    carrier = Processes(hub, folder, frozenset(), lambda place: {})
     tap = Tap(port_of(carrier)) if tapped else None
     address = f"tcp://{tap.address}" if tap else carrier.hub.address
     scripts = [Script(carrier, p, reply, address=address) for p, reply in enumerate(replies)]
@@ -337,6 +332,6 @@ class Talk:
 
 
 def test_a_peer_that_never_stops_talking_does_not_hold_the_trainer(tmp_path):
-    carrier = processes.Processes(Talk(), tmp_path, [], {}, lambda peer: {}, frozenset())
+    carrier = Processes(Talk(), tmp_path, frozenset(), lambda place: {})
     assert carrier.arrived() == {0} and carrier.leaving() == frozenset()
     assert carrier.lost() == {0: "its process was started again"}
