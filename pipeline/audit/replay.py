@@ -114,12 +114,8 @@ class _WindowReplay:
             applied = self._applied(entry, replayed)
             if applied is None:  # what was applied in place of the replayed message is not kept
                 return self.found
-            self.replica = self.replica.receive(
-                applied,
-                entry.round.sequences,
-                self.setup.run.peers.count,
-                entry.round.step,
-            )
+            sequences, count = entry.round.sequences, self.setup.run.peers.count
+            self.replica = self.replica.receive(applied, sequences, count, entry.round.step)
             if entry.checkpointed is not None:
                 self._compare_params(entry.round.step, "ended the epoch", entry.checkpointed.params)
             if entry.round.step in self.transcript.snapshots:

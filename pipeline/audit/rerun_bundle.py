@@ -57,7 +57,7 @@ def show(folder: Path, max_gb: int) -> int:
 
     Args:
       folder: The bundle.
-      max_gb: As for `read`.
+      max_gb: The argument of `read`.
 
     Raises:
       LockstepError: It is not a bundle, or not as it was written.

@@ -94,8 +94,8 @@ def exported_loss(
     """Return the held-out loss of an exported model, nats per predicted token that counts.
 
     Args:
-      features: As `Exported.features`.
-      head: As `Exported.head`.
+      features: The model's, as in `Exported.features`.
+      head: The model's, as in `Exported.head`.
       params: Its params, in float32.
       data: Held-out rows; at least one.
       peers: `[peers]`: how many rows are measured at once, and on how many devices.

@@ -130,7 +130,7 @@ class LanguageModel:
         """Keep the optimizer from params whose gradient is the load of experts.
 
         Args:
-          optimizer: Of all other params.
+          optimizer: The optimizer of all other params.
           speed: `[peers] balance_speed`.
 
         Raises:

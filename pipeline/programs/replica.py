@@ -59,11 +59,7 @@ class Replica:
         return self.programs.compare(*self.arguments(own, work, step), message)
 
     def receive(
-        self,
-        messages: Mapping[int, Tree],
-        sequences: Mapping[int, int],
-        count: int,
-        step: int,
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], count: int, step: int
     ) -> "Replica":
         """Return the replica after the messages of some of the run's `count` peers.
 

@@ -45,7 +45,7 @@ class Task(Protocol):
         Args:
           rows_MB: Rows of the local step, which tell whose they are.
           step: The round, int32, from 1.
-          local_step: From 0 in each round.
+          local_step: Number of the local step, from 0 in each round.
         """
 
     def measure(self, params: Tree, rows_B: Tree) -> jax.Array:

@@ -227,16 +227,8 @@ class Programs:
         params = optax.apply_updates(params, updates)
         return self.keep_cut(params), self.keep_cut(shared)
 
-    def _compare(
-        self,
-        params: Tree,
-        own: Tree,
-        shared: Tree,
-        rows_MB: Tree,
-        count: jax.Array,
-        step: jax.Array,
-        message: Tree,
-    ) -> tuple[jax.Array, Tree]:
+    def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
+        params, own, shared, rows_MB, count, step, message = arguments
         own, _ = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
         return self.optimizer.compare(own, message, params, step)
 

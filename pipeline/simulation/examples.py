@@ -87,7 +87,7 @@ class PeerData:
     Args:
       examples: The examples.
       peer: The peer.
-      seed: Of the order.
+      seed: Seed of the order.
       shuffle: Whether there is a random order; without one, examples come as they are.
     """
 

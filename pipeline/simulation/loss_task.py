@@ -35,7 +35,7 @@ class LossTask:
       nesting: Names of the params' arrays.
       shapes: Shapes and dtypes of the params, in nested dicts.
       dtype: What params and floating-point examples are cast to before `loss_fn`.
-      seed: Of all randomness.
+      seed: Seed of all randomness.
     """
 
     def __init__(

@@ -67,9 +67,9 @@ class Result:
         """A number for each measurement of `eval_data`, by name.
 
         step: The round that it followed; 0 is before the first.
-        loss: Of the params that all agree on.
-        local_loss: Of the first peer's local params.
-        averaged_loss: Of the mean of all peers' local params.
+        loss: Loss of the params that all agree on.
+        local_loss: Loss of the first peer's local params.
+        averaged_loss: Loss of the mean of all peers' local params.
         """
         return _columns(self.curves.validation, VALIDATION)
 

@@ -164,7 +164,7 @@ class Asked(Table):
         """Return what a round reads, with the micro-batch that is asked for, or the largest.
 
         Args:
-          optimizer: As of `simulate`.
+          optimizer: The argument of `simulate`.
 
         Raises:
           LockstepError: A round would have too many examples.
@@ -242,8 +242,8 @@ def asked_of(optimizer: Any, learning_rate: Any, others: Mapping[str, Any]) -> A
     """Return the arguments of `simulate` that are data, checked by the tables of a run file.
 
     Args:
-      optimizer: As of `simulate`.
-      learning_rate: As of `simulate`.
+      optimizer: The argument of `simulate`.
+      learning_rate: The argument of `simulate`.
       others: The other fields of `Asked`.
 
     Raises:
@@ -270,8 +270,8 @@ def the_optimizer(
 
     Args:
       asked: The other arguments.
-      optimizer: As of `simulate`.
-      learning_rate: As of `simulate`.
+      optimizer: The argument of `simulate`.
+      learning_rate: The argument of `simulate`.
       groups: Top-level names of the params.
 
     Raises:

@@ -92,7 +92,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       verification_percent: Percentage of peers who recompute others' steps instead of training, and
         have liars ejected.
       max_round_train_time: Seconds on the links after which a round goes on without a message.
-      seed: Of all randomness.
+      seed: Seed of all randomness.
       shuffle: Whether examples come in random order, another in each pass over them.
       micro_batch: Examples per gradient computation; by default the largest that fits into memory,
         of batch_size, its half, and so on.
