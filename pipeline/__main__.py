@@ -19,11 +19,12 @@ import typer
 from typer.exceptions import TyperException
 
 from pipeline import __version__
+from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
 from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
 from pipeline.publication import commands
 from pipeline.stage import logs
-from pipeline.stage.keys import RUN_FILE, STAGES
+from pipeline.stage.keys import STAGES
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -35,10 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
-Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
-DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
 
 def _show_version(shown: bool) -> None:
@@ -223,7 +221,7 @@ app.command()(generate)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def try_(context: typer.Context) -> None:
-    """Train a model alone, with the flags of Psyche's train example; --help lists them."""
+    """Train a model alone, by Psyche's flags in place of a run file; --help lists them."""
     from pipeline.stage import allocator
 
     allocator.tune()
@@ -354,6 +352,9 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
         with lock.hold(left[folder], patience_seconds=0):
             print(f"clean: {folder}")
             shutil.rmtree(folder)
+
+
+group_by_panel(app)
 
 
 def _print_unraisable(found: "UnraisableHookArgs") -> None:

@@ -4,7 +4,7 @@ import logging
 
 from pipeline import runfile
 from pipeline.audit import verdict_text
-from pipeline.pages import card
+from pipeline.pages import card, summary
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import Progress
@@ -43,4 +43,4 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 advance=bar.advance,
             )
         text = card.render(card.read(paths, transcript, verdict, folder))
-        artifacts.write_text(folder / card.NAME, text)
+        artifacts.write_text(folder / summary.CARD, text)

@@ -2,7 +2,7 @@
 
 from pipeline import runfile
 from pipeline.audit import verdict_text
-from pipeline.pages import report, results_card, summary
+from pipeline.pages import report_page, results_card, summary
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import needs
@@ -13,7 +13,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     for stage in needs("report"):
         paths.need(stage)
     results = summary.read(*(paths.out(stage) for stage in ("train", "witness", "evaluate")))
-    page, pictures = report.render(run, paths, results)
+    page, pictures = report_page.render(run, paths, results)
     with paths.building() as folder:
         for picture in pictures:
             artifacts.write_bytes(folder / f"{picture.name}.png", picture.light)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.monitor import pause
-from pipeline.monitor.status import FILE, Status
+from pipeline.monitor.status import STATUS_FILE, Status
 from pipeline.runfile.explain import validate_json
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths, writes
@@ -99,7 +99,7 @@ def read(folder: Path) -> Training:
     Raises:
       LockstepError: Its status.json is missing or damaged.
     """
-    path = folder / FILE
+    path = folder / STATUS_FILE
     try:
         status = validate_json(Status, path.read_bytes(), str(path))
     except OSError as error:
@@ -114,7 +114,7 @@ def newest(root: Path) -> Training:
       LockstepError: There is none.
     """
     runs = Paths("train", Path(RUN_FILE), root).runs
-    trainings = [read(path.parent) for path in runs.glob(f"*/{FILE}")]
+    trainings = [read(path.parent) for path in runs.glob(f"*/{STATUS_FILE}")]
     if not trainings:
         raise LockstepError(
             f"{runs}: no training in progress, expected one that runs or was killed; "

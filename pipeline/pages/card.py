@@ -25,7 +25,6 @@ from pipeline.stage.progress import size
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf
 
-NAME = summary.CARD
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 SHAPE = (  # keys of config.json that most models have; absent ones are left out
     "num_hidden_layers",

@@ -8,7 +8,7 @@ from pipeline.audit import verdict_text
 from pipeline.monitor.profile import RoundTimes
 from pipeline.pages import plots
 from pipeline.pages.known_settings import UNKNOWN, KnownSettings, differences
-from pipeline.pages.report import fill, read_tsv
+from pipeline.pages.report_page import fill, read_tsv
 from pipeline.pages.task_scores import main_scores
 from pipeline.stage.artifacts import METRICS, Paths, read_json
 from pipeline.stage.progress import size

@@ -11,7 +11,7 @@ from pipeline.monitor import show, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.training import Training
 from pipeline.pages import plots
-from pipeline.pages.report import fill, read_text_tsv
+from pipeline.pages.report_page import fill, read_text_tsv
 from pipeline.runfile.explain import validate_json
 from pipeline.stage import signals
 from pipeline.stage.artifacts import METRICS, read_json, write_text

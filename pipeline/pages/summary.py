@@ -11,7 +11,13 @@ from pipeline.stage.artifacts import METRICS, Paths, read_json, verify
 from pipeline.stage.progress import size
 
 PAGE, CARD = "report.html", "README.md"
-READ = ("train", "witness", "export", "evaluate", "report")  # stages whose results are shown
+SHOWN_STAGES = (
+    "train",
+    "witness",
+    "export",
+    "evaluate",
+    "report",
+)  # stages whose results are shown
 LINES_OF_TEXT = 6
 
 
@@ -63,7 +69,7 @@ def show(paths: Paths) -> int:
     Raises:
       LockstepError: A stage has no result of the current run file, or a damaged one.
     """
-    for stage in READ:
+    for stage in SHOWN_STAGES:
         verify(paths.made(stage))
     results = read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
     accepted = results.verdict["accepted"]

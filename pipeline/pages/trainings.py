@@ -8,7 +8,7 @@ from pipeline.monitor.profile import times_of
 from pipeline.pages import around, comparison
 from pipeline.pages.comparison import ComparedRun
 from pipeline.pages.known_settings import KnownSettings
-from pipeline.pages.report import read_tsv
+from pipeline.pages.report_page import read_tsv
 from pipeline.stage import dvc_cache
 from pipeline.stage.artifacts import METRICS, Paths, read_json, write_text
 from pipeline.stage.keys import OUT, RUN_FILE

@@ -39,8 +39,8 @@ MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known o
 # What a publication may hold: no code, no pickle, and nothing that is never looked at.
 COMPANIONS = (generation_config.NAME, *TOKENIZER_FILES)  # of the weights; nothing proves them
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-STATES = r"state\.json|(params|shared|own-\d{3,})\.safetensors"
-PARTS = rf"header\.json|rounds\.jsonl|payloads/\d+\.bin|snapshots/\d+/({STATES})"
+STATE_FILES = r"state\.json|(params|shared|own-\d{3,})\.safetensors"
+PARTS = rf"header\.json|rounds\.jsonl|payloads/\d+\.bin|snapshots/\d+/({STATE_FILES})"
 
 
 class PublishedFile(Table):

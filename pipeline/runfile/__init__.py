@@ -36,8 +36,8 @@ from pipeline.runfile.data import (
     LocationSingleUrl,
     ShuffleDontShuffle,
 )
-from pipeline.runfile.evaluate import Evaluate
-from pipeline.runfile.optimizer import (
+from pipeline.runfile.evaluate_table import Evaluate
+from pipeline.runfile.optimizer_table import (
     OptimizerAdaDistro,
     OptimizerAdamW,
     OptimizerDiLoCo,

@@ -13,6 +13,7 @@ U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
 U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 def wrong(key: str | tuple[str | int, ...], expected: str) -> PydanticCustomError:

@@ -7,10 +7,9 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.table import U16, U32, AsTuple, Table, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, NotNegative, Table, wrong
 
 Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 MAX_THREADS = 1024  # more than any machine has cores for, and few enough to start them all
@@ -19,7 +18,7 @@ Speed = Annotated[float, Field(ge=0.001)]
 Latency = Annotated[float, Field(ge=0, le=1e6)]
 Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
-FaultKind = Literal[tuple(KINDS)]
+FaultName = Literal[tuple(KINDS)]
 PeerNumber = Annotated[int, Field(ge=0)]
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -133,7 +132,7 @@ class Fault(Table):
     """One kind of fault, committed by one or several peers for some rounds."""
 
     kind: Annotated[
-        FaultKind,
+        FaultName,
         Field(
             description="Kind of the fault, by what the peer does. "
             + ". ".join(f"{name}: it {kind.does}" for name, kind in KINDS.items())

@@ -11,7 +11,7 @@ from pipeline.optim.optimizer import Optimizer
 from pipeline.programs.optimizers import Setting, build, learning_rate_of, optimizer_of
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
-from pipeline.runfile.optimizer import Compressing, OptimizerVariant
+from pipeline.runfile.optimizer_table import Compressing, OptimizerVariant
 from pipeline.runfile.psyche import LLM, OlderConfig
 from pipeline.runfile.table import U32
 from pipeline.wire import message as wire

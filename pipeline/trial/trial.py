@@ -19,10 +19,10 @@ from pipeline.runfile.importer import run_file
 from pipeline.stage.artifacts import Paths, write_text
 from pipeline.stage.progress import size
 from pipeline.trial import flags
-from pipeline.trial.run import run_of
+from pipeline.trial.run_of_flags import run_of
 from pipeline.weights import hf
 
-PAGE, RUN_FILE = "try.html", "run.toml"
+PAGE, TRIAL_FILE = "try.html", "run.toml"
 NAMES = {"adamw": "AdamW", "distro": "DisTrO"}
 TRAINED = ("download", "convert", "train")
 SAVED = ("witness", "export")
@@ -45,7 +45,7 @@ def take(arguments: Sequence[str], stage: Callable[[str, Path, Path], None]) -> 
         raise LockstepError(f"--save-path {given.save_path}: exists, expected a new folder")
     out = Path(given.out)
     root = out / ("distro" if given.distro else "adamw")
-    file = root / RUN_FILE
+    file = root / TRIAL_FILE
     write_text(file, run_file(run_of(given), f"Made by `lockstep try` for {root.name}."))
     _share_downloads(out, root)
     for name in TRAINED if given.save_path is None else (*TRAINED, *SAVED):
@@ -73,7 +73,7 @@ def _share_downloads(out: Path, root: Path) -> None:
 
 def _trained(out: Path) -> dict[str, Paths]:
     """The trainings in the folder that are finished, by the names of their optimizers."""
-    files = {NAMES[name]: out / name / RUN_FILE for name in NAMES}
+    files = {NAMES[name]: out / name / TRIAL_FILE for name in NAMES}
     found = {
         name: Paths("train", file, file.parent) for name, file in files.items() if file.is_file()
     }

@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of, variant_name
-from pipeline.runfile.table import U16, U32, AsTuple, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, NotNegative, wrong
 
-Rate = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -49,11 +48,11 @@ class Moments(Dense):
 
     betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
     """Decay rates of the first and second moment, [b1, b2]."""
-    weight_decay: Rate
+    weight_decay: NotNegative
     """Weight decay: its product with the learning rate is removed from each weight per step."""
-    eps: Rate
+    eps: NotNegative
     """Term added to the root of the second moment, for stability."""
-    clip_grad_norm: Rate | None = None
+    clip_grad_norm: NotNegative | None = None
     """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
 
 
@@ -68,7 +67,7 @@ class OptimizerMuon(Moments):
 
     momentum: Decay
     """Decay of the Nesterov momentum of the matrices in layers."""
-    step_scale: dict[str, Rate] = {}
+    step_scale: dict[str, NotNegative] = {}
     """Step-size factor by group; 1 for groups that are not named. A group is a top-level name of
     the params: embed, layers, norm or lm_head."""
 
@@ -80,9 +79,9 @@ class OptimizerSGD(Dense):
     """Decay of the momentum; 0 keeps none."""
     nesterov: bool
     """Whether the momentum is Nesterov's."""
-    weight_decay: Rate
+    weight_decay: NotNegative
     """Weight decay: its product with the learning rate is removed from each weight per step."""
-    clip_grad_norm: Rate | None = None
+    clip_grad_norm: NotNegative | None = None
     """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
 
     @model_validator(mode="after")
@@ -254,9 +253,9 @@ class Compressing(OptimizerVariant):
 
     overlaps = True
 
-    clip_grad_norm: Rate | None = None
+    clip_grad_norm: NotNegative | None = None
     """Maximum global L2 norm of a peer's gradient; 0 or absent is no clipping."""
-    weight_decay: Rate | None = None
+    weight_decay: NotNegative | None = None
     """Weight decay: its product with the learning rate is removed from each weight per step; by
     default 0."""
     compression_decay: Fraction
@@ -291,7 +290,7 @@ class OptimizerAdaDistro(Compressing):
     update: Literal["sign", "rms", "orthogonal"] = "sign"
     """Update made of the decoded mean. sign: its sign. rms: the mean divided by its root mean
     square. orthogonal: for the matrices in layers, the nearest orthogonal matrix."""
-    step_scale: dict[str, Rate] = {}
+    step_scale: dict[str, NotNegative] = {}
     """Step-size factor by group; 1 for groups that are not named."""
     topk_of: dict[str, Annotated[U16, Field(ge=1)]] = {}
     """compression_topk by group, in place of the common one."""
