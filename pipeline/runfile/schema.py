@@ -1,7 +1,9 @@
 """The run file's JSON Schema and its reference page, both generated from the models.
 
-lockstep schema > params/run.schema.json          editors complete and check by it
-lockstep reference > docs/reference/run-file.md   people read it
+    lockstep schema       params/run.schema.json, by which editors complete and check
+    lockstep reference    docs/reference/run-file.md, which people read
+
+`make generated` writes both.
 """
 
 import json
