@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.monitor import pause
+from pipeline.monitor.find import in_progress
 from pipeline.monitor.status import STATUS_FILE, Status
 from pipeline.runfile.explain import validate_json
 from pipeline.stage import lock
-from pipeline.stage.artifacts import Paths, writes
-from pipeline.stage.keys import RUN_FILE
+from pipeline.stage.artifacts import writes
 
 STATES = ("starting", "training", "pausing", "paused", "stopped")
 """Before the first round; taking rounds; ending the epoch for a pause; waiting to be resumed; and
@@ -113,7 +113,7 @@ def newest(root: Path) -> Training:
     Raises:
       LockstepError: There is none.
     """
-    runs = Paths("train", Path(RUN_FILE), root).runs
+    runs = in_progress(root)
     trainings = [read(path.parent) for path in runs.glob(f"*/{STATUS_FILE}")]
     if not trainings:
         raise LockstepError(
