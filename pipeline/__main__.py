@@ -159,7 +159,7 @@ def status(
     root: Root = DEFAULT_ROOT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say where a training is that runs, or that was killed."""
+    """Say how far a training is, whether it runs or was killed."""
     import json
 
     from pipeline.monitor import show, training
@@ -304,7 +304,7 @@ def sidecar(
         float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
     ] = 3600.0,
 ) -> None:
-    """Be the process of one peer of a run that trains on another host, until it ends."""
+    """Run the process of one peer of a run that trains on another host, until it ends."""
     from pipeline import sidecar as process
     from pipeline.stage import allocator
 

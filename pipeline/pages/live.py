@@ -135,7 +135,7 @@ def render(seen: Training, recorded: Recorded, every: float | None) -> str:
 
 
 def _final(root: Path, key: str) -> Recorded | None:
-    """What a training that has ended left, if it did."""
+    """What a training left, if it has ended."""
     with suppress(LockstepError, OSError):
         ended = find.finished(root)
         if ended and ended.key == key:

@@ -109,7 +109,7 @@ def replay(
 
 
 def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Proven":
-    """Return what is proven of a publication; what is said meanwhile goes to standard error."""
+    """Return what is proven of a publication; all that is printed meanwhile goes to stderr."""
     from pipeline.audit import bundle_files
     from pipeline.net import retry
     from pipeline.publication import aside, fetch

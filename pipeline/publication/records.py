@@ -73,7 +73,7 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
 def check_transcript(
     publication: Publication, transcript: Transcript, drawn: Drawn, run: runfile.Run
 ) -> None:
-    """Check that a published transcript is what the drawn windows take, and nothing else.
+    """Check that a published transcript holds what the drawn windows need, and nothing else.
 
     Raises:
       LockstepError: A file is missing or of no use, or holds something else than messages.

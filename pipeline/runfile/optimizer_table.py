@@ -76,7 +76,7 @@ class OptimizerSGD(Dense):
     """SGD on the mean of all peers' gradients."""
 
     momentum: Decay
-    """Decay of the momentum; 0 keeps none."""
+    """Decay of the momentum; 0 is no momentum."""
     nesterov: bool
     """Whether the momentum is Nesterov's."""
     weight_decay: NotNegative
@@ -120,7 +120,7 @@ class OuterSteps(LocalSteps):
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 0.7 in DiLoCo."""
     outer_momentum: Decay
-    """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 keeps none."""
+    """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 is none."""
     nesterov: bool
     """Whether the outer momentum is Nesterov's, as in DiLoCo."""
 
@@ -138,11 +138,11 @@ class Quantized(OuterSteps):
     """The same, where what peers send can be rounded."""
 
     quantize: Quantize | None = None
-    """Number format of the pseudogradients that peers send; float32 by default. Scales and
-    magnitudes are of a block. bfloat16: 16 bits, 8 of them for the exponent. float16: 16 bits, 5 of
-    them for the exponent. int8: integers times a scale. int4: the same in 4 bits. qsgd8: integers
-    rounded at random, right on average. qsgd4: the same in 4 bits. two_bit: signs, times one of two
-    magnitudes. sign: signs, times one magnitude."""
+    """Number format of the pseudogradients that peers send; float32 by default. Each block has a
+    scale or magnitudes of its own. bfloat16: 16 bits, 8 of them for the exponent. float16: 16 bits,
+    5 of them for the exponent. int8: integers times a scale. int4: the same in 4 bits. qsgd8:
+    integers rounded at random, right on average. qsgd4: the same in 4 bits. two_bit: signs, times
+    one of two magnitudes. sign: signs, times one magnitude."""
     quantize_block: Annotated[int, Field(ge=1)] | None = None
     """Elements of a block, whose scales take 4 bytes, with two_bit 8. 256 is usual."""
     error_feedback: Fraction | None = None
@@ -174,15 +174,15 @@ class OptimizerDiLoCo(Quantized):
 
 
 class OptimizerStreamingDiLoCo(Quantized):
-    """Streaming DiLoCo: DiLoCo of a fragment of the params in each round, taken up later."""
+    """Streaming DiLoCo: in each round DiLoCo of one fragment of the params, adopted later."""
 
     inner_steps: Annotated[int, Field(ge=1)]
     """Local steps of a peer between two exchanges of a fragment, a multiple of `fragments`; a round
     has inner_steps / fragments of them, and peers times that must divide the sequences of every
     round. The learning rate follows its schedule within a round."""
     fragments: Annotated[int, Field(ge=1)]
-    """In how many fragments the params are exchanged, one in each round; bytes of a round are
-    proportional to 1 / fragments."""
+    """Number of fragments of the params, one of which is exchanged in each round; bytes of a round
+    are proportional to 1 / fragments."""
     delay: Annotated[int, Field(ge=0)]
     """Local steps into the next round after which a peer adopts the exchanged fragment; fewer than
     a round has."""
@@ -223,29 +223,29 @@ class OptimizerFedAvg(LocalSteps):
 
 
 class Places(LocalSteps):
-    """All peers take the mean of their params in a few random places."""
+    """All peers take the mean of a few elements of their params, chosen at random."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     """Share of the params that are exchanged in a round; bytes are proportional. The params that
     are measured and exported are those of the last exchange, on average 1 / share rounds ago."""
     seed: U32
-    """Seed of the places."""
+    """Seed of the choice of elements."""
     selector: Literal["random", "shuffled", "partitioned"] = "random"
-    """How places are chosen. random: anew in each round. shuffled: each has its turn once in about
-    1 / share rounds, in an order that is drawn once. partitioned: in an order that is drawn again
-    whenever all have had their turn."""
+    """How elements are chosen. random: anew in each round. shuffled: each has its turn once in
+    about 1 / share rounds, in an order that is drawn once. partitioned: in an order that is drawn
+    again whenever all have had their turn."""
 
 
 class OptimizerSPARTA(Places):
-    """SPARTA: local steps, and then the mean of all peers' params in a few random places."""
+    """SPARTA: local steps, and then the mean of a few elements of all peers' params."""
 
 
 class OptimizerSPARTADiLoCo(OuterSteps, Places):
-    """SPARTA, and an outer step of DiLoCo of a fragment of the params in each round."""
+    """SPARTA and, in each round, an outer step of DiLoCo of one fragment of the params."""
 
     outer_every: Annotated[int, Field(ge=1)]
-    """Rounds from one outer step of a param to its next: how many fragments there are. Bytes are
-    proportional to share + 1 / outer_every."""
+    """Rounds from one outer step of a param to its next, which is the number of fragments. Bytes
+    are proportional to share + 1 / outer_every."""
 
 
 class Compressing(OptimizerVariant):
@@ -268,7 +268,7 @@ class Compressing(OptimizerVariant):
     """Whether only the signs of the coefficients are sent."""
     skip_zero_blocks: bool | None = None
     """Whether a block that is all zero counts as not sent, so that a param without any gradient, as
-    of an expert or a token that never occurs, stays as it is. By default not: as in Psyche,
+    of an expert or a token that never occurs, stays as it is. By default it is sent: as in Psyche,
     with quantize_1bit zeros have the sign +, and such a block steps in every round."""
 
 

@@ -151,7 +151,8 @@ class _Reference:
             return "; or ".join(self._type(form) for form in forms)
         if node["type"] == "array":
             kind, comma, bounds = self._type(node["items"]).partition(",")
-            return f"list of {kind}s{comma}{bounds}"
+            plural = "" if kind.endswith("`") else "s"  # a list of quoted values
+            return f"list of {kind}{plural}{comma}{bounds}"
         names = {"boolean": "true or false", "object": "table"}
         return names.get(node["type"], node["type"]) + _range(node)
 

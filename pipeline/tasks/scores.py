@@ -1,11 +1,11 @@
 """What a task found: its numbers, with the interval that each is known to, and beside chance.
 
-95 % of such intervals contain the true value. Of a share p of n documents it is Wilson's score
+95 % of such intervals contain the true value. For a share p of n documents it is Wilson's score
 interval, which stays within 0 and 1 and holds for small n:
 
   (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n),  z = 1.96
 
-Of any other number with a standard error s it is the number ± z s.
+For any other number with a standard error s it is the number ± z s.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Metric(NamedTuple):
 
     Attributes:
       value: The number.
-      stderr: Its standard error over documents, or None where there is none.
+      stderr: Its standard error over documents, or None if it is unknown.
     """
 
     value: float
