@@ -7,21 +7,20 @@ without anything that may be a credential.
 
 import json
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomlkit
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
 from pipeline import __version__
 from pipeline.audit import verdict_text
 from pipeline.pages.public import without_folders, without_secrets
-from pipeline.pages.stage_results import Results, times
-from pipeline.stage.progress import size
+from pipeline.pages.stage_results import Results
+from pipeline.pages.templates import environment
 from pipeline.weights import hf
 
-TEMPLATE = Path(__file__).with_name("card.md.jinja")
+TEMPLATE = "card.md.jinja"
 SHAPE = (  # keys of config.json that most models have; absent ones are left out
     "num_hidden_layers",
     "hidden_size",
@@ -76,7 +75,7 @@ def render(facts: Facts) -> str:
     files = facts.shards["files"]
     return (
         _environment()
-        .get_template(TEMPLATE.name)
+        .get_template(TEMPLATE)
         .render(
             facts._asdict(),
             release=__version__,
@@ -121,29 +120,17 @@ def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATE.parent),
-        autoescape=False,  # Markdown: `code` is what keeps text from being markup
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
+    found = environment(escape=False)  # Markdown: `code` is what keeps text from being markup
+    found.filters |= {
         "code": _code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "number": "{:,}".format,
-        "peers": verdict_text.peers,
         "public": without_secrets,
-        "size": size,
-        "times": times,
         "verdict": verdict_text.summarize,
-        "who": verdict_text.who,
-        "seed_origin": verdict_text.seed_origin,
         "reason": verdict_text.reason,
         "without_folders": without_folders,
     }
-    return environment
+    return found
 
 
 def _code(text: object) -> str:

@@ -7,7 +7,7 @@ from pipeline.audit import verdict_text
 from pipeline.monitor.profile import RoundTimes
 from pipeline.pages import plots
 from pipeline.pages.known_settings import UNKNOWN, KnownSettings, differences
-from pipeline.pages.report_page import fill
+from pipeline.pages.templates import fill
 from pipeline.stage.progress import size
 from pipeline.tasks.scores import main_scores
 

@@ -11,8 +11,8 @@ from pipeline.monitor import find, show, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.training import Training
 from pipeline.pages import plots
-from pipeline.pages.report_page import fill
 from pipeline.pages.stage_results import read_text_tsv
+from pipeline.pages.templates import fill
 from pipeline.runfile.explain import validate_json
 from pipeline.stage import signals
 from pipeline.stage.artifacts import write_text

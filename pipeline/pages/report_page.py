@@ -2,10 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline import runfile
 from pipeline.audit import verdict_text
@@ -13,10 +10,11 @@ from pipeline.pages import plots
 from pipeline.pages.known_settings import flat
 from pipeline.pages.public import without_secrets
 from pipeline.pages.stage_results import Results, times
+from pipeline.pages.templates import fill
 from pipeline.stage.progress import size
 from pipeline.tasks.scores import scores
 
-TEMPLATES, TEMPLATE = Path(__file__).parent, "report.html.jinja"
+TEMPLATE = "report.html.jinja"
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 
@@ -94,27 +92,6 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         keys=facts.keys,
     )
     return page, drawn
-
-
-def fill(template: str, **values: object) -> str:
-    """Return a page; every value is escaped, and a missing one is an error."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "caught": verdict_text.caught,
-        "peers": verdict_text.peers,
-        "rounded": lambda number: f"{float(number):.3f}",
-        "seed_origin": verdict_text.seed_origin,
-        "size": size,
-        "times": times,
-        "who": verdict_text.who,
-    }
-    return environment.get_template(template).render(values) + "\n"
 
 
 # ---- Numbers at the top ----
