@@ -21,7 +21,7 @@ from pydantic import Field
 
 from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
-from pipeline.runfile.table import Table
+from pipeline.runfile.table import Count, Table
 from pipeline.stage.given_files import check_name
 from pipeline.tokens.shards import Column
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
@@ -59,7 +59,7 @@ class Publication(Table):
     """Version of the format."""
     release: str
     """Release of Lockstep that wrote it."""
-    windows: Annotated[int, Field(ge=1)]
+    windows: Count
     """How many windows were drawn: the last, and others."""
     seed: str | None
     """What a reader asked the windows to be drawn with, beside the transcript's hash."""

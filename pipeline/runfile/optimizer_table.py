@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of, variant_name
-from pipeline.runfile.table import U16, U32, AsTuple, NotNegative, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, Count, NotNegative, wrong
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -97,7 +97,7 @@ AnyDense = one_of(Dense)
 class LocalSteps(OptimizerVariant):
     """Each peer takes local steps, then sends its pseudogradient: params of all minus its own."""
 
-    inner_steps: Annotated[int, Field(ge=1)]
+    inner_steps: Count
     """Local steps of a peer in a round, each on as many of its sequences; peers x inner_steps must
     divide the sequences of every round. The learning rate follows its schedule within a round."""
     inner: AnyDense
@@ -143,7 +143,7 @@ class Quantized(OuterSteps):
     5 of them for the exponent. int8: integers times a scale. int4: the same in 4 bits. qsgd8:
     integers rounded at random, right on average. qsgd4: the same in 4 bits. two_bit: signs, times
     one of two magnitudes. sign: signs, times one magnitude."""
-    quantize_block: Annotated[int, Field(ge=1)] | None = None
+    quantize_block: Count | None = None
     """Elements of a block, whose scales take 4 bytes, with two_bit 8. 256 is usual."""
     error_feedback: Fraction | None = None
     """Share of what rounding left out that a peer adds to its next message, 0 to 1; by default 0.
@@ -176,11 +176,11 @@ class OptimizerDiLoCo(Quantized):
 class OptimizerStreamingDiLoCo(Quantized):
     """Streaming DiLoCo: in each round DiLoCo of one fragment of the params, adopted later."""
 
-    inner_steps: Annotated[int, Field(ge=1)]
+    inner_steps: Count
     """Local steps of a peer between two exchanges of a fragment, a multiple of `fragments`; a round
     has inner_steps / fragments of them, and peers times that must divide the sequences of every
     round. The learning rate follows its schedule within a round."""
-    fragments: Annotated[int, Field(ge=1)]
+    fragments: Count
     """Number of fragments of the params, one of which is exchanged in each round; bytes of a round
     are proportional to 1 / fragments."""
     delay: Annotated[int, Field(ge=0)]
@@ -243,7 +243,7 @@ class OptimizerSPARTA(Places):
 class OptimizerSPARTADiLoCo(OuterSteps, Places):
     """SPARTA and, in each round, an outer step of DiLoCo of one fragment of the params."""
 
-    outer_every: Annotated[int, Field(ge=1)]
+    outer_every: Count
     """Rounds from one outer step of a param to its next, which is the number of fragments. Bytes
     are proportional to share + 1 / outer_every."""
 

@@ -3,14 +3,13 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.table import U16, U32, AsTuple, NotNegative, Table, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, Count, Distinct, NotNegative, Table, wrong
 
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 MAX_THREADS = 1024  # more than any machine has cores for, and few enough to start them all
 # Bounds of a link. Within them, every time is a finite number, however large a message is.
@@ -23,15 +22,7 @@ PeerNumber = Annotated[int, Field(ge=0)]
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
-def _distinct(things: tuple) -> tuple:
-    if len(set(things)) < len(things):
-        raise wrong((), "each of them once")
-    return things
-
-
-SomePeers = Annotated[
-    tuple[PeerNumber, ...], Field(min_length=1), AfterValidator(_distinct), AsTuple
-]
+SomePeers = Annotated[tuple[PeerNumber, ...], Field(min_length=1), Distinct, AsTuple]
 
 
 def _either(number: Any, numbers: Any) -> Any:
@@ -320,7 +311,7 @@ class Runtime(Network):
     metrics_port: U16 = 0
     """Port on 127.0.0.1 at which a training serves its numbers to Prometheus, under /metrics; 0
     serves no metrics."""
-    sinks: Annotated[tuple[SinkName, ...], AfterValidator(_distinct), AsTuple] = ()
+    sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
     """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases, MLflow.
     They need the extra sinks."""
     sink_dir: str = ""
