@@ -156,15 +156,18 @@ class Quantized(OuterSteps):
         if in_blocks and block is None:
             raise wrong("quantize", "quantize_block beside it, the elements of a block")
         if block is not None and not in_blocks:
-            raise wrong("quantize_block", "none: only int, qsgd, two_bit and sign have blocks")
+            raise wrong(
+                "quantize_block", "no quantize_block: only int, qsgd, two_bit and sign have it"
+            )
         if kind in ("two_bit", "sign") and not feedback:
-            raise wrong("quantize", "error_feedback above 0 beside it: the rest would be lost")
+            raise wrong("quantize", "error_feedback above 0 beside it, or the rest is lost")
         if feedback and kind is None:
             text = "no error_feedback without quantize, since nothing is rounded"
             raise wrong("error_feedback", text)
         if feedback and kind in ("qsgd8", "qsgd4"):
             raise wrong(
-                "error_feedback", f"none with quantize = {kind}: its errors can grow when fed back"
+                "error_feedback",
+                f"none with quantize = {kind}, whose errors can grow when fed back",
             )
         return self
 
