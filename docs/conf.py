@@ -54,6 +54,26 @@ nitpick_ignore_regex = [
 ]
 
 
+def list_tables(app, what, name, obj, options, lines: list[str]) -> None:
+    """Turn an indented table of bars into a table; a row whose cells are indented continues."""
+    found: list[str] = []
+    for line in lines:
+        bars = line.strip()
+        if not bars.startswith("| ") or not bars.endswith("|"):
+            found += [] if bars.startswith("|---") else [line]
+            continue
+        cells = [cell[1:] for cell in bars[1:-1].split("|")]
+        if not found or not found[-1].startswith("     - "):
+            found += [".. list-table::", "   :header-rows: 1", ""]
+        elif all(not cell.strip() or cell.startswith("  ") for cell in cells):
+            for number, cell in enumerate(cells):
+                found[number - len(cells)] += f" {cell.strip()}"
+            continue
+        first, *others = (cell.strip() for cell in cells)
+        found += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
+    lines[:] = found
+
+
 def mark_code_blocks(app, what, name, obj, options, lines: list[str]) -> None:
     """Turn every indented block after a blank line, an equation or a table, into a code block."""
     marked = []
@@ -138,6 +158,7 @@ def setup(app) -> None:
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"  # as docstrings call them
+    app.connect("autodoc-process-docstring", list_tables, priority=300)
     app.connect("autodoc-process-docstring", mark_code_blocks, priority=400)
     app.connect("autodoc-process-docstring", list_references, priority=400)
     app.connect("autodoc-skip-member", skip_tuple_fields)
