@@ -10,7 +10,7 @@ VENV := .venv$(if $(GPU),-$(subst cuda13,gpu,$(CUDA)))
 COMMA := ,
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: repro test test-fast soak lint docs clean
+.PHONY: repro test test-fast soak lint docs generated clean
 
 repro: export RUN := $(RUN)
 repro: $(VENV)/installed
@@ -45,6 +45,11 @@ docs: $(VENV)/installed-docs
 	rm -rf docs/reference/api  # pages of modules that are gone
 	sphinx-build -q -W --keep-going docs docs/_build/html
 	@echo "The site is ready: docs/_build/html/index.html"
+
+# What is made from the tables of the run file, after a change of them.
+generated: $(VENV)/installed
+	python -m pipeline schema > params/run.schema.json
+	python -m pipeline reference > docs/reference/run-file.md
 
 clean:
 	rm -rf .venv .venv-gpu .venv-cuda12

@@ -52,7 +52,7 @@ def cost(run: Run, trained: Path, names: tuple[str, ...], aside: Path) -> dict:
 def main() -> None:
     trained = Path(sys.argv[1] if len(sys.argv) > 1 else "data/trained")
     run = runfile.load(PROJECT / RUN_FILE)
-    every = tuple(tracker.KINDS)
+    every = tuple(tracker.SINKS)
     for names in (*((name,) for name in every), every):
         with tempfile.TemporaryDirectory() as aside:
             print(json.dumps(cost(run, trained, names, Path(aside))), flush=True)

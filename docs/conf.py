@@ -2,8 +2,11 @@
 
 import builtins
 
+import jax
 import optax
-from sphinx.addnodes import pending_xref
+from docutils.nodes import Text
+from sphinx.addnodes import desc_annotation, pending_xref
+from sphinx.domains.python import PyObject
 from sphinx.util.typing import stringify_annotation
 
 import pipeline
@@ -23,6 +26,8 @@ exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"Lockstep {release}"
+html_static_path = ["_static"]
+html_css_files = ["code.css"]
 
 # Pages are Markdown, as GitHub shows them: a link to a heading is checked like any other.
 myst_heading_anchors = 4
@@ -32,13 +37,41 @@ default_role = "code"
 autosummary_generate = True
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # the signature has the types
 napoleon_custom_sections = [("References", "notes_style")]
+
+# Unions that signatures call by their names.
+UNIONS = {
+    "optax.ScalarOrSchedule": optax.ScalarOrSchedule,
+    "optax.OptState": optax.OptState,
+    "ArrayLike": jax.typing.ArrayLike,
+}
 
 # References inside the documented packages are checked, those to other libraries and rooms are not.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!(models|pipeline\.(optim|protocol|transcript|wire))\.).*"),
 ]
+
+
+def list_tables(app, what, name, obj, options, lines: list[str]) -> None:
+    """Turn an indented table of bars into a table; a row whose cells are indented continues."""
+    found: list[str] = []
+    for line in lines:
+        bars = line.strip()
+        if not bars.startswith("| ") or not bars.endswith("|"):
+            found += [] if bars.startswith("|---") else [line]
+            continue
+        cells = [cell[1:] for cell in bars[1:-1].split("|")]
+        if not found or not found[-1].startswith("     - "):
+            found += [".. list-table::", "   :header-rows: 1", ""]
+        elif all(not cell.strip() or cell.startswith("  ") for cell in cells):
+            for number, cell in enumerate(cells):
+                found[number - len(cells)] += f" {cell.strip()}"
+            continue
+        first, *others = (cell.strip() for cell in cells)
+        found += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
+    lines[:] = found
 
 
 def mark_code_blocks(app, what, name, obj, options, lines: list[str]) -> None:
@@ -79,10 +112,38 @@ def skip_tuple_fields(app, what, name, obj, skip, options) -> bool | None:
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
-def name_aliases(app, what, name, obj, options, signature, returns) -> tuple[str, str] | None:
-    """Name a union of many types in a signature as its source does."""
-    whole = stringify_annotation(optax.ScalarOrSchedule, "smart")
-    return signature and (signature.replace(whole, "optax.ScalarOrSchedule"), returns)
+def name_types(app, what, name, obj, options, signature, returns) -> tuple[str, str] | None:
+    """Write types in a signature as the source does."""
+    return signature and (_as_in_the_source(signature), returns and _as_in_the_source(returns))
+
+
+def name_types_of_fields(app, doctree) -> None:
+    """Write the types of fields as the source does."""
+    for annotation in list(doctree.findall(desc_annotation)):
+        if "Annotated[" in annotation.astext():
+            annotation.children = [Text(_as_in_the_source(annotation.astext()))]
+
+
+def _as_in_the_source(types: str) -> str:
+    """Return types with unions by their names, and without the rules of pydantic."""
+    for alias, type_ in UNIONS.items():
+        types = types.replace(stringify_annotation(type_, "smart"), alias)
+    return _without_rules(types)
+
+
+def _without_rules(types: str) -> str:
+    """Return types with `X` in place of each `Annotated[X, rules]`."""
+    before, annotated, rest = types.partition("Annotated[")
+    if not annotated:
+        return types
+    depth, end_of_type, end = 0, None, 0
+    for end, character in enumerate(rest):
+        depth += (character in "[(") - (character in "])")
+        if character == "," and not depth and end_of_type is None:
+            end_of_type = end
+        if depth < 0:
+            break
+    return before + _without_rules(rest[:end_of_type]) + _without_rules(rest[end + 1 :])
 
 
 def unlink_builtins(app, doctree) -> None:
@@ -94,8 +155,13 @@ def unlink_builtins(app, doctree) -> None:
 
 def setup(app) -> None:
     """Connect the functions above; those on docstrings run before napoleon reads the sections."""
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"  # as docstrings call them
+    app.connect("autodoc-process-docstring", list_tables, priority=300)
     app.connect("autodoc-process-docstring", mark_code_blocks, priority=400)
     app.connect("autodoc-process-docstring", list_references, priority=400)
     app.connect("autodoc-skip-member", skip_tuple_fields)
-    app.connect("autodoc-process-signature", name_aliases)
+    app.connect("autodoc-process-signature", name_types)
     app.connect("doctree-read", unlink_builtins)
+    app.connect("doctree-read", name_types_of_fields)

@@ -19,11 +19,12 @@ import typer
 from typer.exceptions import TyperException
 
 from pipeline import __version__
+from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
 from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
 from pipeline.publication import commands
 from pipeline.stage import logs
-from pipeline.stage.keys import RUN_FILE, STAGES
+from pipeline.stage.keys import STAGES
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -35,10 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
-Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
-DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 
 
 def _show_version(shown: bool) -> None:
@@ -161,7 +159,7 @@ def status(
     root: Root = DEFAULT_ROOT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say where a training is that runs, or that was killed."""
+    """Say how far a training is, whether it runs or was killed."""
     import json
 
     from pipeline.monitor import show, training
@@ -223,7 +221,7 @@ app.command()(generate)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def try_(context: typer.Context) -> None:
-    """Train a model alone, with the flags of Psyche's train example; --help lists them."""
+    """Train a model alone, by Psyche's flags in place of a run file; --help lists them."""
     from pipeline.stage import allocator
 
     allocator.tune()
@@ -306,7 +304,7 @@ def sidecar(
         float, typer.Option(min=0, help="Seconds after which it ends where no trainer is.")
     ] = 3600.0,
 ) -> None:
-    """Be the process of one peer of a run that trains on another host, until it ends."""
+    """Run the process of one peer of a run that trains on another host, until it ends."""
     from pipeline import sidecar as process
     from pipeline.stage import allocator
 
@@ -354,6 +352,9 @@ def clean(root: Root = DEFAULT_ROOT) -> None:
         with lock.hold(left[folder], patience_seconds=0):
             print(f"clean: {folder}")
             shutil.rmtree(folder)
+
+
+group_by_panel(app)
 
 
 def _print_unraisable(found: "UnraisableHookArgs") -> None:

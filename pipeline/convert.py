@@ -36,7 +36,7 @@ ARCHITECTURES = {
     "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
     "HfAuto": None,
 }
-READ = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"  # checkpoints that have a reader
+READABLE = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"  # checkpoints that have a reader
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -53,10 +53,10 @@ def run(run: runfile.Run, paths: Paths) -> None:
             f"model.LLM.architecture is {architecture}: this release cannot train it, "
             f"expected {', '.join(ARCHITECTURES)}"
         )
-    if checkpoint.tag() not in READ:
+    if checkpoint.tag() not in READABLE:
         raise LockstepError(
             f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
-            f"expected {' or '.join(READ)}"
+            f"expected {' or '.join(READABLE)}"
         )
     if checkpoint.tag().startswith("P2P"):
         log.info("convert: no peer trains before the first round, so none has params to give")

@@ -15,9 +15,9 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import held_out
 from pipeline.programs.draw import Sampling
-from pipeline.programs.generate import TextWriter
 from pipeline.programs.held_out import HeldOutRows
 from pipeline.programs.placement import device_groups
+from pipeline.programs.text_writer import TextWriter
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT

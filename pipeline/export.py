@@ -1,12 +1,17 @@
 """Stage export: the accepted params as a Hugging Face folder, or a refusal -> data/export."""
 
 import logging
+from pathlib import Path
+from typing import Any
 
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import card
+from pipeline.pages.card import Facts
+from pipeline.pages.stage_results import CARD, Results
 from pipeline.stage import artifacts
-from pipeline.stage.artifacts import Paths
+from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.keys import STAGES, Keys, needs, tracked
 from pipeline.stage.progress import Progress
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf, model_folder
@@ -42,5 +47,54 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 checkpoint=trained / "hf",
                 advance=bar.advance,
             )
-        text = card.render(card.read(paths, transcript, verdict, folder))
-        artifacts.write_text(folder / card.NAME, text)
+        text = card.render(_facts(paths, transcript, verdict, folder))
+        artifacts.write_text(folder / CARD, text)
+
+
+# ---- What the model card is made of ----
+
+
+def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: Path) -> Facts:
+    """Return the facts of an export in `folder`; its inputs were checked against their hashes."""
+    shards, trained = paths.out("download") / "shards.json", paths.out("train")
+    header = artifacts.read_json(transcript.folder / "header.json")
+    numbers = artifacts.read_json(trained / METRICS / "train.json")
+    made = artifacts.read_made(paths.made("train"))
+    files = [*sorted(folder.glob("*.safetensors")), shards]
+    upstream = _upstream("export")
+    return Facts(
+        keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream},
+        run_file=_run_file(paths.keys, upstream),
+        results=Results(header, numbers, verdict),
+        first_loss=transcript.rounds[0].loss,
+        shards=artifacts.read_json(shards),
+        start=artifacts.read_json(paths.out("convert") / "source.json"),
+        environment=made["environment"] | header["environment"],
+        rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
+        hf_config=artifacts.read_json(folder / "config.json"),
+        has_tokenizer=any(folder.glob("tokenizer*")),
+        sha256={file.name: artifacts.sha256_file(file) for file in files},
+    )
+
+
+def _run_file(keys: Keys, stages: set[str]) -> dict[str, Any]:
+    """The tables of the run file that the keys of some stages depend on, as they were written.
+
+    With defaults filled in they would mean the same but have another key. The tasks of later stages
+    are not pinned: engines ask for the key, and the export does not depend on its value.
+    """
+    document: dict[str, Any] = {}
+    for stage in sorted(stages):
+        for name in tracked(stage):
+            *tables, last = name.split(".")
+            inner = document
+            for table in tables:
+                inner = inner.setdefault(table, {})
+            inner[last] = keys.table(name)
+    document["pins"]["tasks"] = ""
+    return {table: document[table] for table in runfile.Run.model_fields if table in document}
+
+
+def _upstream(stage: str) -> set[str]:
+    """A stage and all that it needs."""
+    return {stage}.union(*(_upstream(need) for need in needs(stage)))

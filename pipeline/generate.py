@@ -45,8 +45,8 @@ class Continuations:
 
     def __init__(self, folder: Path, wish: Wish):
         from pipeline.programs.draw import Sampling
-        from pipeline.programs.generate import TextWriter
         from pipeline.programs.placement import DeviceGroup
+        from pipeline.programs.text_writer import TextWriter
         from pipeline.weights import exported, hf
 
         if why := hf.why_refused(folder):

@@ -1,27 +1,51 @@
 """Stage report: one page that opens without a network, its plots, the model card -> data/report."""
 
+import json
+
 from pipeline import runfile
 from pipeline.audit import verdict_text
-from pipeline.pages import report, results_card, summary
+from pipeline.pages import report_page, results_card, stage_results
+from pipeline.pages.report_page import ReportFacts
+from pipeline.pages.stage_results import CARD, PAGE, read_text_tsv, read_tsv
 from pipeline.stage import artifacts
-from pipeline.stage.artifacts import Paths
-from pipeline.stage.keys import needs
+from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.keys import STAGES, needs
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
     """Write report.html, each plot as drawn for a light page, and the model card with results."""
     for stage in needs("report"):
         paths.need(stage)
-    results = summary.read(*(paths.out(stage) for stage in ("train", "witness", "evaluate")))
-    page, pictures = report.render(run, paths, results)
+    facts = _facts(paths)
+    results = facts.results
+    page, pictures = report_page.render(run, facts)
     with paths.building() as folder:
         for picture in pictures:
             artifacts.write_bytes(folder / f"{picture.name}.png", picture.light)
-        artifacts.write_text(folder / summary.PAGE, page)
+        artifacts.write_text(folder / PAGE, page)
         if results.verdict["accepted"]:
-            own = (paths.out("export") / summary.CARD).read_text(encoding="utf-8")
+            own = (paths.out("export") / CARD).read_text(encoding="utf-8")
             name, data = f"lockstep-{paths.keys.key('train')}", paths.keys.key("download")
             whole = results_card.with_results(own, results.evaluated, name, data)
-            artifacts.write_text(folder / summary.CARD, whole)
-    print(f"report: {paths.out('report') / summary.PAGE}")
+            artifacts.write_text(folder / CARD, whole)
+    print(f"report: {paths.out('report') / PAGE}")
     print(f"report: {verdict_text.summarize(results.verdict)}")
+
+
+def _facts(paths: Paths) -> ReportFacts:
+    """Return what the stages left; it was checked against its hashes."""
+    trained = paths.out("train")
+    results = stage_results.read(trained, paths.out("witness"), paths.out("evaluate"))
+    made = artifacts.read_made(paths.made("train"))
+    return ReportFacts(
+        results=results,
+        losses=read_tsv(trained / METRICS / "loss.tsv"),
+        held_out=read_tsv(trained / METRICS / "held_out.tsv"),
+        scores_in_training=read_text_tsv(trained / METRICS / "tasks.tsv"),
+        rounds=list(map(json.loads, stage_results.lines(trained / "transcript" / "rounds.jsonl"))),
+        shards=artifacts.read_json(paths.out("download") / "shards.json"),
+        environment=made["environment"] | results.header["environment"],
+        files=artifacts.read_made(paths.made("export"))["files"],
+        rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
+        keys={stage: paths.keys.key(stage) for stage in STAGES},
+    )

@@ -50,7 +50,7 @@ def test_paths_in_backticks_exist(page):
 
 @each_page
 def test_names_said_to_be_in_a_file_are_in_it(page):
-    for name, path in re.findall(r"`(\w+)` in\s+`([\w./-]+\.py)`", page.read_text()):
+    for name, path in re.findall(r"`(\w+)`\s+(?:in|of)\s+`([\w./-]+\.py)`", page.read_text()):
         assert re.search(rf"\b{name}\b", (PROJECT / path).read_text()), f"{name} in {path}"
 
 

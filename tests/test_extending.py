@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline.stage.keys import RUN_FILE
 from tests import tiny
 
 PAGE = tiny.PROJECT / "docs" / "how-to" / "extend.md"
@@ -15,6 +17,18 @@ NEW = re.compile(r"new: (\S+)$")
 EDIT = re.compile(r'(above|below|in place of) "(.*)" in (\S+)$')
 ELSEWHERE = "outside of the pipeline"
 MODEL = {key: value for key, value in tiny.MODEL.items() if key != "model_type"}
+TESTS = (  # of all that is listed or generated
+    "tests/pipeline/runfile/test_fault_kinds.py",
+    "tests/pipeline/runfile/test_run.py::test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs",
+    "tests/pipeline/runfile/test_run.py::test_every_variant_loads_and_is_written_back_as_it_was",
+    "tests/pipeline/runfile/test_schema.py",
+    "tests/pipeline/swarm/test_lies.py",
+    "tests/pipeline/optim/test_expect.py::test_every_builder_is_tested",
+    "tests/test_docs.py",
+    "tests/test_habits.py",
+    # pipeline/optim has as many files as a room may have
+    "--deselect=tests/test_habits.py::test_no_room_has_more_files_than_a_reader_takes_in",
+)
 RUN = """
 from pathlib import Path
 from pipeline.__main__ import _stage
@@ -39,8 +53,8 @@ def apply(project: Path, where: str, code: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    """A copy with all additions, that has trained with them and been audited."""
+def copy(tmp_path_factory) -> Path:
+    """A copy with all additions, its tests too, and what `make generated` writes."""
     folder = tmp_path_factory.mktemp("extended")
     project = tiny.make_project(
         folder,
@@ -53,18 +67,43 @@ def project(tmp_path_factory) -> Path:
         },
         faults__schedule=[{"kind": "misplaced", "peer": 1, "rounds": [2, 2]}],
     )
+    shutil.copytree(
+        tiny.PROJECT / "tests", project / "tests", ignore=shutil.ignore_patterns("__py*")
+    )
     for where, code in BLOCKS:
         if not where.startswith(ELSEWHERE):
             apply(project, where, code)
-    (project / "output.txt").write_text(tiny.run(project, sys.executable, "-c", RUN))
+    makefile = (project / "Makefile").read_text()
+    (recipe,) = re.findall(r"^generated:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    tiny.run(project, "sh", "-ec", recipe.replace("python", sys.executable))
     return project
 
 
+@pytest.fixture(scope="module")
+def project(copy) -> Path:
+    """The copy, that has trained with the additions and been audited."""
+    (copy / "output.txt").write_text(tiny.run(copy, sys.executable, "-c", RUN))
+    return copy
+
+
 def test_each_costs_as_many_files_as_the_page_counts():
-    changed = {EDIT.match(where)[3] for where, _ in BLOCKS if EDIT.match(where)}
+    edits = [EDIT.match(where)[3] for where, _ in BLOCKS if EDIT.match(where)]
+    changed = {name for name in edits if not name.startswith("tests/")}
     added = {NEW.match(where)[1] for where, _ in BLOCKS if NEW.match(where)}
     assert {Path(name).parent.name for name in added} == {"optim", "models", "sources"}
     assert len(changed) == 2 + 1 + 2 + 2
+
+
+def test_the_tests_that_follow_from_the_tables_pass_in_the_copy(copy):
+    """Whoever follows the page to the letter finds no test red."""
+    run_file = copy / RUN_FILE
+    tiny_run = run_file.read_text()
+    shutil.copy(tiny.PROJECT / RUN_FILE, run_file)  # which tests read
+    try:
+        said = tiny.run(copy, sys.executable, "-m", "pytest", "-q", "-n", "0", *TESTS)
+    finally:
+        run_file.write_text(tiny_run)
+    assert "passed" in said and "failed" not in said
 
 
 def test_the_added_location_is_what_the_run_read(project):

@@ -11,7 +11,13 @@ import pytest
 
 from pipeline.stage.keys import PROJECT, STAGES
 
-MOST_FILES, MOST_LINES = 15, 400
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 15, 400, 60
+PARTS_OF_A_MODEL = {"Attention", "Config", "Model"}  # each family of models/ has its own
+# What is still to be renamed or shortened; nothing is added here.
+TWICE_SO_FAR = {"Count", "Growth", "Header", "Kept", "Line", "Message", "Name"}
+TWICE_SO_FAR |= {"Result", "Settings", "Span", "Split", "Table", "Window"}
+LONG_SO_FAR = {"normalized", "simulate", "sparta", "sparta_diloco", "streaming_diloco"}
+LONG_SO_FAR |= {"take_round"}
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 SOURCE = sorted(path for room in ("pipeline", "models") for path in (PROJECT / room).rglob("*.py"))
 # Where a distribution goes by another name than the module.
@@ -115,15 +121,55 @@ def test_no_room_has_more_files_than_a_reader_takes_in():
     assert not full
 
 
-def test_no_class_name_stands_for_two_things():
+def test_no_function_is_longer_than_a_page():
+    long = {
+        f"{path.relative_to(PROJECT).as_posix()}:{node.name}": lines
+        for path in SOURCE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := lines_of_code(node)) > MOST_LINES_OF_A_FUNCTION
+    }
+    assert {name.rpartition(":")[2] for name in long} <= LONG_SO_FAR, long
+
+
+def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function, from `def` on, without its docstring."""
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is None:
+        return lines
+    docstring = function.body[0]
+    return lines - (docstring.end_lineno - docstring.lineno + 1)
+
+
+def test_no_name_of_a_class_or_a_type_stands_for_two_things():
     places = defaultdict(set)
     for path in SOURCE:
-        if path.is_relative_to(PROJECT / "models"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].add(path.relative_to(PROJECT).as_posix())
-    assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}
+        for name in names_of_types(ast.parse(path.read_text())):
+            if not (path.is_relative_to(PROJECT / "models") and name in PARTS_OF_A_MODEL):
+                places[name].add(path.relative_to(PROJECT).as_posix())
+    twice = {name: sorted(files) for name, files in places.items() if len(files) > 1}
+    assert twice.keys() <= TWICE_SO_FAR, twice
+
+
+def names_of_types(module: ast.Module) -> set[str]:
+    """The classes of a module, and what it assigns to a name in CapWords: aliases, type variables.
+
+    A private class counts too: its name is in tracebacks, and a reader searches for it.
+    """
+    names = {node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef)}
+    below_if = [
+        node for branch in module.body if isinstance(branch, ast.If) for node in branch.body
+    ]
+    for node in [*module.body, *below_if]:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            named = (part for target in targets for part in ast.walk(target))
+            names |= {
+                part.id
+                for part in named
+                if isinstance(part, ast.Name) and re.fullmatch(r"[A-Z]\w*[a-z]\w*", part.id)
+            }
+    return names
 
 
 def test_the_folders_of_pipeline_are_rooms_of_dvc_yaml():

@@ -1,7 +1,7 @@
 """A pause: a file in a training's folder asks for it, until it is removed.
 
 A paused training waits in its process, with its devices and its state as they are, so that the
-engine that started it waits too and nothing is read or compiled again. Who needs its memory stops
+engine that started it waits too and nothing is read or compiled again. If you need its memory, stop
 it instead: Ctrl-C saves, and the same command goes on.
 """
 

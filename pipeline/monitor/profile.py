@@ -61,7 +61,7 @@ def times_of(runs: Path, key: str) -> RoundTimes | None:
 
 
 class Profile(Observer):
-    """Profiles the rounds of `[runtime] profile`, and is nothing in the others.
+    """Profiles the rounds of `[runtime] profile`, and does nothing in the others.
 
     Inside a phase of a profiled round, what JAX was told to compute is waited for, so that its time
     counts where it was asked for; the same is computed in the same order, so the bits are the same.

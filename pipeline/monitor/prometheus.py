@@ -83,7 +83,7 @@ class _Server(socketserver.ThreadingTCPServer):  # an HTTPServer would look up t
     daemon_threads = True  # a reader that waits does not keep the trainer from ending
 
     def handle_error(self, *_: object) -> None:
-        """Print nothing of a reader that went away."""
+        """Print nothing when a reader has gone away."""
 
 
 class _Handler(BaseHTTPRequestHandler):

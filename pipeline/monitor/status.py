@@ -10,7 +10,7 @@ from pipeline.protocol.events import ClientState
 from pipeline.runfile.table import Table
 from pipeline.transcript.entry import Entry
 
-FILE = "status.json"
+STATUS_FILE = "status.json"
 
 
 class Members(Table):
@@ -93,6 +93,6 @@ class Status(Table):
 
     def write(self, folder: Path) -> None:
         """Replace status.json. It is not flushed to disk: it is for those who look now."""
-        aside = folder / f".{FILE}.part"
+        aside = folder / f".{STATUS_FILE}.part"
         aside.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(aside, folder / FILE)
+        os.replace(aside, folder / STATUS_FILE)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.monitor import pause
-from pipeline.monitor.status import FILE, Status
+from pipeline.monitor.find import in_progress
+from pipeline.monitor.status import STATUS_FILE, Status
 from pipeline.runfile.explain import validate_json
 from pipeline.stage import lock
-from pipeline.stage.artifacts import Paths, writes
-from pipeline.stage.keys import RUN_FILE
+from pipeline.stage.artifacts import writes
 
 STATES = ("starting", "training", "pausing", "paused", "stopped")
 """Before the first round; taking rounds; ending the epoch for a pause; waiting to be resumed; and
@@ -99,7 +99,7 @@ def read(folder: Path) -> Training:
     Raises:
       LockstepError: Its status.json is missing or damaged.
     """
-    path = folder / FILE
+    path = folder / STATUS_FILE
     try:
         status = validate_json(Status, path.read_bytes(), str(path))
     except OSError as error:
@@ -113,8 +113,8 @@ def newest(root: Path) -> Training:
     Raises:
       LockstepError: There is none.
     """
-    runs = Paths("train", Path(RUN_FILE), root).runs
-    trainings = [read(path.parent) for path in runs.glob(f"*/{FILE}")]
+    runs = in_progress(root)
+    trainings = [read(path.parent) for path in runs.glob(f"*/{STATUS_FILE}")]
     if not trainings:
         raise LockstepError(
             f"{runs}: no training in progress, expected one that runs or was killed; "

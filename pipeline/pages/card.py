@@ -7,26 +7,20 @@ without anything that may be a credential.
 
 import json
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomlkit
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
-from pipeline import __version__, runfile
+from pipeline import __version__
 from pipeline.audit import verdict_text
-from pipeline.pages import summary
 from pipeline.pages.public import without_folders, without_secrets
-from pipeline.pages.summary import Results
-from pipeline.stage.artifacts import METRICS, Paths, read_json, read_made, sha256_file
-from pipeline.stage.keys import STAGES, Keys, needs, tracked
-from pipeline.stage.progress import size
-from pipeline.transcript.transcript import Transcript
+from pipeline.pages.stage_results import Results
+from pipeline.pages.templates import environment
 from pipeline.weights import hf
 
-NAME = summary.CARD
-TEMPLATE = Path(__file__).with_name("card.md.jinja")
+TEMPLATE = "card.md.jinja"
 SHAPE = (  # keys of config.json that most models have; absent ones are left out
     "num_hidden_layers",
     "hidden_size",
@@ -48,7 +42,8 @@ class Facts(NamedTuple):
     """What a card is made of.
 
     Attributes:
-      keys: The run file's keys.
+      keys: Keys of the export and of the stages before it.
+      run_file: Tables of the run file that the export's key depends on, as they were written.
       results: Header, numbers and verdict.
       first_loss: Training loss of the first round.
       shards: shards.json.
@@ -60,7 +55,8 @@ class Facts(NamedTuple):
       sha256: SHA-256 of its weights, and of shards.json, by file name.
     """
 
-    keys: Keys
+    keys: dict[str, str]
+    run_file: dict[str, Any]
     results: Results
     first_loss: float
     shards: dict[str, Any]
@@ -72,38 +68,14 @@ class Facts(NamedTuple):
     sha256: dict[str, str]
 
 
-def read(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder: Path) -> Facts:
-    """Gather the facts of an export in `folder`; its inputs were checked against their hashes."""
-    shards, trained = paths.out("download") / "shards.json", paths.out("train")
-    header = read_json(transcript.folder / "header.json")
-    made = read_made(paths.made("train"))
-    files = [*sorted(folder.glob("*.safetensors")), shards]
-    return Facts(
-        keys=paths.keys,
-        # the stage evaluate comes after this one
-        results=Results(
-            header, read_json(trained / METRICS / "train.json"), verdict, {"held_out_loss": None}
-        ),
-        first_loss=transcript.rounds[0].loss,
-        shards=read_json(shards),
-        start=read_json(paths.out("convert") / "source.json"),
-        environment=made["environment"] | header["environment"],
-        rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
-        hf_config=read_json(folder / "config.json"),
-        has_tokenizer=any(folder.glob("tokenizer*")),
-        sha256={file.name: sha256_file(file) for file in files},
-    )
-
-
 def render(facts: Facts) -> str:
     """Return the card: front matter in YAML as the hub reads it, and Markdown."""
-    written = run_file(facts.keys)
-    public = without_secrets(written)
+    public = without_secrets(facts.run_file)
     llm = facts.results.header["run"]["model"]["LLM"]
     files = facts.shards["files"]
     return (
         _environment()
-        .get_template(TEMPLATE.name)
+        .get_template(TEMPLATE)
         .render(
             facts._asdict(),
             release=__version__,
@@ -119,35 +91,11 @@ def render(facts: Facts) -> str:
             absences=verdict_text.absences(facts.results.verdict),
             optimizer=_variant(llm["optimizer"]),
             schedule=_variant(llm["lr_schedule"]),
-            faults=written["faults"].get("schedule", []),
-            keys={stage: facts.keys.key(stage) for stage in STAGES if stage in _upstream("export")},
+            faults=facts.run_file["faults"].get("schedule", []),
             toml=_toml(public),
-            left_out=public != written,
+            left_out=public != facts.run_file,
         )
     )
-
-
-def run_file(keys: Keys) -> dict[str, Any]:
-    """Return the tables of the run file that the export's key depends on, as they were written.
-
-    With defaults filled in they would mean the same but have another key. The tasks of later stages
-    are not pinned: engines ask for the key, and the export does not depend on its value.
-    """
-    document: dict[str, Any] = {}
-    for stage in sorted(_upstream("export")):
-        for name in tracked(stage):
-            *tables, last = name.split(".")
-            inner = document
-            for table in tables:
-                inner = inner.setdefault(table, {})
-            inner[last] = keys.table(name)
-    document["pins"]["tasks"] = ""
-    return {table: document[table] for table in runfile.Run.model_fields if table in document}
-
-
-def _upstream(stage: str) -> set[str]:
-    """A stage and all that it needs."""
-    return {stage}.union(*(_upstream(need) for need in needs(stage)))
 
 
 def _front(facts: Facts) -> dict[str, Any]:
@@ -172,29 +120,17 @@ def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATE.parent),
-        autoescape=False,  # Markdown: `code` is what keeps text from being markup
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
+    found = environment(escape=False)  # Markdown: `code` is what keeps text from being markup
+    found.filters |= {
         "code": _code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "number": "{:,}".format,
-        "peers": verdict_text.peers,
         "public": without_secrets,
-        "size": size,
-        "times": summary.times,
         "verdict": verdict_text.summarize,
-        "who": verdict_text.who,
-        "seed_origin": verdict_text.seed_origin,
         "reason": verdict_text.reason,
         "without_folders": without_folders,
     }
-    return environment
+    return found
 
 
 def _code(text: object) -> str:

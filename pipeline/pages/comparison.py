@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.monitor.profile import RoundTimes
 from pipeline.pages import plots
 from pipeline.pages.known_settings import UNKNOWN, KnownSettings, differences
-from pipeline.pages.report import fill, read_tsv
-from pipeline.pages.task_scores import main_scores
-from pipeline.stage.artifacts import METRICS, Paths, read_json
+from pipeline.pages.templates import fill
 from pipeline.stage.progress import size
+from pipeline.tasks.scores import main_scores
 
 TEMPLATE = "comparison.html.jinja"
 LAST = 10  # the mean over a tenth of the rounds is a run's loss: one batch's is noise
@@ -40,16 +38,6 @@ class ComparedRun(NamedTuple):
     verdict: dict | None = None
     evaluated: dict | None = None
 
-    @classmethod
-    def read(cls, name: str, paths: Paths) -> "ComparedRun":
-        """Read what stage train left, with the whole of its run file."""
-        metrics = paths.out("train") / METRICS
-        settings = KnownSettings.of(
-            runfile.load(paths.run).model_dump(mode="json", exclude={"runtime"}), {}
-        )
-        rows, held_out = (read_tsv(metrics / f"{table}.tsv") for table in ("loss", "held_out"))
-        return cls(name, settings, rows, held_out, read_json(metrics / "train.json"))
-
     @property
     def loss(self) -> float:
         """Mean training loss of the last tenth of the rounds, nats per token."""
@@ -64,7 +52,7 @@ class ComparedRun(NamedTuple):
         if self.held_out:
             numbers["Held-out loss, last measured"] = f"{self.held_out[-1]['held_out_loss']:.3f}"
         for score in main_scores(self.evaluated["tasks"]) if self.evaluated else []:
-            numbers[f"Score of the export, {score.task} {score.metric}"] = score.said
+            numbers[f"Score of the export, {score.task} {score.metric}"] = score.text
         if self.verdict:
             numbers["Verdict"] = verdict_text.summarize(self.verdict)
         numbers |= {"Rounds": f"{trained['rounds']:,}", "Tokens": f"{trained['tokens']:,}"}

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError
-from pipeline.monitor import show, training
+from pipeline.monitor import find, show, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.training import Training
 from pipeline.pages import plots
-from pipeline.pages.report import fill, read_text_tsv
+from pipeline.pages.stage_results import read_text_tsv
+from pipeline.pages.templates import fill
 from pipeline.runfile.explain import validate_json
 from pipeline.stage import signals
-from pipeline.stage.artifacts import METRICS, read_json, write_text
-from pipeline.stage.keys import OUT
+from pipeline.stage.artifacts import write_text
 from pipeline.tasks import while_training
 from pipeline.transcript import curves
 from pipeline.transcript.curves import Totals
@@ -135,12 +135,13 @@ def render(seen: Training, recorded: Recorded, every: float | None) -> str:
 
 
 def _final(root: Path, key: str) -> Recorded | None:
-    """What a training that has ended left, if it did."""
-    trained = root / OUT["train"]
+    """What a training left, if it has ended."""
     with suppress(LockstepError, OSError):
-        if read_json(trained / "transcript" / "header.json")["key"] == key:
-            growing = GrowingRows(trained / "transcript")
-            return Recorded(growing.read(), growing.before, _scores(trained / METRICS))
+        ended = find.finished(root)
+        if ended and ended.key == key:
+            growing = GrowingRows(ended.transcript)
+            scores = _scores(ended.files[find.TRAINED].parent)
+            return Recorded(growing.read(), growing.before, scores)
     return None
 
 

@@ -16,9 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from pipeline.pages.summary import Results
-from pipeline.pages.task_scores import Score
+from pipeline.pages.stage_results import Results
 from pipeline.stage.progress import size
+from pipeline.tasks.scores import Score
 
 SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
 MORE_COLOURS = ("#009e73", "#cc79a7", "#e69f00", "#8b6fc0")  # for both pages
@@ -285,7 +285,7 @@ def tasks_picture(found: Sequence[Score]) -> Picture | None:
     shares = [score for score in found if score.chance is not None]
     if not shares:
         return None
-    said = "; ".join(f"{score.task} {score.metric} {score.said}" for score in shares)
+    said = "; ".join(f"{score.task} {score.metric} {score.text}" for score in shares)
     alt = f"Dot plot, shares of right answers with their 95 % intervals: {said}."
     drawn = [_tasks(shares, theme) for theme in THEMES]
     return Picture("tasks", "Shares of right answers, with 95 % intervals", alt, *drawn)

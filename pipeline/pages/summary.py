@@ -1,60 +1,22 @@
-"""The results of a run: read from all stages for the report, and printed as a short table."""
+"""The results of a run, printed as a short table."""
 
-import math
 import sys
-from pathlib import Path
-from typing import NamedTuple
 
 from pipeline.audit import verdict_text
-from pipeline.pages.task_scores import main_scores
-from pipeline.stage.artifacts import METRICS, Paths, read_json, verify
+from pipeline.pages import stage_results
+from pipeline.pages.stage_results import PAGE, Results, times
+from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.progress import size
+from pipeline.tasks.scores import main_scores
 
-PAGE, CARD = "report.html", "README.md"
-READ = ("train", "witness", "export", "evaluate", "report")  # stages whose results are shown
+SHOWN_STAGES = (
+    "train",
+    "witness",
+    "export",
+    "evaluate",
+    "report",
+)  # stages whose results are shown
 LINES_OF_TEXT = 6
-
-
-class Results(NamedTuple):
-    """What the stages left, as they wrote it.
-
-    Attributes:
-      header: The transcript's header.json.
-      trained: metrics/train.json.
-      verdict: verdict.json.
-      evaluated: evaluate.json.
-    """
-
-    header: dict
-    trained: dict
-    verdict: dict
-    evaluated: dict
-
-    @property
-    def held_out_loss(self) -> float | None:
-        """Nats per token of the exported weights or, without an export, at the end of training."""
-        measured = self.evaluated["held_out_loss"]
-        return self.trained["held_out_loss"] if measured is None else measured
-
-    @property
-    def chance(self) -> float:
-        """Loss of a uniform guess in nats per token: ln(vocabulary size)."""
-        return math.log(self.header["model"]["vocab_size"])
-
-    @property
-    def times_less(self) -> float:
-        """Bytes of plain data parallelism over bytes sent, per peer and round."""
-        return self.trained["bytes_up_of_data_parallel"] / self.trained["bytes_up"]
-
-
-def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
-    """Read the folders of the stages train, witness and evaluate."""
-    return Results(
-        read_json(trained / "transcript" / "header.json"),
-        read_json(trained / METRICS / "train.json"),
-        read_json(verdict / "verdict.json"),
-        read_json(evaluated / "evaluate.json"),
-    )
 
 
 def show(paths: Paths) -> int:
@@ -63,9 +25,9 @@ def show(paths: Paths) -> int:
     Raises:
       LockstepError: A stage has no result of the current run file, or a damaged one.
     """
-    for stage in READ:
+    for stage in SHOWN_STAGES:
         verify(paths.made(stage))
-    results = read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
+    results = stage_results.read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))
     accepted = results.verdict["accepted"]
     text = verdict_text.printable(results.evaluated["text"] or "")
     _print_table(_rows(results, paths), text, accepted)
@@ -90,7 +52,7 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     return [
         ("held-out loss", loss),
         ("bits per byte", "not measured" if bits is None else f"{bits:.3f}"),
-        *([("tasks", "; ".join(f"{one.task} {one.said}" for one in main))] if main else []),
+        *([("tasks", "; ".join(f"{one.task} {one.text}" for one in main))] if main else []),
         ("tokens", f"{trained['tokens']:,} in {trained['rounds']:,} rounds"),
         (
             "sent",
@@ -126,11 +88,3 @@ def _print_table(rows: list[tuple[str, str]], text: str, accepted: bool) -> None
     if lines:
         table.add_row(Text("generated text", style="dim"), Text("\n".join(lines), style="cyan"))
     console.print(table)
-
-
-# ---- Numbers as text ----
-
-
-def times(ratio: float) -> str:
-    """Return a ratio as text: 249 times, or 1.5 times if it is small."""
-    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"

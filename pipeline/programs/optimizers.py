@@ -31,7 +31,7 @@ from pipeline.optim.schedules import LearningRate
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from pipeline.runfile import Run, schedule, variant_name
-from pipeline.runfile import optimizer as tables
+from pipeline.runfile import optimizer_table as tables
 
 SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
     schedule.ScheduleConstant: schedules.constant,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile
 from pipeline.errors import LockstepError, brief, shown
-from pipeline.stage.keys import RUN_FILE
 
 if TYPE_CHECKING:
     from pipeline.publication.fetch import Limits
@@ -21,24 +21,21 @@ if TYPE_CHECKING:
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 REFUSED, BY_TOLERANCE = 1, 3  # exit statuses; bit for bit it is 0, and 2 is a wrong command
 AGAIN = "the same command begins again, and fetches no byte twice"
-RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
-Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
-Seed = Annotated[
-    str | None,
-    typer.Option(
-        help="Draw the windows with this too: a reader's, whom the author cannot foresee."
-    ),
-]
 
 
 def publish(
     folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one.")],
-    run: RunFile = Path(RUN_FILE),
-    root: Root = Path(),
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
     windows: Annotated[
         int, typer.Option(min=1, help="How many windows others can repeat: the last, and others.")
     ] = 1,
-    seed: Seed = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the windows with this too: a reader's, whom the author cannot foresee."
+        ),
+    ] = None,
 ) -> None:
     """Write the accepted export into FOLDER, with what others need to check it."""
     from pipeline.publication import publish as publishing
@@ -51,7 +48,7 @@ def verify(
         str,
         typer.Argument(metavar="SOURCE", help="A folder, http(s)://... or owner/name on the hub."),
     ],
-    root: Root = Path(),
+    root: Root = DEFAULT_ROOT,
     seed: Annotated[
         str | None, typer.Option(help="The seed that you asked the author to draw windows with.")
     ] = None,
@@ -112,7 +109,7 @@ def replay(
 
 
 def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Proven":
-    """Return what is proven of a publication; what is said meanwhile goes to standard error."""
+    """Return what is proven of a publication; all that is printed meanwhile goes to stderr."""
     from pipeline.audit import bundle_files
     from pipeline.net import retry
     from pipeline.publication import aside, fetch

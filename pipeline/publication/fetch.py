@@ -140,7 +140,7 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
 
 
 def _say_what_is_asked(name: str, network: Network) -> None:
-    """Say what the first answer is awaited of, and for how long at most, before anything is here.
+    """Print from where the first answer is awaited, and for how long at most.
 
     Each attempt that fails has a line of its own.
     """

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
-from pipeline.runfile.table import Table
+from pipeline.runfile.table import Count, Table
 from pipeline.stage.given_files import check_name
 from pipeline.tokens.shards import Column
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
@@ -39,8 +39,8 @@ MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known o
 # What a publication may hold: no code, no pickle, and nothing that is never looked at.
 COMPANIONS = (generation_config.NAME, *TOKENIZER_FILES)  # of the weights; nothing proves them
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-STATES = r"state\.json|(params|shared|own-\d{3,})\.safetensors"
-PARTS = rf"header\.json|rounds\.jsonl|payloads/\d+\.bin|snapshots/\d+/({STATES})"
+STATE_FILES = r"state\.json|(params|shared|own-\d{3,})\.safetensors"
+PARTS = rf"header\.json|rounds\.jsonl|payloads/\d+\.bin|snapshots/\d+/({STATE_FILES})"
 
 
 class PublishedFile(Table):
@@ -59,7 +59,7 @@ class Publication(Table):
     """Version of the format."""
     release: str
     """Release of Lockstep that wrote it."""
-    windows: Annotated[int, Field(ge=1)]
+    windows: Count
     """How many windows were drawn: the last, and others."""
     seed: str | None
     """What a reader asked the windows to be drawn with, beside the transcript's hash."""

@@ -13,7 +13,7 @@ from pipeline.audit import given_rows
 from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
 from pipeline.publication import drawn, layout
-from pipeline.publication.exported import accepted, with_results
+from pipeline.publication.accepted_export import accepted, with_results
 from pipeline.publication.layout import Publication
 from pipeline.stage import lock
 from pipeline.stage.artifacts import METRICS, Paths, sha256_file, write_json, write_text
@@ -30,8 +30,8 @@ def show(folder: Path, run: Path, root: Path, windows: int, seed: str | None) ->
       folder: Folder to make.
       run: The run file.
       root: Folder that holds `data/`.
-      windows: As for `draw`.
-      seed: As for `draw`.
+      windows: How many windows to draw; the last is always one of them.
+      seed: What a reader asked to draw with, whom the author could not foresee; or None.
     """
     publication = write(folder, run, root, windows, seed)
     export = sum(file.bytes for file in publication.exported.values())

@@ -9,8 +9,8 @@ from pipeline.audit.verdict import Verdict
 from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
 from pipeline.publication import layout, results
+from pipeline.publication.accepted_export import CARD
 from pipeline.publication.drawn import Drawn, files
-from pipeline.publication.exported import CARD
 from pipeline.publication.layout import Publication, PublishedFile
 from pipeline.publication.results import Evaluated
 from pipeline.runfile.explain import validate, validate_json
@@ -73,7 +73,7 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
 def check_transcript(
     publication: Publication, transcript: Transcript, drawn: Drawn, run: runfile.Run
 ) -> None:
-    """Check that a published transcript is what the drawn windows take, and nothing else.
+    """Check that a published transcript holds what the drawn windows need, and nothing else.
 
     Raises:
       LockstepError: A file is missing or of no use, or holds something else than messages.

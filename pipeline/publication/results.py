@@ -1,40 +1,37 @@
 """Whether the results that are published agree: evaluate.json, the card, what is measured here."""
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import Field
 from tokenizers import Tokenizer
 
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
 from pipeline.errors import LockstepError, brief
 from pipeline.programs import held_out
 from pipeline.publication import layout
-from pipeline.publication.exported import CARD
-from pipeline.runfile.table import Table
+from pipeline.publication.accepted_export import CARD
+from pipeline.runfile.table import Count, NotNegative, Table
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 ROUNDING = 1e-6  # of numbers that follow from the loss, relative
 FENCE, INDEX = "---\n", "model-index"
-Number = Annotated[float, Field(ge=0)] | None
-Count = Annotated[int, Field(ge=1)] | None
 
 
 class Evaluated(Table):
     """evaluate.json: numbers of the held-out text, null where nothing is held out, and scores."""
 
-    held_out_loss: Number
+    held_out_loss: NotNegative | None
     """Nats per token."""
-    perplexity: Number
+    perplexity: NotNegative | None
     """e to the power of the loss."""
-    bits_per_byte: Number
+    bits_per_byte: NotNegative | None
     """Bits per byte of text; null where the bytes are unknown."""
-    sequences: Count
+    sequences: Count | None
     """Held-out sequences."""
-    tokens: Count
+    tokens: Count | None
     """Tokens that are predicted in them."""
-    bytes: Count
+    bytes: Count | None
     """Bytes of text that these stand for."""
     tasks: dict[str, dict[str, float | None] | None]
     """Scores of tasks by their names: acc, acc_stderr and so on."""

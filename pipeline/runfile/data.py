@@ -14,6 +14,7 @@ from pipeline.runfile.table import (
     U32,
     URL_BYTES,
     AsTuple,
+    Count,
     Name,
     NoPassword,
     Table,
@@ -213,15 +214,15 @@ AnyData = one_of(Data)
 class Limit(Table):
     """The part of a data location to use: its first files or tokens, or as much as steps need."""
 
-    files: Annotated[int, Field(ge=1)] | None = None
+    files: Count | None = None
     """Number of files of the train split."""
-    tokens: Annotated[int, Field(ge=1)] | None = None
+    tokens: Count | None = None
     """Number of tokens of the train split; the last file is cut short."""
-    steps: Annotated[int, Field(ge=1)] | None = None
+    steps: Count | None = None
     """Number of rounds that the data must suffice for; requires batch and max_seq_len."""
-    batch: Annotated[int, Field(ge=1)] | None = None
+    batch: Count | None = None
     """Sequences in the largest round; equals config.global_batch_size_end. Only with steps."""
-    max_seq_len: Annotated[int, Field(ge=1)] | None = None
+    max_seq_len: Count | None = None
     """Length of a sequence in tokens; equals model.LLM.max_seq_len. Only with steps."""
 
     @model_validator(mode="after")

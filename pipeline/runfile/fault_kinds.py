@@ -7,14 +7,14 @@ when, in `swarm/faults.py`.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from pipeline.runfile.optimizer import Compressing, OptimizerVariant
+from pipeline.runfile.optimizer_table import Compressing, OptimizerVariant
 from pipeline.runfile.table import wrong
 
 if TYPE_CHECKING:  # whose fault kinds these are
     from pipeline.runfile.tables import Fault, Peers
 
 
-class Kind(NamedTuple):
+class FaultKind(NamedTuple):
     """One kind of fault.
 
     Attributes:
@@ -32,67 +32,71 @@ class Kind(NamedTuple):
     does: str
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, FaultKind] = {
     # ---- another message than its own, of the right form ----
-    "free_rider": Kind("message", None, "", "sends zeros, at the first indices"),
-    "copycat": Kind("message", None, "", "sends the next peer's message as its own"),
-    "stale": Kind("message", None, "", "sends its own message of an earlier round"),
-    "sign_flip": Kind("message", None, "", "sends its message negated"),
-    "scale_up": Kind("message", 10.0, "values", "multiplies its values by size"),
-    "scale_down": Kind("message", 0.1, "values", "multiplies its values by size"),
-    "noise": Kind(
+    "free_rider": FaultKind("message", None, "", "sends zeros, at the first indices"),
+    "copycat": FaultKind("message", None, "", "sends the next peer's message as its own"),
+    "stale": FaultKind("message", None, "", "sends its own message of an earlier round"),
+    "sign_flip": FaultKind("message", None, "", "sends its message negated"),
+    "scale_up": FaultKind("message", 10.0, "values", "multiplies its values by size"),
+    "scale_down": FaultKind("message", 0.1, "values", "multiplies its values by size"),
+    "noise": FaultKind(
         "message",
         1.0,
         "",
         "adds normal noise of size times the values' RMS or, in messages of signs, flips each sign "
         "with probability min(1, size) / 2",
     ),
-    "opposite": Kind("message", None, "", "sends the negated mean of the others' messages"),
-    "little_enough": Kind(
+    "opposite": FaultKind("message", None, "", "sends the negated mean of the others' messages"),
+    "little_enough": FaultKind(
         "message", 1.0, "", "sends the mean of the others' messages minus size standard deviations"
     ),
-    "drift": Kind(
+    "drift": FaultKind(
         "message",
         0.01,
         "",
         "shifts its values by size times their RMS, in the same direction every round or, in "
         "messages of signs, flips one sign",
     ),
-    "collude": Kind(
+    "collude": FaultKind(
         "message", None, "", "sends, with its group, the negated message of the group's first peer"
     ),
-    "forged": Kind(
+    "forged": FaultKind(
         "message", None, "", "sends random indices, and signs or values of the true RMS"
     ),
     # ---- bytes that are not a message, or not the one committed to ----
-    "malformed": Kind("bytes", None, "", "sends only the first half of its bytes"),
-    "not_finite": Kind("bytes", None, "values", "sends NaN and infinity among its values"),
-    "duplicated": Kind("bytes", None, "plain", "sends an index of a block twice"),
-    "wrong_hash": Kind("bytes", None, "", "commits to its message but sends another"),
-    "equivocation": Kind(
+    "malformed": FaultKind("bytes", None, "", "sends only the first half of its bytes"),
+    "not_finite": FaultKind("bytes", None, "values", "sends NaN and infinity among its values"),
+    "duplicated": FaultKind("bytes", None, "plain", "sends an index of a block twice"),
+    "wrong_hash": FaultKind("bytes", None, "", "commits to its message but sends another"),
+    "equivocation": FaultKind(
         "bytes", None, "", "sends half of the peers a different message with its own commitment"
     ),
     # ---- other work than was assigned ----
-    "lazy": Kind(
+    "lazy": FaultKind(
         "work", 0.5, "", "trains on only the fraction size of its sequences, at least one"
     ),
-    "wrong_data": Kind("work", None, "", "trains on sequences that were not assigned to it"),
-    "wrong_precision": Kind(
+    "wrong_data": FaultKind("work", None, "", "trains on sequences that were not assigned to it"),
+    "wrong_precision": FaultKind(
         "program", None, "", "computes in bfloat16 instead of float32, or the reverse"
     ),
     # ---- the clock ----
-    "dropped": Kind("clock", None, "", "trains, but its message never arrives"),
-    "late": Kind("clock", 3600.0, "", "sends its message size seconds late"),
-    "crash": Kind("clock", None, "", "is offline, loses its state, and then asks to join again"),
-    "join": Kind("clock", None, "", "is offline from the start of the run, and then asks to join"),
+    "dropped": FaultKind("clock", None, "", "trains, but its message never arrives"),
+    "late": FaultKind("clock", 3600.0, "", "sends its message size seconds late"),
+    "crash": FaultKind(
+        "clock", None, "", "is offline, loses its state, and then asks to join again"
+    ),
+    "join": FaultKind(
+        "clock", None, "", "is offline from the start of the run, and then asks to join"
+    ),
     # ---- its reports about others ----
-    "false_witness": Kind(
+    "false_witness": FaultKind(
         "attestation", None, "", "attests, as a witness, messages that it did not receive"
     ),
-    "denying_witness": Kind(
+    "denying_witness": FaultKind(
         "attestation", None, "", "denies, as a witness, messages that it received"
     ),
-    "false_verifier": Kind("check", None, "", "accuses, as a verifier, an honest peer"),
+    "false_verifier": FaultKind("check", None, "", "accuses, as a verifier, an honest peer"),
 }
 
 OF_OTHERS = {"copycat", "opposite", "little_enough", "equivocation", "false_verifier"}

@@ -6,9 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from pipeline import runfile
 from pipeline.errors import LockstepError, shown
@@ -16,7 +14,7 @@ from pipeline.runfile.data import Seed, TokenSize
 from pipeline.runfile.explain import validate
 from pipeline.runfile.psyche import STATE_KEYS
 from pipeline.runfile.serde_enum import Variant
-from pipeline.runfile.table import Table
+from pipeline.runfile.table import Count, Table
 from pipeline.toml_file import read_toml
 
 WIDTH = 98  # characters of a comment line without its "# "
@@ -30,7 +28,7 @@ class ServedData(Table):
     """Their folder; a relative path is relative to the file's own folder."""
     token_size: TokenSize
     """Size of a token in the files."""
-    seq_len: Annotated[int, Field(ge=1)]
+    seq_len: Count
     """Length of the served sequences in tokens."""
     shuffle_seed: Seed
     """Seed of the sequences' order."""

@@ -11,10 +11,17 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import Download
-from pipeline.runfile.evaluate import Evaluate
+from pipeline.runfile.evaluate_table import Evaluate
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import check_faults
-from pipeline.runfile.psyche import LLM, STATE_KEYS, CurrentConfig, Model, OlderConfig, read_config
+from pipeline.runfile.psyche import (
+    LLM,
+    STATE_KEYS,
+    CurrentConfig,
+    ModelTables,
+    OlderConfig,
+    read_config,
+)
 from pipeline.runfile.table import Table, missing, wrong
 from pipeline.runfile.tables import (
     Export,
@@ -38,7 +45,7 @@ class Run(Table):
         BeforeValidator(read_config, json_schema_input_type=CurrentConfig | OlderConfig),
     ]
     """Psyche's coordinator: rounds, epochs, batch, witnesses."""
-    model: Model
+    model: ModelTables
     """Psyche's model: architecture, data, schedule and optimizer."""
     download: Download = Download()
     """How much of the data is downloaded, and when."""

@@ -5,14 +5,10 @@ A class is named after its enum and Psyche's variant. Fields and rules are Psych
 has the equations.
 """
 
-from typing import Annotated
-
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of
-from pipeline.runfile.table import U32, wrong
-
-Rate = Annotated[float, Field(ge=0)]
+from pipeline.runfile.table import U32, NotNegative, wrong
 
 
 class ScheduleVariant(Variant):
@@ -20,9 +16,9 @@ class ScheduleVariant(Variant):
 
     where = "model.LLM.lr_schedule"
 
-    base_lr: Rate
+    base_lr: NotNegative
     """Learning rate at the end of the warm-up."""
-    warmup_init_lr: Rate
+    warmup_init_lr: NotNegative
     """Learning rate at step 0, from which the warm-up starts; the first trained step is 1."""
     warmup_steps: U32
     """Length of the warm-up in steps; 0 is no warm-up."""
@@ -37,7 +33,7 @@ class Decaying(ScheduleVariant):
 
     total_steps: U32
     """Step at which final_lr is reached; the rate is constant afterwards. Above warmup_steps."""
-    final_lr: Rate
+    final_lr: NotNegative
     """Learning rate at total_steps and afterwards."""
 
     @model_validator(mode="after")
@@ -62,11 +58,11 @@ class ScheduleWarmupStableDecay(ScheduleVariant):
     """Length of the stable phase after the warm-up, in steps."""
     cosine_decay_steps: U32
     """Length of the cosine decay in steps."""
-    cosine_decay_final_lr: Rate
+    cosine_decay_final_lr: NotNegative
     """Learning rate at the end of the cosine decay; at most base_lr."""
     linear_decay_steps: U32
     """Length of the linear decay in steps."""
-    linear_decay_final_lr: Rate
+    linear_decay_final_lr: NotNegative
     """Learning rate after the linear decay; at most cosine_decay_final_lr."""
 
     @model_validator(mode="after")

@@ -1,7 +1,9 @@
 """The run file's JSON Schema and its reference page, both generated from the models.
 
-lockstep schema > params/run.schema.json          editors complete and check by it
-lockstep reference > docs/reference/run-file.md   people read it
+    lockstep schema       params/run.schema.json, by which editors complete and check
+    lockstep reference    docs/reference/run-file.md, which people read
+
+`make generated` writes both.
 """
 
 import json
@@ -149,7 +151,8 @@ class _Reference:
             return "; or ".join(self._type(form) for form in forms)
         if node["type"] == "array":
             kind, comma, bounds = self._type(node["items"]).partition(",")
-            return f"list of {kind}s{comma}{bounds}"
+            plural = "" if kind.endswith("`") else "s"  # a list of quoted values
+            return f"list of {kind}{plural}{comma}{bounds}"
         names = {"boolean": "true or false", "object": "table"}
         return names.get(node["type"], node["type"]) + _range(node)
 

@@ -13,6 +13,8 @@ U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
 U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 
 
 def wrong(key: str | tuple[str | int, ...], expected: str) -> PydanticCustomError:
@@ -71,6 +73,15 @@ def _list_to_tuple(value: Any) -> Any:
 
 
 AsTuple = BeforeValidator(_list_to_tuple)  # a frozen list; strict tuples refuse lists
+
+
+def _distinct(things: tuple) -> tuple:
+    if len(set(things)) < len(things):
+        raise wrong((), "each of them once")
+    return things
+
+
+Distinct = AfterValidator(_distinct)
 
 
 class Table(BaseModel):

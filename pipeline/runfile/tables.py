@@ -3,36 +3,26 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.table import U16, U32, AsTuple, Table, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, Count, Distinct, NotNegative, Table, wrong
 
 Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 MAX_THREADS = 1024  # more than any machine has cores for, and few enough to start them all
-# Of a link. Within these, every time is a finite number, however large a message is.
+# Bounds of a link. Within them, every time is a finite number, however large a message is.
 Speed = Annotated[float, Field(ge=0.001)]
 Latency = Annotated[float, Field(ge=0, le=1e6)]
 Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
-FaultKind = Literal[tuple(KINDS)]
+FaultName = Literal[tuple(KINDS)]
 PeerNumber = Annotated[int, Field(ge=0)]
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
-def _distinct(things: tuple) -> tuple:
-    if len(set(things)) < len(things):
-        raise wrong((), "each of them once")
-    return things
-
-
-SomePeers = Annotated[
-    tuple[PeerNumber, ...], Field(min_length=1), AfterValidator(_distinct), AsTuple
-]
+SomePeers = Annotated[tuple[PeerNumber, ...], Field(min_length=1), Distinct, AsTuple]
 
 
 def _either(number: Any, numbers: Any) -> Any:
@@ -144,7 +134,7 @@ class Fault(Table):
     """One kind of fault, committed by one or several peers for some rounds."""
 
     kind: Annotated[
-        FaultKind,
+        FaultName,
         Field(
             description="Kind of the fault, by what the peer does. "
             + ". ".join(f"{name}: it {kind.does}" for name, kind in KINDS.items())
@@ -215,7 +205,7 @@ class Witness(Table):
     ] = ()
     """Windows to replay in addition to the sample, each as "window:peer"; both count from 0."""
     policy: Literal["applied", "strict"] = "applied"
-    """Findings that refuse the export. applied: only those of a lie that was applied to the params;
+    """Findings that refuse the export. applied: only those of a lie that was applied to the params.
     strict: any, including lies that were caught and discarded in their round."""
     seed: str | None = None
     """Seed of the sample; by default the hash of the transcript, which nobody knows before training
@@ -285,7 +275,7 @@ class RayCluster(Table):
     """The Ray cluster that runs the peers, and what each of them takes of it."""
 
     address: str = "auto"
-    """The cluster's address, as of `ray.init`; empty starts one on this host."""
+    """The cluster's address, as for `ray.init`; empty starts a cluster on this host."""
     cpus: NotNegative = 1.0
     """Cores that a peer reserves."""
     gpus: NotNegative = 0.0
@@ -317,14 +307,14 @@ class Runtime(Network):
     that reaches the trainer. Applies to carrier = "processes"."""
     listen: Annotated[str, Field(pattern=r"^[^:/]+:[0-9]{1,5}$")] = "127.0.0.1:0"
     """Address, host:port, where the trainer waits for its peers' processes; port 0 is any free one.
-    Who connects must know a key of the run. Applies to carrier = "processes"."""
+    A process that connects must know a key of the run. Applies to carrier = "processes"."""
     answer_seconds: Positive = 600.0
     """Seconds after which a peer's process that has not started, or not answered, is lost. The
     first step takes long, since it compiles."""
     metrics_port: U16 = 0
     """Port on 127.0.0.1 at which a training serves its numbers to Prometheus, under /metrics; 0
     serves no metrics."""
-    sinks: Annotated[tuple[SinkName, ...], AfterValidator(_distinct), AsTuple] = ()
+    sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
     """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases, MLflow.
     They need the extra sinks."""
     sink_dir: str = ""
@@ -333,7 +323,7 @@ class Runtime(Network):
     """Name of the project in W&B, and of the experiment in MLflow."""
     profile: str = ""
     """First and last round to profile, as in "3:6": an XLA trace, and where a round's time goes, in
-    data/profiles. Empty profiles none."""
+    data/profiles. Empty profiles no round."""
     ray: RayCluster = RayCluster()
     """The Ray cluster, for carrier = "ray"."""
     memory_gb: Positive | None = None

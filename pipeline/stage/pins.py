@@ -13,7 +13,7 @@ from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import Paths, read_json, verify, write_text
 
 # For each key of [pins], the stage that reads the input, and where its result records the SHA-256.
-READ = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert", "source.json")}
+RECORDED = {"data": ("download", "shards.json", "source"), "checkpoint": ("convert", "source.json")}
 TASKS = ("evaluate", "tasks/hashes.json")  # the same of a run that lm_eval gave tasks
 
 
@@ -57,8 +57,8 @@ def write(run: Path, root: Path) -> dict[str, str]:
 
 
 def _read(run: Path, root: Path) -> dict[str, tuple[str, ...]]:
-    """READ, and TASKS if there is such a result."""
+    """Return RECORDED, and TASKS if there is such a result."""
     stage, file = TASKS
     paths = Paths(stage, run, root)
     made = paths.is_made(stage) and (paths.out(stage) / file).exists()
-    return READ | ({"tasks": TASKS} if made else {})
+    return RECORDED | ({"tasks": TASKS} if made else {})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.tasks.likelihood import Likelihood, Request
+from pipeline.tasks.likelihood import Likelihood, LikelihoodRequest
 from pipeline.tasks.next_line import Question
 from pipeline.tasks.scores import Metric
 from pipeline.tokens.tokenizer_files import library_errors
@@ -36,7 +36,7 @@ class AskedQuestions(NamedTuple):
     """Questions as requests: C of each question after its context, then C of the choices alone."""
 
     questions: list[Question]
-    requests: list[Request]
+    requests: list[LikelihoodRequest]
 
 
 def ask(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INSTALL = "pip install -c constraints.txt -e '.[eval]'"
 YAML = (".yaml", ".yml")
 REPEATS = 10_000  # of a request, at most
-# Of a definition: where this machine keeps its files. Their content is in the documents.
+# Keys of a definition that say where this machine keeps files; their content is in the documents.
 PLACES = {"config_source", "data_files", "data_dir", "cache_dir"}
 
 
@@ -174,7 +174,7 @@ def _check_kind(name: str, task: "Task") -> None:
 
 
 def _load(manager: "TaskManager", spec: str) -> "TaskDict":
-    """Load what is stored, and only what is not from the network: it takes long to find none."""
+    """Load a task from the store; from the network, which is slow to fail, only what is missing."""
     import datasets.config
     from huggingface_hub import constants
 
@@ -195,7 +195,7 @@ def _load(manager: "TaskManager", spec: str) -> "TaskDict":
 
 @cache
 def _finder() -> "_Finder":
-    """One for all: a training may ask several times."""
+    """The one finder of a process, since a training may ask several times."""
     return _Finder()
 
 
@@ -226,7 +226,7 @@ class _Finder:
         return self._whole, of_lm_eval
 
     def _own(self, path: Path) -> tuple["TaskManager", str]:
-        """A file of the user's; the members of a group stand in it, or in its folder."""
+        """A user's file; the members of a group stand in it, or in its folder."""
         if not path.exists():
             raise LockstepError("no such file, expected a task")
         task_trust.check_yaml(path, functions=True)  # names of functions, so far

@@ -184,7 +184,7 @@ def _lines(samples: dict[str, list[dict]]) -> Iterator[str]:
 
 @contextmanager
 def _one_line(names: str) -> Iterator[None]:
-    """Say in one line what a task's templates, functions, metrics or data end with."""
+    """Report in one line the error in which a task's templates, functions, metrics or data end."""
     try:
         yield
     except LockstepError as error:

@@ -27,7 +27,7 @@ SHORTEST = 16  # tokens of a padded row, at least
 FINER = 64  # tokens, from which on more lengths are worth the time to compile for them
 FEWEST = 8  # rows of a lot, which has no more than it needs where one lot takes all
 
-Request = tuple[Sequence[int], Sequence[int]]  # context, continuation
+LikelihoodRequest = tuple[Sequence[int], Sequence[int]]  # context, continuation
 
 
 class Likelihood(NamedTuple):
@@ -102,7 +102,7 @@ def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array
 def log_likelihoods(
     score: Program,
     params_on: Mapping[DeviceGroup, Tree],
-    requests: Sequence[Request],
+    requests: Sequence[LikelihoodRequest],
     *,
     context: int,
     batch_size: int,
@@ -148,7 +148,7 @@ def log_likelihoods(
     return [score for score in found if score is not None]
 
 
-def _rows(requests: Sequence[Request], context: int) -> list[_Row]:
+def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
     """The requests as rows of inputs, longest first: what needs the most memory fails at once."""
     rows: dict[tuple[int, ...], list[_Row]] = {}
     for number, (before, continuation) in enumerate(requests):

@@ -66,7 +66,7 @@ class LmEvalModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Most tokens that the model takes."""
+        """Largest number of tokens that the model takes."""
         return self.model.context
 
     def tok_encode(

@@ -43,7 +43,7 @@ class _Line(NamedTuple):
 
 
 def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
-    """Yield the questions that there are, in an order that is drawn.
+    """Yield all questions, in an order that is drawn.
 
     A line can be asked for if it is neither very short nor very long, and the line before it is not
     blank. The other choices are such lines of other documents, distinct from it, from each other
@@ -51,7 +51,7 @@ def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
 
     Args:
       texts: Documents.
-      seed: Of all draws.
+      seed: Seed of all draws.
     """
     found = (line for number, text in enumerate(texts) for line in _lines(number, text))
     lines = {_draw(seed, line.context, line.indentation, line.text): line for line in found}
@@ -92,7 +92,7 @@ def _context(lines: list[str]) -> str:
 
 def _question(line: _Line, others: list[_Line], draw: int) -> Question | None:
     """A line's question with the first of the others that can be choices; None if they are few."""
-    # of its own document only where other documents have too few
+    # lines of its own document come last: they serve only where other documents have too few
     others = sorted(others, key=lambda other: other.document == line.document)
     taken = {line.text, *(before.strip() for before in line.context.split("\n"))}
     choices: list[str] = []

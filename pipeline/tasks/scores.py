@@ -1,13 +1,14 @@
 """What a task found: its numbers, with the interval that each is known to, and beside chance.
 
-95 % of such intervals contain the true value. Of a share p of n documents it is Wilson's score
+95 % of such intervals contain the true value. For a share p of n documents it is Wilson's score
 interval, which stays within 0 and 1 and holds for small n:
 
   (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n),  z = 1.96
 
-Of any other number with a standard error s it is the number ± z s.
+For any other number with a standard error s it is the number ± z s.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipeline.errors import shown
@@ -21,7 +22,7 @@ class Metric(NamedTuple):
 
     Attributes:
       value: The number.
-      stderr: Its standard error over documents, or None where there is none.
+      stderr: Its standard error over documents, or None if it is unknown.
     """
 
     value: float
@@ -85,10 +86,81 @@ def flat(result: TaskResult) -> dict[str, float | None]:
 
 def one_line(result: TaskResult) -> str:
     """Return a result as a line of text."""
-    said = []
-    for name, metric in result.metrics.items():
-        between = interval(result, name)
-        around = f" ({between[0]:.3f} to {between[1]:.3f})" if between else ""
-        said.append(f"{name} {metric.value:.3f}{around}")
+    parts = []
+    for one in scores([report(result)]):
+        around = f" ({one.around})" if one.interval else ""
+        parts.append(f"{one.metric} {one.value:.3f}{around}")
     chance = "" if result.chance is None else f"; chance {result.chance:.3f}"
-    return f"{shown(result.name)}, {result.documents} documents: {', '.join(said)}{chance}"
+    return f"{shown(result.name)}, {result.documents} documents: {', '.join(parts)}{chance}"
+
+
+# ---- Scores as people read them, from evaluate.json ----
+
+
+class Score(NamedTuple):
+    """One metric of one task.
+
+    Attributes:
+      task: Name of the task.
+      metric: Name of the metric.
+      value: The number.
+      interval: 95 % interval, or None if it is unknown.
+      chance: What a guess gives, or None if the metric is no share of right answers.
+      documents: Number of documents.
+      few_shot: Number of solved examples before each.
+      sha256: Hash of the task's documents.
+      source: Where they come from.
+    """
+
+    task: str
+    metric: str
+    value: float
+    interval: tuple[float, float] | None
+    chance: float | None
+    documents: int
+    few_shot: int
+    sha256: str
+    source: str
+
+    @property
+    def around(self) -> str:
+        """The interval as text."""
+        return "unknown" if self.interval is None else "{:.3f} to {:.3f}".format(*self.interval)
+
+    @property
+    def text(self) -> str:
+        """The value with its interval, beside chance."""
+        chance = "" if self.chance is None else f", chance {self.chance:.3g}"
+        return f"{self.value:.3f} ({self.around}{chance})"
+
+    @property
+    def stands(self) -> str:
+        """Where the interval lies beside chance: above it, below it or around it."""
+        if self.chance is None or self.interval is None:
+            return ""
+        low, high = self.interval
+        return "above" if low > self.chance else "below" if high < self.chance else "around"
+
+
+def scores(tasks: Sequence[dict[str, Any]]) -> list[Score]:
+    """Return the metrics of the tasks in evaluate.json, one after the other."""
+    return [
+        Score(
+            task["name"],
+            name,
+            metric["value"],
+            metric["interval"] and tuple(metric["interval"]),
+            task["chance"] if name.startswith("acc") else None,
+            task["documents"],
+            task["few_shot"],
+            task["sha256"],
+            task["source"],
+        )
+        for task in tasks
+        for name, metric in task["metrics"].items()
+    ]
+
+
+def main_scores(tasks: Sequence[dict[str, Any]]) -> list[Score]:
+    """Return each task's main metric, its first."""
+    return [scores([task])[0] for task in tasks]

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.generate import TextWriter
 from pipeline.programs.placement import DeviceGroup
+from pipeline.programs.text_writer import TextWriter
 from pipeline.stage.artifacts import read_json
 from pipeline.tasks import likelihood
-from pipeline.tasks.likelihood import Likelihood, Request
+from pipeline.tasks.likelihood import Likelihood, LikelihoodRequest
 from pipeline.tokens.tokenizer_files import SETTINGS
 from pipeline.weights.exported import Exported
 
@@ -46,7 +46,7 @@ class TaskModel(NamedTuple):
     ends: Sequence[int]
 
     def log_likelihoods(
-        self, requests: Sequence[Request], advance: Callable[[int], None] = lambda _: None
+        self, requests: Sequence[LikelihoodRequest], advance: Callable[[int], None] = lambda _: None
     ) -> list[Likelihood]:
         """Return the scores of requests, in their order; see `likelihood.log_likelihoods`."""
         return likelihood.log_likelihoods(

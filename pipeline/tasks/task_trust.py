@@ -54,7 +54,7 @@ PLAIN = (
 
 
 def check_yaml(path: Path, *, functions: bool) -> None:
-    """Check a YAML file of somebody's before it is parsed: parsers are recursive.
+    """Check a stranger's YAML file before it is parsed, since parsers are recursive.
 
     Args:
       path: The file.
@@ -174,7 +174,7 @@ def loading(*, own: bool, trusted: bool) -> Iterator[None]:
 
 @contextmanager
 def without_metric_code() -> Iterator[None]:
-    """Keep the library `evaluate`, whose metrics are code of the hub, from being imported."""
+    """Keep the library `evaluate`, whose metrics are code from the hub, from being imported."""
     before = sys.modules.get("evaluate")
     sys.modules["evaluate"] = None  # type: ignore[assignment]
     try:
@@ -186,7 +186,7 @@ def without_metric_code() -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return what a task's code or data ended with, in one line."""
+    """Return the error in which a task's code or data ended, in one line."""
     if isinstance(error, ImportError) and error.name == "evaluate":
         return f"a metric is fetched as code; {KEY} allows it"
     return brief(f"{type(error).__name__}: {error}", 200)
@@ -296,7 +296,7 @@ def render(template: str, document: dict[str, Any]) -> str:
             length += len(piece)
             if length > TEXT:
                 raise SecurityError(f"it writes more than {TEXT} characters")
-    except Exception as error:  # of any kind: it is a program of somebody's
+    except Exception as error:  # of any kind: it is a stranger's program
         reason = brief(f"{type(error).__name__}: {error}", 200)
         raise LockstepError(f"template {brief(template)}: {reason}") from error
     return "".join(pieces)

@@ -57,7 +57,7 @@ class TrainingScores:
         self._keep([])
 
     def resume(self, step: int) -> None:
-        """Read the scores up to a round that the training goes on after."""
+        """Read the scores up to the round after which the training goes on."""
         with open(self.path, encoding="utf-8", newline="") as file:
             _, *lines = csv.reader(file, delimiter="\t")
         rows = [(int(line[0]), line[1], line[2], float(line[3]), *line[4:]) for line in lines]
@@ -116,7 +116,7 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
     Args:
       run: The whole run.
       hf_config: The model's config.json.
-      paths: Of the stage train.
+      paths: Paths of the stage train.
 
     Raises:
       LockstepError: There is no tokenizer, or a task of lm_eval is not to be had.

@@ -26,7 +26,7 @@ class Flag(NamedTuple):
       name: The flag without its dashes.
       default: Value without the flag; a switch's is False, and a type's stands for no value.
       goes_to: Where it goes in the run file, or what it does.
-      of: Who has it.
+      of: Which program has it.
       only: The values that make sense here; None is all of them.
       instead: What to use in place of another value.
     """

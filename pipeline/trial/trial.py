@@ -12,17 +12,20 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.pages import comparison
+from pipeline.monitor import find
+from pipeline.pages import comparison, trainings
 from pipeline.pages.comparison import ComparedRun
+from pipeline.pages.known_settings import KnownSettings
 from pipeline.runfile.importer import run_file
 from pipeline.stage.artifacts import Paths, write_text
 from pipeline.stage.progress import size
 from pipeline.trial import flags
-from pipeline.trial.run import run_of
+from pipeline.trial.run_of_flags import run_of
 from pipeline.weights import hf
 
-PAGE, RUN_FILE = "try.html", "run.toml"
+PAGE, TRIAL_FILE = "try.html", "run.toml"
 NAMES = {"adamw": "AdamW", "distro": "DisTrO"}
 TRAINED = ("download", "convert", "train")
 SAVED = ("witness", "export")
@@ -45,14 +48,14 @@ def take(arguments: Sequence[str], stage: Callable[[str, Path, Path], None]) -> 
         raise LockstepError(f"--save-path {given.save_path}: exists, expected a new folder")
     out = Path(given.out)
     root = out / ("distro" if given.distro else "adamw")
-    file = root / RUN_FILE
+    file = root / TRIAL_FILE
     write_text(file, run_file(run_of(given), f"Made by `lockstep try` for {root.name}."))
     _share_downloads(out, root)
     for name in TRAINED if given.save_path is None else (*TRAINED, *SAVED):
         stage(name, file, root)
     if given.save_path is not None:
         _save(Paths("export", file, root), Path(given.save_path))
-    runs = [ComparedRun.read(name, paths) for name, paths in _trained(out).items()]
+    runs = _trained(out)
     write_text(out / PAGE, comparison.render(runs))
     for run in runs:
         rounds, sent = len(run.rows), size(run.trained["bytes_up"])
@@ -71,13 +74,16 @@ def _share_downloads(out: Path, root: Path) -> None:
         link.symlink_to(os.path.relpath(store, link.parent), target_is_directory=True)
 
 
-def _trained(out: Path) -> dict[str, Paths]:
+def _trained(out: Path) -> list[ComparedRun]:
     """The trainings in the folder that are finished, by the names of their optimizers."""
-    files = {NAMES[name]: out / name / RUN_FILE for name in NAMES}
-    found = {
-        name: Paths("train", file, file.parent) for name, file in files.items() if file.is_file()
-    }
-    return {name: paths for name, paths in found.items() if paths.is_made("train")}
+    runs = []
+    for folder, name in NAMES.items():
+        file = out / folder / TRIAL_FILE
+        found = find.finished(file.parent)
+        if file.is_file() and found and Paths("train", file, file.parent).is_made("train"):
+            run = runfile.load(file).model_dump(mode="json", exclude={"runtime"})
+            runs.append(trainings.finished(name, found, KnownSettings.of(run, {})))
+    return runs
 
 
 def _save(paths: Paths, target: Path) -> None:

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from pipeline.programs.draw import EVERY, keep_likeliest
-from pipeline.programs.generate import TextWriter
 from pipeline.programs.loss import cross_entropy
+from pipeline.programs.text_writer import TextWriter
 from pipeline.weights import exported, hf
 from tests.models.reference import GROUPS, LATENT, SCALED, TOKENS, YARN, drawn
 

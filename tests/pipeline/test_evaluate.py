@@ -14,10 +14,10 @@ from models.llama import llama
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import held_out
-from pipeline.programs.generate import TextWriter
 from pipeline.programs.held_out import mean_loss, on_groups
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import DeviceGroup
+from pipeline.programs.text_writer import TextWriter
 from pipeline.stage.artifacts import Paths, read_json, write_json
 from pipeline.tokens.columns import UNCOUNTED
 from pipeline.tokens.shards import PLAIN, Shards, write_shards

@@ -16,7 +16,7 @@ from PIL import Image
 from pipeline import report, runfile
 from pipeline.errors import LockstepError
 from pipeline.pages import plots
-from pipeline.pages.report import _data, chances
+from pipeline.pages.report_page import _data, chances
 from pipeline.stage.artifacts import Paths
 from tests.pipeline.finished_run import CAUGHT, LIAR, PEERS, SHARDS, finish
 

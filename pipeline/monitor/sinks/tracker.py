@@ -39,7 +39,7 @@ class SinkKind(NamedTuple):
     module: str
 
 
-KINDS = {
+SINKS = {
     "tensorboard": SinkKind(TensorBoardSink, "tensorboardX"),
     "wandb": SinkKind(WandbSink, "wandb"),
     "mlflow": SinkKind(MlflowSink, "mlflow"),
@@ -53,7 +53,7 @@ def check(run: runfile.Run) -> None:
       LockstepError: One is not.
     """
     for name in run.runtime.sinks:
-        module = KINDS[name].module
+        module = SINKS[name].module
         if find_spec(module) is None:
             raise LockstepError(
                 f'[runtime] sinks has "{name}": the package {module} is missing, expected the '
@@ -206,7 +206,7 @@ class _Feed:
 
     def _work(self) -> None:
         try:
-            sink, now = KINDS[self.name].make(), time.time()
+            sink, now = SINKS[self.name].make(), time.time()
             last = sink.open(self._run)
             for step, scalars in self._behind:
                 if step > last:

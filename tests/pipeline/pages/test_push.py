@@ -14,7 +14,7 @@ from pipeline import __main__, runfile
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
 from pipeline.pages import push
-from pipeline.publication import exported as exported_files
+from pipeline.publication import accepted_export
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
@@ -277,14 +277,14 @@ def test_the_command_says_what_a_server_refused_and_keeps_the_token(root, hub, m
 
 def test_the_card_with_results_takes_the_place_of_the_exports_own(root):
     paths = Paths("report", root / "run.toml", root)
-    own = exported_files.accepted(paths)
-    assert exported_files.with_results(own, paths) == own
+    own = accepted_export.accepted(paths)
+    assert accepted_export.with_results(own, paths) == own
     for stage in ("evaluate", "report"):
         with Paths(stage, paths.run, root).building() as folder:
             artifacts.write_text(folder / "README.md", f"the card of {stage}")
-    files = {file.name: file for file in exported_files.with_results(own, paths)}
+    files = {file.name: file for file in accepted_export.with_results(own, paths)}
     assert len(files) == len(own) and {*files.values()} - {*own} == {files["README.md"]}
     assert files["README.md"].read_text() == "the card of report"
     files["README.md"].write_text("another")
     with pytest.raises(LockstepError, match=r"README\.md: found 7 bytes of sha256"):
-        exported_files.with_results(own, paths)
+        accepted_export.with_results(own, paths)

@@ -90,7 +90,7 @@ def test_without_held_out_text_it_says_so(tmp_path, capsys):
     assert "not measured, since nothing is held out" in out
 
 
-@pytest.mark.parametrize("stage", summary.READ)
+@pytest.mark.parametrize("stage", summary.SHOWN_STAGES)
 def test_a_missing_result_is_one_line_that_names_the_stage(tmp_path, stage):
     paths = finished(tmp_path)
     (tmp_path / paths.keys.made(stage)).unlink()

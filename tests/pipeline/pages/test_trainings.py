@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import __main__ as command_line
 from pipeline.errors import LockstepError
-from pipeline.monitor import training
+from pipeline.monitor import find, training
 from pipeline.monitor.status import Status
 from pipeline.pages import live, plots, trainings
 from pipeline.stage import artifacts
@@ -71,13 +71,13 @@ def root(tmp_path_factory) -> Path:
 
 def test_trainings_are_found_wherever_they_are(root):
     names = ["aaaa", "bbbb", "cccc", str(root / "elsewhere")]
-    found = [trainings.find(name, root) for name in names]
+    found = [trainings.read(name, root) for name in names]
     assert [len(run.rows) for run in found] == [ROUNDS, ROUNDS, 15, ROUNDS]
     assert [len(run.held_out) for run in found] == [5, 5, 2, 5]  # with that before the first round
     optimizers = [run.settings.value("model.LLM.optimizer") for run in found[:2]]
     assert optimizers == ['"first"', '"second"']
     with pytest.raises(LockstepError, match=r"dddd: no such training.*aaaa, bbbb, cccc$"):
-        trainings.find("dddd", root)
+        trainings.read("dddd", root)
 
 
 def test_page_has_all_trainings_and_where_they_differ(root, monkeypatch):
@@ -112,7 +112,7 @@ def compared(root: Path) -> tuple[str, dict[str, list[str]]]:
     """The page of all trainings, and its rows, by their names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "_png", lambda *_: b"")
-        known = sorted(trainings._known(root, root / "data" / "runs"))
+        known = sorted(find._known(root))
         trainings.compare(known, root, root / trainings.PAGE)
     page = (root / trainings.PAGE).read_text()
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page)
@@ -141,7 +141,7 @@ def test_results_of_another_training_are_not_taken_for_its_own(evaluated, tmp_pa
     said = read_made(made)
     said["needs"]["train"] = "00" * 32
     write_json(made, said | {"sha256": artifacts._digest(said)})
-    found = trainings.find(str(tmp_path / "data" / "trained"), tmp_path)
+    found = trainings.read(str(tmp_path / "data" / "trained"), tmp_path)
     assert found.verdict is None and found.evaluated is None
     assert found.settings.value("witness.policy") == "unknown"
     assert found.settings.value("held_out.sequences") == "64"

@@ -15,7 +15,7 @@ from pipeline.errors import LockstepError
 from pipeline.runfile.data import LocationNumberedFiles
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
-from pipeline.runfile.serde_enum import variants_of
+from pipeline.runfile.serde_enum import Variant, variants_of
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 
@@ -197,12 +197,6 @@ ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8, "clip_grad_norm
 SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
 LOCAL = {"inner_steps": 1, "inner": {"SGD": SGD}}
 DILOCO = LOCAL | {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
-SPARSELOCO = LOCAL | {
-    "outer_learning_rate": 1.0,
-    "error_feedback": 0.95,
-    "compression_topk": 128,
-    "compression_chunk": 64,
-}
 DISTRO = "model.LLM.optimizer.Distro"
 DATA = "model.LLM.data_location"
 HUB = "model.LLM.checkpoint.Hub"
@@ -423,29 +417,14 @@ PLACES = {"share": 0.1, "seed": 0, "selector": "shuffled"}
 SPARTA_DILOCO = {**DILOCO, **PLACES, "outer_every": 10}
 HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
 CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
-VARIANTS = [
-    ("optimizer", "Dummy", runfile.OptimizerDummy),
-    ("optimizer", {"AdamW": ADAMW}, runfile.OptimizerAdamW),
-    ("optimizer", {"SGD": SGD}, runfile.OptimizerSGD),
-    ("optimizer", {"DiLoCo": DILOCO}, runfile.OptimizerDiLoCo),
+VARIANTS = [  # all keys, with other values than their defaults; of the rest, the least they need
     ("optimizer", {"StreamingDiLoCo": STREAMING}, runfile.OptimizerStreamingDiLoCo),
-    ("optimizer", {"SparseLoCo": SPARSELOCO}, runfile.OptimizerSparseLoCo),
-    ("optimizer", {"FedAvg": LOCAL}, runfile.OptimizerFedAvg),
-    ("optimizer", {"SPARTA": {**LOCAL, **PLACES}}, runfile.OptimizerSPARTA),
     ("optimizer", {"SPARTADiLoCo": SPARTA_DILOCO}, runfile.OptimizerSPARTADiLoCo),
     ("optimizer", tiny.MUON, runfile.OptimizerMuon),
-    ("optimizer", {"Distro": COMPRESSING}, runfile.OptimizerDistro),
     ("optimizer", ADA_DISTRO, runfile.OptimizerAdaDistro),
-    ("checkpoint", "Ephemeral", runfile.CheckpointEphemeral),
-    ("checkpoint", {"Dummy": {"repo_id": ""}}, runfile.CheckpointDummy),
     ("checkpoint", {"Hub": HUB_REPO}, runfile.CheckpointHub),
-    ("checkpoint", {"P2P": HUB_REPO}, runfile.CheckpointP2P),
     ("checkpoint", {"Gcs": {"bucket": "b", "prefix": "p"}}, runfile.CheckpointGcs),
-    ("checkpoint", {"P2PGcs": {"bucket": "b"}}, runfile.CheckpointP2PGcs),
     ("checkpoint", {"Init": INIT}, runfile.CheckpointInit),
-    ("checkpoint", {"Run": "0123abcd"}, runfile.CheckpointRun),
-    ("data_location", "Dummy", runfile.DataDummy),
-    ("data_location", {"Server": "127.0.0.1:20001"}, runfile.DataServer),
     (
         "data_location",
         {"Local": {"path": "d", "token_size_in_bytes": "FourBytes", "shuffle": SEEDED}},
@@ -454,39 +433,65 @@ VARIANTS = [
     ("data_location", GCP, runfile.DataHttp),
     ("data_location", http({"SingleUrl": "https://example.org/a.ds"}), runfile.DataHttp),
     ("data_location", http({"NumberedFiles": NUMBERED}), runfile.DataHttp),
-    ("data_location", {"WeightedHttp": "https://example.org/a.json"}, runfile.DataWeightedHttp),
-    ("data_location", {"Preprocessed": "folder"}, runfile.DataPreprocessed),
     ("data_location", {"Corpus": CORPUS}, runfile.DataCorpus),
     ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, runfile.DataHub),
     ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, runfile.DataUrl),
-    (
-        "lr_schedule",
-        {"Constant": {"base_lr": 0.0, "warmup_init_lr": 0.0, "warmup_steps": 0}},
-        runfile.ScheduleConstant,
-    ),
     ("lr_schedule", {"Linear": LINEAR}, runfile.ScheduleLinear),
     ("lr_schedule", {"Cosine": LINEAR}, runfile.ScheduleCosine),
     ("lr_schedule", WSD_40B, runfile.ScheduleWarmupStableDecay),
 ]
 
 
-@pytest.mark.parametrize(("enum", "value", "kind"), VARIANTS, ids=str)
+ENUMS = {
+    "optimizer": runfile.OptimizerVariant,
+    "checkpoint": runfile.CheckpointVariant,
+    "data_location": runfile.Data,
+    "lr_schedule": runfile.ScheduleVariant,
+}
+
+
+def least(kind: type[Variant]) -> object:
+    """The least that a variant needs: its required keys, each with a value at its lower bound."""
+    whole = kind.model_json_schema()
+
+    def value(node: dict) -> object:
+        node |= whole["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else {}
+        if forms := node.get("anyOf") or node.get("oneOf"):
+            return value(forms[0])
+        if "const" in node or "enum" in node:
+            return node.get("const") or node["enum"][0]
+        match node["type"]:
+            case "object":
+                return {key: value(node["properties"][key]) for key in node.get("required", ())}
+            case "array":
+                return [value(node["items"])] * node.get("minItems", 0)
+            case "integer" | "number" as type_:
+                above = node.get("exclusiveMinimum", 0) + (1 if type_ == "integer" else 0.5)
+                return node.get("minimum", above)
+        return {"string": "x", "boolean": False}[node["type"]]
+
+    fields = value(whole)
+    return {kind.tag(): fields[kind.newtype] if kind.newtype else fields} if fields else kind.tag()
+
+
+GIVEN = {kind for _, _, kind in VARIANTS}
+DERIVED = [
+    (enum, least(kind), kind)
+    for enum, base in ENUMS.items()
+    for kind in variants_of(base)
+    if kind not in GIVEN
+]
+
+
+@pytest.mark.parametrize(("enum", "value", "kind"), [*VARIANTS, *DERIVED], ids=str)
 def test_every_variant_loads_and_is_written_back_as_it_was(enum, value, kind):
     run = load((f"model.LLM.{enum}", value))
     variant = getattr(run.llm, enum)
     assert type(variant) is kind
-    assert run.llm.model_dump(mode="json", exclude_none=True)[enum] == value
-
-
-def test_no_variant_is_left_untested():
-    tested = {kind for _, _, kind in VARIANTS}
-    enums = (
-        runfile.OptimizerVariant,
-        runfile.CheckpointVariant,
-        runfile.Data,
-        runfile.ScheduleVariant,
-    )
-    assert tested == {kind for enum in enums for kind in variants_of(enum)}
+    written = run.llm.model_dump(mode="json", exclude_none=True)[enum]
+    assert getattr(load((f"model.LLM.{enum}", written)).llm, enum) == variant
+    if kind in GIVEN:  # with every key that has a default
+        assert written == value
 
 
 @pytest.mark.parametrize(

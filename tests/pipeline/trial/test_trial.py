@@ -13,10 +13,10 @@ from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.pages import plots
-from pipeline.pages.report import read_tsv
+from pipeline.pages.stage_results import read_tsv
 from pipeline.stage.keys import PROJECT
 from pipeline.trial import flags
-from pipeline.trial.run import run_of
+from pipeline.trial.run_of_flags import run_of
 from pipeline.weights import hf
 from tests import tiny
 from tests.servers import hub as hub_server

@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of, variant_name
-from pipeline.runfile.table import U16, U32, AsTuple, wrong
+from pipeline.runfile.table import U16, U32, AsTuple, Count, NotNegative, wrong
 
-Rate = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -49,11 +48,11 @@ class Moments(Dense):
 
     betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
     """Decay rates of the first and second moment, [b1, b2]."""
-    weight_decay: Rate
+    weight_decay: NotNegative
     """Weight decay: its product with the learning rate is removed from each weight per step."""
-    eps: Rate
+    eps: NotNegative
     """Term added to the root of the second moment, for stability."""
-    clip_grad_norm: Rate | None = None
+    clip_grad_norm: NotNegative | None = None
     """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
 
 
@@ -68,7 +67,7 @@ class OptimizerMuon(Moments):
 
     momentum: Decay
     """Decay of the Nesterov momentum of the matrices in layers."""
-    step_scale: dict[str, Rate] = {}
+    step_scale: dict[str, NotNegative] = {}
     """Step-size factor by group; 1 for groups that are not named. A group is a top-level name of
     the params: embed, layers, norm or lm_head."""
 
@@ -77,12 +76,12 @@ class OptimizerSGD(Dense):
     """SGD on the mean of all peers' gradients."""
 
     momentum: Decay
-    """Decay of the momentum; 0 keeps none."""
+    """Decay of the momentum; 0 is no momentum."""
     nesterov: bool
     """Whether the momentum is Nesterov's."""
-    weight_decay: Rate
+    weight_decay: NotNegative
     """Weight decay: its product with the learning rate is removed from each weight per step."""
-    clip_grad_norm: Rate | None = None
+    clip_grad_norm: NotNegative | None = None
     """Maximum global L2 norm of the gradient; 0 or absent is no clipping."""
 
     @model_validator(mode="after")
@@ -98,7 +97,7 @@ AnyDense = one_of(Dense)
 class LocalSteps(OptimizerVariant):
     """Each peer takes local steps, then sends its pseudogradient: params of all minus its own."""
 
-    inner_steps: Annotated[int, Field(ge=1)]
+    inner_steps: Count
     """Local steps of a peer in a round, each on as many of its sequences; peers x inner_steps must
     divide the sequences of every round. The learning rate follows its schedule within a round."""
     inner: AnyDense
@@ -121,7 +120,7 @@ class OuterSteps(LocalSteps):
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 0.7 in DiLoCo."""
     outer_momentum: Decay
-    """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 keeps none."""
+    """Decay of the outer momentum from one outer step to the next; 0.9 in DiLoCo, 0 is none."""
     nesterov: bool
     """Whether the outer momentum is Nesterov's, as in DiLoCo."""
 
@@ -139,12 +138,12 @@ class Quantized(OuterSteps):
     """The same, where what peers send can be rounded."""
 
     quantize: Quantize | None = None
-    """Number format of the pseudogradients that peers send; float32 by default. Scales and
-    magnitudes are of a block. bfloat16: 16 bits, 8 of them for the exponent. float16: 16 bits, 5 of
-    them for the exponent. int8: integers times a scale. int4: the same in 4 bits. qsgd8: integers
-    rounded at random, right on average. qsgd4: the same in 4 bits. two_bit: signs, times one of two
-    magnitudes. sign: signs, times one magnitude."""
-    quantize_block: Annotated[int, Field(ge=1)] | None = None
+    """Number format of the pseudogradients that peers send; float32 by default. Each block has a
+    scale or magnitudes of its own. bfloat16: 16 bits, 8 of them for the exponent. float16: 16 bits,
+    5 of them for the exponent. int8: integers times a scale. int4: the same in 4 bits. qsgd8:
+    integers rounded at random, right on average. qsgd4: the same in 4 bits. two_bit: signs, times
+    one of two magnitudes. sign: signs, times one magnitude."""
+    quantize_block: Count | None = None
     """Elements of a block, whose scales take 4 bytes, with two_bit 8. 256 is usual."""
     error_feedback: Fraction | None = None
     """Share of what rounding left out that a peer adds to its next message, 0 to 1; by default 0.
@@ -157,15 +156,18 @@ class Quantized(OuterSteps):
         if in_blocks and block is None:
             raise wrong("quantize", "quantize_block beside it, the elements of a block")
         if block is not None and not in_blocks:
-            raise wrong("quantize_block", "none: only int, qsgd, two_bit and sign have blocks")
+            raise wrong(
+                "quantize_block", "no quantize_block: only int, qsgd, two_bit and sign have it"
+            )
         if kind in ("two_bit", "sign") and not feedback:
-            raise wrong("quantize", "error_feedback above 0 beside it: the rest would be lost")
+            raise wrong("quantize", "error_feedback above 0 beside it, or the rest is lost")
         if feedback and kind is None:
             text = "no error_feedback without quantize, since nothing is rounded"
             raise wrong("error_feedback", text)
         if feedback and kind in ("qsgd8", "qsgd4"):
             raise wrong(
-                "error_feedback", f"none with quantize = {kind}: its errors can grow when fed back"
+                "error_feedback",
+                f"none with quantize = {kind}, whose errors can grow when fed back",
             )
         return self
 
@@ -175,15 +177,15 @@ class OptimizerDiLoCo(Quantized):
 
 
 class OptimizerStreamingDiLoCo(Quantized):
-    """Streaming DiLoCo: DiLoCo of a fragment of the params in each round, taken up later."""
+    """Streaming DiLoCo: in each round DiLoCo of one fragment of the params, adopted later."""
 
-    inner_steps: Annotated[int, Field(ge=1)]
+    inner_steps: Count
     """Local steps of a peer between two exchanges of a fragment, a multiple of `fragments`; a round
     has inner_steps / fragments of them, and peers times that must divide the sequences of every
     round. The learning rate follows its schedule within a round."""
-    fragments: Annotated[int, Field(ge=1)]
-    """In how many fragments the params are exchanged, one in each round; bytes of a round are
-    proportional to 1 / fragments."""
+    fragments: Count
+    """Number of fragments of the params, one of which is exchanged in each round; bytes of a round
+    are proportional to 1 / fragments."""
     delay: Annotated[int, Field(ge=0)]
     """Local steps into the next round after which a peer adopts the exchanged fragment; fewer than
     a round has."""
@@ -224,29 +226,29 @@ class OptimizerFedAvg(LocalSteps):
 
 
 class Places(LocalSteps):
-    """All peers take the mean of their params in a few random places."""
+    """All peers take the mean of a few elements of their params, chosen at random."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     """Share of the params that are exchanged in a round; bytes are proportional. The params that
     are measured and exported are those of the last exchange, on average 1 / share rounds ago."""
     seed: U32
-    """Seed of the places."""
+    """Seed of the choice of elements."""
     selector: Literal["random", "shuffled", "partitioned"] = "random"
-    """How places are chosen. random: anew in each round. shuffled: each has its turn once in about
-    1 / share rounds, in an order that is drawn once. partitioned: in an order that is drawn again
-    whenever all have had their turn."""
+    """How elements are chosen. random: anew in each round. shuffled: each has its turn once in
+    about 1 / share rounds, in an order that is drawn once. partitioned: in an order that is drawn
+    again whenever all have had their turn."""
 
 
 class OptimizerSPARTA(Places):
-    """SPARTA: local steps, and then the mean of all peers' params in a few random places."""
+    """SPARTA: local steps, and then the mean of a few elements of all peers' params."""
 
 
 class OptimizerSPARTADiLoCo(OuterSteps, Places):
-    """SPARTA, and an outer step of DiLoCo of a fragment of the params in each round."""
+    """SPARTA and, in each round, an outer step of DiLoCo of one fragment of the params."""
 
-    outer_every: Annotated[int, Field(ge=1)]
-    """Rounds from one outer step of a param to its next: how many fragments there are. Bytes are
-    proportional to share + 1 / outer_every."""
+    outer_every: Count
+    """Rounds from one outer step of a param to its next, which is the number of fragments. Bytes
+    are proportional to share + 1 / outer_every."""
 
 
 class Compressing(OptimizerVariant):
@@ -254,9 +256,9 @@ class Compressing(OptimizerVariant):
 
     overlaps = True
 
-    clip_grad_norm: Rate | None = None
+    clip_grad_norm: NotNegative | None = None
     """Maximum global L2 norm of a peer's gradient; 0 or absent is no clipping."""
-    weight_decay: Rate | None = None
+    weight_decay: NotNegative | None = None
     """Weight decay: its product with the learning rate is removed from each weight per step; by
     default 0."""
     compression_decay: Fraction
@@ -269,7 +271,7 @@ class Compressing(OptimizerVariant):
     """Whether only the signs of the coefficients are sent."""
     skip_zero_blocks: bool | None = None
     """Whether a block that is all zero counts as not sent, so that a param without any gradient, as
-    of an expert or a token that never occurs, stays as it is. By default not: as in Psyche,
+    of an expert or a token that never occurs, stays as it is. By default it is sent: as in Psyche,
     with quantize_1bit zeros have the sign +, and such a block steps in every round."""
 
 
@@ -291,7 +293,7 @@ class OptimizerAdaDistro(Compressing):
     update: Literal["sign", "rms", "orthogonal"] = "sign"
     """Update made of the decoded mean. sign: its sign. rms: the mean divided by its root mean
     square. orthogonal: for the matrices in layers, the nearest orthogonal matrix."""
-    step_scale: dict[str, Rate] = {}
+    step_scale: dict[str, NotNegative] = {}
     """Step-size factor by group; 1 for groups that are not named."""
     topk_of: dict[str, Annotated[U16, Field(ge=1)]] = {}
     """compression_topk by group, in place of the common one."""

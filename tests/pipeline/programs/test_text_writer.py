@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.programs.draw import Draws, Sampling
-from pipeline.programs.generate import TextWriter
+from pipeline.programs.text_writer import TextWriter
 
 VOCAB = 7
 LOGITS_V = np.array([0.0, 1.0, 2.0, -1.0, 0.5, -30.0, 0.0], np.float32)

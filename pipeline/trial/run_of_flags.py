@@ -55,22 +55,7 @@ def _document(flags: argparse.Namespace) -> dict[str, Any]:
     if devices < 1:
         raise LockstepError(f"--data-parallelism {devices}: expected at least 1")
     return {
-        "config": {
-            "warmup_time": 30,
-            "cooldown_time": 10,
-            "epoch_time": FOREVER,
-            "max_round_train_time": FOREVER - 1,
-            "round_witness_time": 1,
-            "min_clients": 1,
-            "init_min_clients": 1,
-            "waiting_for_members_extra_time": 1,
-            "verification_percent": 0,
-            "witness_nodes": 1,
-            "total_steps": flags.total_steps,
-            "global_batch_size_start": flags.total_batch,
-            "global_batch_size_end": flags.total_batch,
-            "global_batch_size_warmup_tokens": 0,
-        },
+        "config": _config(flags),
         "model": {
             "LLM": {
                 "architecture": "HfAuto",
@@ -101,6 +86,25 @@ def _document(flags: argparse.Namespace) -> dict[str, Any]:
             "checkpoint_every": 100,
             "carrier": "processes" if flags.python else "in_process",
         },
+    }
+
+
+def _config(flags: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "warmup_time": 30,
+        "cooldown_time": 10,
+        "epoch_time": FOREVER,
+        "max_round_train_time": FOREVER - 1,
+        "round_witness_time": 1,
+        "min_clients": 1,
+        "init_min_clients": 1,
+        "waiting_for_members_extra_time": 1,
+        "verification_percent": 0,
+        "witness_nodes": 1,
+        "total_steps": flags.total_steps,
+        "global_batch_size_start": flags.total_batch,
+        "global_batch_size_end": flags.total_batch,
+        "global_batch_size_warmup_tokens": 0,
     }
 
 

@@ -1,43 +1,61 @@
-"""The report: one HTML page of what a run did, made of the stages' results."""
+"""The report: one HTML page of what a run did."""
 
-import csv
-import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import Any, NamedTuple
 
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages import plots
 from pipeline.pages.known_settings import flat
 from pipeline.pages.public import without_secrets
-from pipeline.pages.summary import Results, times
-from pipeline.pages.task_scores import scores
-from pipeline.stage import artifacts
-from pipeline.stage.artifacts import METRICS, Paths, read_json
-from pipeline.stage.keys import STAGES
+from pipeline.pages.stage_results import Results, times
+from pipeline.pages.templates import fill
 from pipeline.stage.progress import size
+from pipeline.tasks.scores import scores
 
-TEMPLATES, TEMPLATE = Path(__file__).parent, "report.html.jinja"
+TEMPLATE = "report.html.jinja"
 FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 
-def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[plots.Picture]]:
-    """Return the page and its plots; what the stage needs was checked against its hashes."""
-    trained = paths.out("train")
-    losses, measured = (
-        read_tsv(trained / METRICS / f"{name}.tsv") for name in ("loss", "held_out")
-    )
-    pictures = plots.loss_pictures(results, losses, measured)
-    learning_rate = plots.learning_rate_picture(losses)
+class ReportFacts(NamedTuple):
+    """What the page is made of.
+
+    Attributes:
+      results: Header, numbers, verdict and evaluation.
+      losses: Rows of loss.tsv.
+      held_out: Rows of held_out.tsv.
+      scores_in_training: Rows of tasks.tsv.
+      rounds: The transcript's rounds.
+      shards: shards.json.
+      environment: Environment of the stage train.
+      files: The files of the export, as its made file lists them.
+      rounds_sha256: SHA-256 of the transcript's rounds.
+      keys: Key of each stage.
+    """
+
+    results: Results
+    losses: list[dict[str, float]]
+    held_out: list[dict[str, float]]
+    scores_in_training: list[dict[str, str]]
+    rounds: list[dict[str, Any]]
+    shards: dict[str, Any]
+    environment: dict[str, str]
+    files: dict[str, Any]
+    rounds_sha256: str
+    keys: dict[str, str]
+
+
+def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Picture]]:
+    """Return the page and its plots."""
+    results, rounds = facts.results, facts.rounds
+    pictures = plots.loss_pictures(results, facts.losses, facts.held_out)
+    learning_rate = plots.learning_rate_picture(facts.losses)
     traffic = plots.traffic_picture(results)
     found = scores(results.evaluated["tasks"])
     of_tasks = plots.tasks_picture(found)
-    in_training = plots.training_scores_picture(read_text_tsv(trained / METRICS / "tasks.tsv"))
+    in_training = plots.training_scores_picture(facts.scores_in_training)
     drawn = [one for one in (*pictures, learning_rate, traffic, of_tasks, in_training) if one]
-    rounds = [json.loads(line) for line in _lines(trained / "transcript" / "rounds.jsonl")]
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows
     verdict, count = results.verdict, run.peers.count
     page = fill(
@@ -51,7 +69,7 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         tiles=_tiles(results, count),
         pictures=pictures,
         learning_rate=learning_rate,
-        data=list(_data(run, read_json(paths.out("download") / "shards.json"), rounds)),
+        data=list(_data(run, facts.shards, rounds)),
         traffic=traffic,
         scores=found,
         of_tasks=of_tasks,
@@ -68,33 +86,12 @@ def render(run: runfile.Run, paths: Paths, results: Results) -> tuple[str, list[
         ),
         prompt_and_rest=_split_text(results.evaluated),
         parameters=_parameters(run),
-        environment=_made(paths, "train")["environment"] | results.header["environment"],
-        files=_made(paths, "export")["files"],
-        rounds_sha256=_made(paths, "train")["files"]["transcript/rounds.jsonl"]["sha256"],
-        keys={stage: paths.keys.key(stage) for stage in STAGES},
+        environment=facts.environment,
+        files=facts.files,
+        rounds_sha256=facts.rounds_sha256,
+        keys=facts.keys,
     )
     return page, drawn
-
-
-def fill(template: str, **values: object) -> str:
-    """Return a page; every value is escaped, and a missing one is an error."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "caught": verdict_text.caught,
-        "peers": verdict_text.peers,
-        "rounded": lambda number: f"{float(number):.3f}",
-        "seed_origin": verdict_text.seed_origin,
-        "size": size,
-        "times": times,
-        "who": verdict_text.who,
-    }
-    return environment.get_template(template).render(values) + "\n"
 
 
 # ---- Numbers at the top ----
@@ -238,21 +235,3 @@ def _parameters(run: runfile.Run) -> dict[str, list[tuple[str, str]]]:
     """The run file by table, each value by its dotted name; [runtime] cannot change a result."""
     dumped = run.model_dump(mode="json", exclude={"runtime"})
     return {table: list(flat(dumped[table], "")) for table in dumped}
-
-
-def _made(paths: Paths, stage: str) -> dict:
-    return artifacts.read_made(paths.made(stage))
-
-
-def read_tsv(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a table of numbers, each by column name."""
-    return [{name: float(value) for name, value in line.items()} for line in read_text_tsv(path)]
-
-
-def read_text_tsv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table, each by column name."""
-    return list(csv.DictReader(_lines(path), delimiter="\t"))
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()

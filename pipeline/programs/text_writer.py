@@ -21,7 +21,7 @@ from pipeline.programs.draw import GREEDY, Draws, Sampling
 CHUNK = 256  # tokens of a prompt that pass through the model at once
 FEWEST = 16  # slots of the shortest prompt, and new tokens between two looks at them
 NO_END = -1
-Done = Callable[[int, list[int]], bool]
+IsDone = Callable[[int, list[int]], bool]
 
 
 class Steps(Protocol):
@@ -76,7 +76,7 @@ class TextWriter:
         max_new_tokens: int,
         sampling: Sampling = GREEDY,
         seeds: Sequence[int] | None = None,
-        done: Done | None = None,
+        done: IsDone | None = None,
     ) -> list[list[int]]:
         """Return the tokens that continue each prompt; arguments as in `pieces`."""
         written: list[list[int]] = [[] for _ in prompts]
@@ -100,7 +100,7 @@ class TextWriter:
         size: int,
         sampling: Sampling = GREEDY,
         seeds: Sequence[int] | None = None,
-        done: Done | None = None,
+        done: IsDone | None = None,
     ) -> Iterator[list[list[int]]]:
         """Yield the tokens that continue each prompt, some at a time.
 

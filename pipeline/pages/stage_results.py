@@ -1,0 +1,72 @@
+"""The results of a run, as its stages left them, for whoever shows them."""
+
+import csv
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.stage.artifacts import METRICS, read_json
+
+PAGE, CARD = "report.html", "README.md"
+
+
+class Results(NamedTuple):
+    """What the stages left, as they wrote it.
+
+    Attributes:
+      header: The transcript's header.json.
+      trained: metrics/train.json.
+      verdict: verdict.json.
+      evaluated: evaluate.json; empty before stage evaluate.
+    """
+
+    header: dict
+    trained: dict
+    verdict: dict
+    evaluated: dict = {}
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """Nats per token of the exported weights or, without an export, at the end of training."""
+        measured = self.evaluated["held_out_loss"]
+        return self.trained["held_out_loss"] if measured is None else measured
+
+    @property
+    def chance(self) -> float:
+        """Loss of a uniform guess in nats per token: ln(vocabulary size)."""
+        return math.log(self.header["model"]["vocab_size"])
+
+    @property
+    def times_less(self) -> float:
+        """Bytes of plain data parallelism over bytes sent, per peer and round."""
+        return self.trained["bytes_up_of_data_parallel"] / self.trained["bytes_up"]
+
+
+def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
+    """Read the folders of the stages train, witness and evaluate."""
+    return Results(
+        read_json(trained / "transcript" / "header.json"),
+        read_json(trained / METRICS / "train.json"),
+        read_json(verdict / "verdict.json"),
+        read_json(evaluated / "evaluate.json"),
+    )
+
+
+def read_tsv(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a table of numbers, each by column name."""
+    return [{name: float(value) for name, value in line.items()} for line in read_text_tsv(path)]
+
+
+def read_text_tsv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table, each by column name."""
+    return list(csv.DictReader(lines(path), delimiter="\t"))
+
+
+def lines(path: Path) -> list[str]:
+    """Return the lines of a file of text."""
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def times(ratio: float) -> str:
+    """Return a ratio as text: 249 times, or 1.5 times if it is small."""
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
