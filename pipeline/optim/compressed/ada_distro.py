@@ -44,10 +44,10 @@ def ada_distro(
     That is the minimum of the mean loss where peers draw from the same data, as here; where their
     data differ, peers with small gradients count for more than in DisTrO.
 
-    A sign moves every element by as much as every other, and a matrix of layers along all of its
-    singular directions at once, noise and all; what a layer can bear is far less than what
-    embeddings and head need, and the orthogonal matrix spends a layer's step evenly. benchmarks/
-    RESULTS.md has what each part gains alone, and what else was tried.
+    A sign moves all elements equally, and so a layer's matrix along all of its singular directions,
+    noise included. Layers bear much shorter steps than embeddings and head need; an orthogonal
+    matrix spreads a layer's step evenly. benchmarks/RESULTS.md has the gain of each part alone, and
+    what else was tried.
 
     Args:
       momentum: DisTrO's settings, with the `direction` of the equations above. Its
@@ -88,12 +88,12 @@ class VectorMoment(NamedTuple):
 
 
 class NormalizedState(NamedTuple):
-    """What each peer owns in `normalized`.
+    """A peer's own state in `normalized`.
 
     Attributes:
       optimizer: The state of the optimizer that takes the normalized gradients.
       second: `MatrixMoment` or `VectorMoment` of each parameter.
-      weight: float32 [], what the decayed weights of `second` add up to.
+      weight: float32 [], sum of the decayed weights of `second`.
     """
 
     optimizer: Tree
@@ -109,15 +109,15 @@ def normalized(
 ) -> Optimizer:
     """Return the optimizer on gradients whose elements are all about as large as 1.
 
-    Each peer has, of its own gradients g, decayed means over the columns and over the rows of the
-    squares of each matrix, from which Adafactor estimates each element's second moment:
+    Each peer keeps decayed means of its squared gradients, over the columns and over the rows of
+    each matrix. From them Adafactor estimates the second moment of each element:
 
         R   <- decay * R + (1 - decay) * mean over columns of g^2
         C   <- decay * C + (1 - decay) * mean over rows of g^2
         v    = R C^T / mean(R)
         g   <- g / (sqrt(v / w) + 1e-8)
 
-    with w, what the decayed weights add up to, as Adam's bias correction. A vector's v is its own
+    where w, the sum of the decayed weights, corrects the bias as in Adam. A vector's v is its own
     decayed square. So a peer needs memory for a row and a column of each matrix, not for another
     copy of the params.
 
