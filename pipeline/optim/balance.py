@@ -14,6 +14,7 @@ from pipeline.optim.optimizer import (
     RoundPeers,
     Tree,
     align_inside,
+    lookahead_inside,
     looks_ahead,
     no_align,
     no_lookahead,
@@ -121,11 +122,6 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         own, shared = optimizer.init(params)
         return Balanced(zeros(corrections(params)), own), shared
 
-    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return optimizer.lookahead(params, own.optimizer, shared, step)
-
-    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
-
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         load = jax.tree.map(jnp.add, own.load, corrections(grads))
         return Balanced(load, optimizer.accumulate(grads, own.optimizer, params, step))
@@ -153,8 +149,8 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
     return optimizer._replace(
-        init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
-        compare=compare, areas=areas, align=align_inside(optimizer.align),
+        init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
+        lookahead=lookahead_inside(optimizer.lookahead), align=align_inside(optimizer.align),
     )  # fmt: skip
 
 

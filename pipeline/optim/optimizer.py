@@ -178,7 +178,7 @@ def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
 
 
 def align_inside(align: AlignFn) -> AlignFn:
-    """Return `align` of a state that has another optimizer's as its attribute `optimizer`."""
+    """Return `align` for a state that has another optimizer's as its attribute `optimizer`."""
     if align is no_align:
         return align
 
@@ -186,6 +186,17 @@ def align_inside(align: AlignFn) -> AlignFn:
         return own._replace(optimizer=align(own.optimizer, params, fragment))
 
     return align_outside
+
+
+def lookahead_inside(lookahead: LookaheadFn) -> LookaheadFn:
+    """Return `lookahead` for a state that has another optimizer's as its attribute `optimizer`."""
+    if lookahead is no_lookahead:
+        return lookahead
+
+    def lookahead_outside(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return lookahead(params, own.optimizer, shared, step)
+
+    return lookahead_outside
 
 
 class Optimizer(NamedTuple):

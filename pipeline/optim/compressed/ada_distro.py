@@ -13,14 +13,12 @@ from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
 from pipeline.optim.optimizer import (
     KeyPath,
-    LookaheadFn,
     Optimizer,
     Tree,
     align_inside,
     clip_scale,
     group_of,
-    looks_ahead,
-    no_lookahead,
+    lookahead_inside,
 )
 
 EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
@@ -141,11 +139,6 @@ def normalized(
         own, shared = optimizer.init(params)
         return NormalizedState(own, moment.zeros(params), jnp.zeros(())), shared
 
-    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return optimizer.lookahead(params, own.optimizer, shared, step)
-
-    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
-
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         if clip_grad_norm is not None:
             scale = clip_scale(grads, clip_grad_norm)
@@ -165,8 +158,8 @@ def normalized(
         return distance, own._replace(optimizer=inside)
 
     return optimizer._replace(
-        init=init, lookahead=lookahead, accumulate=accumulate, send=send, compare=compare,
-        align=align_inside(optimizer.align),
+        init=init, accumulate=accumulate, send=send, compare=compare,
+        lookahead=lookahead_inside(optimizer.lookahead), align=align_inside(optimizer.align),
     )  # fmt: skip
 
 

@@ -129,15 +129,7 @@ class Compressor:
         present: jax.Array,
         aggregate: AggregateFn,
     ) -> jax.Array:
-        """Return each coefficient's aggregate over the peers that sent it, in the shape of `like`.
-
-        Args:
-          path: Name of the parameter.
-          like: An array of its shape.
-          messages: What all peers sent of it, with a leading axis [peer].
-          present: bool [peer].
-          aggregate: Reduces the values of a coefficient.
-        """
+        """Return each coefficient's aggregate over the present peers that sent it, as `like` is."""
         index_PNK, value_PNK = coefficients_of(messages)
         if isinstance(messages, SomeBlocks):
             blocks = index_PNK.shape[1]
