@@ -39,6 +39,10 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
     optimizer decides what peers send, and what messages do to theta. If a message is lost, so are
     its local steps.
 
+    Where peers' data differ, an inner SGD lets theta rest at the mean of the params that peers pull
+    to. An inner Adam normalizes each peer's gradients; where these have little noise, its steps are
+    signs, and theta rests at the median.
+
     Args:
       inner: Takes the local steps, as if its peer were alone.
       outer: Takes a step in each round.
