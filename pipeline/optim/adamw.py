@@ -26,7 +26,7 @@ def adamw(
       learning_rate: A schedule of the step, counted from 1, or a constant.
       betas: Decay of the first and second moment.
       eps: Added to the root of the second moment.
-      weight_decay: Decoupled, per unit of learning rate.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
 
     References:

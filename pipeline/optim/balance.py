@@ -1,4 +1,4 @@
-"""Params that no gradient moves: left as they are, or moved by how loaded experts are."""
+"""Params that no gradient moves: left as they are, or moved by the load of experts."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from pipeline.optim.optimizer import (
     RoundPeers,
     Tree,
     align_inside,
+    lookahead_inside,
     looks_ahead,
     no_align,
     no_lookahead,
@@ -76,7 +77,7 @@ class Balanced(NamedTuple):
     """A state, a message or areas of `balanced`.
 
     Attributes:
-      load: How many choices fell on each expert; shapes of the corrections.
+      load: Number of choices that fell on each expert; shapes of the corrections.
       optimizer: State, message or areas of the optimizer of the other params.
     """
 
@@ -87,8 +88,8 @@ class Balanced(NamedTuple):
 def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Optimizer:
     """Return `optimizer` with routers' corrections, which balance experts without a loss for it.
 
-    As DeepSeek V3 does. Where other params have a gradient, a correction b has the load: n_p, how
-    many choices of peer p's batch fell on each of its E experts (`models.experts.Router`). A peer
+    As DeepSeek V3 does. In place of a gradient, a correction b has a load n_p: the number of
+    choices of peer p's batch that fell on each of its E experts (`models.experts.Router`). A peer
     sends it whole, and
 
         s   =  mean over present peers of n_p / (sum over experts of n_p)
@@ -100,7 +101,7 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     Args:
       optimizer: Takes the other params, as `leave` makes it.
       paths: Names of corrections, joined with "/"; experts are their last axis.
-      speed: How far a correction moves in a round; DeepSeek V3 trained with 0.001.
+      speed: Length of a correction's step in a round; DeepSeek V3 trained with 0.001.
 
     References:
       Wang et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts,
@@ -120,11 +121,6 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     def init(params: Tree) -> tuple[Tree, Tree]:
         own, shared = optimizer.init(params)
         return Balanced(zeros(corrections(params)), own), shared
-
-    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return optimizer.lookahead(params, own.optimizer, shared, step)
-
-    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         load = jax.tree.map(jnp.add, own.load, corrections(grads))
@@ -153,8 +149,8 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
     return optimizer._replace(
-        init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
-        compare=compare, areas=areas, align=align_inside(optimizer.align),
+        init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
+        lookahead=lookahead_inside(optimizer.lookahead), align=align_inside(optimizer.align),
     )  # fmt: skip
 
 
@@ -164,7 +160,7 @@ def _moves(load: Tree, present: jax.Array, speed: float) -> Tree:
     Args:
       load: Numbers of choices, with a leading axis [peer].
       present: bool [peer].
-      speed: How far a correction moves.
+      speed: Length of a correction's step.
     """
     count = jnp.maximum(jnp.sum(present), 1)
 

@@ -44,7 +44,7 @@ def dense(
       learning_rate: A schedule of the step, counted from 1, or a constant.
       direction: Any of optax's `scale_by_*`, or the like: the direction d of a step, and the state
         s, from gradients alone.
-      weight_decay: Decoupled, per unit of learning rate.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
       aggregate: Takes the place of the mean; `aggregate.mean` has peers count by their weights.
     """

@@ -1,8 +1,7 @@
-"""Checks of what optimizers are told: the type as well as the bounds, before anything is built.
+"""Checks of settings, their types as well as their bounds, before an optimizer is built.
 
-Nobody computes with half a step or a negative rate: `delay=0.5` would be no error of arithmetic,
-and peers would never take anything up. A traced setting passes, as `optax.inject_hyperparams` has
-them: its value is not known yet.
+Without them `delay=0.5` would raise no error, and peers would never adopt what was exchanged. A
+traced setting passes, as in `optax.inject_hyperparams`: its value is not known yet.
 
 All functions here raise a ValueError that names the setting, its value and what was expected.
 """
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-SHOWN = 80  # characters of a value, of a longer one its type
+SHOWN = 80  # characters of a value; a longer one is shown as its type
 
 
 def expect(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
@@ -37,7 +36,7 @@ def expect_integer(name: str, value: Any, within: Callable[[Any], Any], wanted: 
 
 
 def expect_number(name: str, value: Any, within: Callable[[Any], Any], wanted: str) -> None:
-    """Check a finite number, of Python, NumPy or JAX; True is none."""
+    """Check a finite number, of Python, NumPy or JAX; True does not count as one."""
     expect(name, value, lambda x: _is_number(x) and within(x), wanted)
 
 
@@ -71,7 +70,7 @@ def expect_share(name: str, value: Any) -> None:
 
 
 def expect_decay(name: str, value: Any) -> None:
-    """Check a number in [0, 1): with 1, a mean of all that ever was would be of none."""
+    """Check a number in [0, 1): a decayed mean with 1 would never take anything in."""
     expect_number(name, value, lambda x: 0 <= x < 1, "a number from 0, below 1")
 
 

@@ -52,7 +52,7 @@ def muon(
       momentum: Decay of Nesterov's momentum of the matrices of layers.
       betas: Decay of Adam's first and second moment.
       eps: Added to the root of the second moment.
-      weight_decay: Decoupled, per unit of learning rate.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
       step_scale: Factor of a group's steps, 1 where it is not named; a group is a top-level name of
         the params, such as "layers".

@@ -1,4 +1,4 @@
-"""What an optimizer is: eight pure functions over two states."""
+"""The interface of optimizers: eight pure functions over two states."""
 
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -55,10 +55,10 @@ class AlignFn(Protocol):
     """align(own, params, fragment) -> own."""
 
     def __call__(self, own: Tree, params: Tree, fragment: jax.Array) -> Tree:
-        """Return the peer's state after it took up what peers agreed on last in a fragment.
+        """Return the peer's state after it adopts what peers last agreed on in a fragment.
 
-        Called once for each round's commit, by every peer that is present, whether it trains or
-        not: before local step `Optimizer.delay` of the next round.
+        Called once for the result of each round, by every peer that is present, whether it trains
+        or not: before local step `Optimizer.delay` of the next round.
 
         Args:
           own: The peer's state.
@@ -77,7 +77,7 @@ class LookaheadFn(Protocol):
           params: What all peers agree on.
           own: The peer's state.
           shared: The state that is one copy.
-          step: As of `AccumulateFn`.
+          step: The local step, counted as in `AccumulateFn`.
         """
 
 
@@ -91,8 +91,8 @@ class AccumulateFn(Protocol):
           grads: Mean gradient of the peer's batch; shapes of `params`.
           own: The peer's state.
           params: What all peers agree on.
-          step: int32 [], counted from 1; with several local steps in a round float32, the rounds
-            that are done after this one, so that the last one of round 3 sees 3.0.
+          step: int32 [], counted from 1. With several local steps in a round float32 [], the number
+            of rounds done after this local step: the last one of round 3 has 3.0.
         """
 
 
@@ -142,7 +142,7 @@ class CompareFn(Protocol):
     def __call__(
         self, own: Tree, message: Tree, params: Tree, step: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        """Return how far a message lies from the one that this state would send.
+        """Return the distance of a message from the one that this state would send.
 
         Serves an audit on other hardware, where bits cannot be equal.
 
@@ -162,7 +162,7 @@ class AreasFn(Protocol):
     """areas(params) -> areas."""
 
     def __call__(self, params: Tree) -> Tree:
-        """Return how many positions a block of each param has, which a message does not tell.
+        """Return the number of positions in a block of each parameter; messages do not hold it.
 
         Args:
           params: Nested dicts of arrays.
@@ -178,7 +178,7 @@ def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
 
 
 def align_inside(align: AlignFn) -> AlignFn:
-    """Return `align` of a state that has another optimizer's as its attribute `optimizer`."""
+    """Return `align` for a state that has another optimizer's as its attribute `optimizer`."""
     if align is no_align:
         return align
 
@@ -186,6 +186,17 @@ def align_inside(align: AlignFn) -> AlignFn:
         return own._replace(optimizer=align(own.optimizer, params, fragment))
 
     return align_outside
+
+
+def lookahead_inside(lookahead: LookaheadFn) -> LookaheadFn:
+    """Return `lookahead` for a state that has another optimizer's as its attribute `optimizer`."""
+    if lookahead is no_lookahead:
+        return lookahead
+
+    def lookahead_outside(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return lookahead(params, own.optimizer, shared, step)
+
+    return lookahead_outside
 
 
 class Optimizer(NamedTuple):
@@ -199,16 +210,16 @@ class Optimizer(NamedTuple):
             grads      at lookahead(params, own, shared, step)
             own        = accumulate(grads, own, params, step)
           message, own = send(own, params, shared, step)
-        each round, everybody alike:
+        each round, once and the same for all:
           updates, shared = receive(messages, peers, params, shared, step)
 
-    A peer that takes no step in a round aligns all the same. `compare` serves an audit and `areas`
+    A peer that takes no step in a round aligns too. `compare` serves an audit and `areas`
     the wire format. No function knows whether peers are rows of an array or machines. Shapes do not
     change when a peer is absent.
 
     Attributes:
       inner_steps: Local steps of a round.
-      fragments: In how many fragments the params are exchanged, one in each round, in turns.
+      fragments: Number of fragments of the params; rounds exchange one each, in turns.
       delay: Local steps of the next round that a peer takes before it needs what was exchanged,
         and aligns; at most inner_steps.
     """
@@ -232,13 +243,13 @@ class Optimizer(NamedTuple):
 
 
 def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tree:
-    """Return the peer's state after it took up, in round `step`, the commit of the round before.
+    """Return the peer's state after it adopts, in round `step`, the result of the round before.
 
     Args:
       optimizer: The functions.
       own: The peer's state.
       params: What all peers agree on.
-      step: int32 [], the round, counted from 1; in the first there is nothing to take up.
+      step: int32 [], the round, counted from 1; the first has nothing to adopt.
     """
     if optimizer.align is no_align:
         return own

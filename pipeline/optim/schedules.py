@@ -11,7 +11,7 @@ Arguments that schedules share:
 
     base_lr         learning rate at the end of the warm-up
     warmup_init_lr  learning rate at step 0
-    warmup_steps    W, the steps of the warm-up; 0 is none
+    warmup_steps    W, the steps of the warm-up; 0 for no warm-up
     total_steps     step at which the learning rate is final_lr, more than warmup_steps
     final_lr        learning rate from then on
 """
@@ -49,7 +49,7 @@ def linear(
 def cosine(
     base_lr: float, warmup_init_lr: float, warmup_steps: int, total_steps: int, final_lr: float
 ) -> LearningRate:
-    """Return final_lr + (base_lr - final_lr) (1 + cos(pi p)) / 2, p as far as the decay is done.
+    """Return final_lr + (base_lr - final_lr) (1 + cos(pi p)) / 2, p the done share of the decay.
 
     p = (step - W) / (total_steps - W) stays 1 after total_steps, and the learning rate final_lr.
     Psyche's p goes on growing: its learning rate rises again, and is base_lr once more at p = 2.

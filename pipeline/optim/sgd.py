@@ -29,7 +29,7 @@ def sgd(
       learning_rate: A schedule of the step, counted from 1, or a constant.
       momentum: Decay of m, in [0, 1); 0 keeps no m.
       nesterov: Whether the momentum is Nesterov's.
-      weight_decay: Decoupled, per unit of learning rate.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
       aggregate: Takes the place of the mean; see `dense`.
 

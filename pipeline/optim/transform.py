@@ -23,8 +23,9 @@ def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
 
     Args:
       axis_name: Name of the axis.
-      to: As of `jax.lax.all_gather`. With "invarying", `shard_map` as it is by default, which
-        checks it, knows that updates are the same for all: params can leave it as one copy.
+      to: Type of the result, see `jax.lax.all_gather`. With "invarying", the checks that
+        `shard_map` makes by default know that updates are the same for all: params can leave it as
+        one copy.
     """
 
     def exchange(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
@@ -34,7 +35,7 @@ def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
 
 
 def alone(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-    """Exchange nothing: the only peer there is receives what it sends."""
+    """Exchange nothing: a lone peer receives what it sends."""
     return message, jax.tree.map(lambda x: x[None], message)
 
 
@@ -61,8 +62,8 @@ def as_transform(
     """Compose an optimizer and an exchange into a transform for any jitted step.
 
     Gradients are to be taken at `lookahead_params(optimizer, params, state)`: the params themselves
-    except with local steps, and for DisTrO with overlap. Of those, `lookahead=True` says that it is
-    done, since gradients do not tell where they were taken:
+    except with local steps, and for DisTrO with overlap. For those, `lookahead=True` states that
+    the caller does so, since gradients do not tell where they were taken:
 
         tx = as_transform(optimizer, exchange, lookahead=True)
 
@@ -142,12 +143,12 @@ def as_transform(
 
 
 def lookahead_params(optimizer: Optimizer, params: Tree, state: optax.OptState) -> Tree:
-    """Return the params at which a peer takes its next gradient: those that its state tells.
+    """Return the params at which a peer takes its next gradient.
 
     Args:
       optimizer: What the transform was made of.
       params: What all peers agree on, in any tree.
-      state: That of `as_transform`, or of a chain or wrapper with one such transform in it.
+      state: State of `as_transform`, or of a chain or wrapper with one such transform in it.
 
     Raises:
       ValueError: No state of `as_transform` is in `state`.

@@ -40,7 +40,7 @@ SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
     schedule.ScheduleWarmupStableDecay: schedules.warmup_stable_decay,
 }
 
-QUANTIZERS: dict[str, Callable[[Any], Quantizer]] = {  # of the elements of a block
+QUANTIZERS: dict[str, Callable[[Any], Quantizer]] = {  # by the elements of a block
     "bfloat16": lambda _: Half(jnp.bfloat16),
     "float16": lambda _: Half(jnp.float16),
     "int8": partial(Integers, 8),
@@ -72,7 +72,7 @@ def learning_rate_of_run(run: Run, first_step: int = 0) -> LearningRate:
 
 
 class Setting(NamedTuple):
-    """What an optimizer is told besides its table.
+    """Settings of an optimizer that its table does not hold.
 
     Attributes:
       learning_rate: A schedule of the step, counted from 1.
@@ -90,7 +90,7 @@ def build(table: tables.OptimizerVariant, setting: Setting, groups: Collection[s
 
     Args:
       table: The variant, with its settings.
-      setting: What it is told besides.
+      setting: Settings besides the table.
       groups: All top-level groups of the params.
 
     Raises:

@@ -13,14 +13,12 @@ from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.expect import expect_clip, expect_decay, expect_groups, expect_kind
 from pipeline.optim.optimizer import (
     KeyPath,
-    LookaheadFn,
     Optimizer,
     Tree,
     align_inside,
     clip_scale,
     group_of,
-    looks_ahead,
-    no_lookahead,
+    lookahead_inside,
 )
 
 EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
@@ -44,10 +42,10 @@ def ada_distro(
     That is the minimum of the mean loss where peers draw from the same data, as here; where their
     data differ, peers with small gradients count for more than in DisTrO.
 
-    A sign moves every element by as much as every other, and a matrix of layers along all of its
-    singular directions at once, noise and all; what a layer can bear is far less than what
-    embeddings and head need, and the orthogonal matrix spends a layer's step evenly. benchmarks/
-    RESULTS.md has what each part gains alone, and what else was tried.
+    A sign moves all elements equally, and so a layer's matrix along all of its singular directions,
+    noise included. Layers bear much shorter steps than embeddings and head need; an orthogonal
+    matrix spreads a layer's step evenly. benchmarks/RESULTS.md has the gain of each part alone, and
+    what else was tried.
 
     Args:
       momentum: DisTrO's settings, with the `direction` of the equations above. Its
@@ -88,12 +86,12 @@ class VectorMoment(NamedTuple):
 
 
 class NormalizedState(NamedTuple):
-    """What each peer owns in `normalized`.
+    """A peer's own state in `normalized`.
 
     Attributes:
       optimizer: The state of the optimizer that takes the normalized gradients.
       second: `MatrixMoment` or `VectorMoment` of each parameter.
-      weight: float32 [], what the decayed weights of `second` add up to.
+      weight: float32 [], sum of the decayed weights of `second`.
     """
 
     optimizer: Tree
@@ -109,15 +107,15 @@ def normalized(
 ) -> Optimizer:
     """Return the optimizer on gradients whose elements are all about as large as 1.
 
-    Each peer has, of its own gradients g, decayed means over the columns and over the rows of the
-    squares of each matrix, from which Adafactor estimates each element's second moment:
+    Each peer keeps decayed means of its squared gradients, over the columns and over the rows of
+    each matrix. From them Adafactor estimates the second moment of each element:
 
         R   <- decay * R + (1 - decay) * mean over columns of g^2
         C   <- decay * C + (1 - decay) * mean over rows of g^2
         v    = R C^T / mean(R)
         g   <- g / (sqrt(v / w) + 1e-8)
 
-    with w, what the decayed weights add up to, as Adam's bias correction. A vector's v is its own
+    where w, the sum of the decayed weights, corrects the bias as in Adam. A vector's v is its own
     decayed square. So a peer needs memory for a row and a column of each matrix, not for another
     copy of the params.
 
@@ -141,11 +139,6 @@ def normalized(
         own, shared = optimizer.init(params)
         return NormalizedState(own, moment.zeros(params), jnp.zeros(())), shared
 
-    def ahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return optimizer.lookahead(params, own.optimizer, shared, step)
-
-    lookahead: LookaheadFn = ahead if looks_ahead(optimizer) else no_lookahead
-
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         if clip_grad_norm is not None:
             scale = clip_scale(grads, clip_grad_norm)
@@ -165,8 +158,8 @@ def normalized(
         return distance, own._replace(optimizer=inside)
 
     return optimizer._replace(
-        init=init, lookahead=lookahead, accumulate=accumulate, send=send, compare=compare,
-        align=align_inside(optimizer.align),
+        init=init, accumulate=accumulate, send=send, compare=compare,
+        lookahead=lookahead_inside(optimizer.lookahead), align=align_inside(optimizer.align),
     )  # fmt: skip
 
 

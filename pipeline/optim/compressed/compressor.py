@@ -6,7 +6,6 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pipeline.optim.aggregate import AggregateFn
 from pipeline.optim.compressed import dct
@@ -17,7 +16,7 @@ from pipeline.optim.expect import (
     expect_flags,
     expect_groups,
 )
-from pipeline.optim.optimizer import KeyPath, Tree, group_of
+from pipeline.optim.optimizer import SMALLEST_NORMAL, KeyPath, Tree, group_of
 
 
 class Coefficients(NamedTuple):
@@ -36,8 +35,8 @@ class SomeBlocks(NamedTuple):
     """What a peer sends of one parameter where blocks of zeros count as not sent; or its areas.
 
     Attributes:
-      zero: A bit for each block, set where it is all zero and what is sent of it does not count;
-        float32, each of which holds `BITS` of them exactly.
+      zero: A bit for each block, set where the block is all zero, so that what is sent of it does
+        not count. float32, each of which holds `BITS` of them exactly.
       sent: `Coefficients`, as if all blocks counted.
     """
 
@@ -130,15 +129,7 @@ class Compressor:
         present: jax.Array,
         aggregate: AggregateFn,
     ) -> jax.Array:
-        """Return each coefficient's aggregate over the peers that sent it, in the shape of `like`.
-
-        Args:
-          path: Name of the parameter.
-          like: An array of its shape.
-          messages: What all peers sent of it, with a leading axis [peer].
-          present: bool [peer].
-          aggregate: Reduces the values of a coefficient.
-        """
+        """Return each coefficient's aggregate over the present peers that sent it, as `like` is."""
         index_PNK, value_PNK = coefficients_of(messages)
         if isinstance(messages, SomeBlocks):
             blocks = index_PNK.shape[1]
@@ -162,12 +153,12 @@ class Compressor:
         return jnp.broadcast_to(positions_K, (blocks.blocks, kept))
 
     def distance(self, path: KeyPath, coefficients: jax.Array, message: Selection) -> jax.Array:
-        """Return how far a message is from what would be selected of these coefficients.
+        """Return the distance of a message from what would be selected of these coefficients.
 
-        The largest of: how far below the block's k-th magnitude a sent position lies, or a value of
-        the other sign is off, as a share of that magnitude; how far off a value is, as a share of
-        itself: bfloat16 rounds it by up to 1/256, whatever the k-th is; and the largest magnitude
-        of a block that was left out as zero, as a share of the k-th.
+        It is the largest relative error. As a share of the block's k-th magnitude: what the
+        magnitude at a sent position lacks of it, the magnitude of a sign that differs, and the
+        largest magnitude of a block that was left out as zero. As a share of the value itself: the
+        error of a value, which bfloat16 rounds by up to 1/256 whatever the k-th is.
         """
         cut = self.layout(path, coefficients)
         index_NK, value_NK = coefficients_of(message)
@@ -176,7 +167,7 @@ class Compressor:
         mine_NK = dct.take(coefficients, cut, index_NK)
         below_NK = kth_N1 - jnp.abs(mine_NK)
         # a block that is all but zero holds rounding only: its positions say nothing
-        floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + np.finfo(np.float32).tiny
+        floor = 1e-6 * jnp.max(jnp.abs(coefficients)) + SMALLEST_NORMAL
         size_N1 = jnp.maximum(kth_N1, floor)
         if value_NK.dtype == bool:
             flipped_NK = jnp.where(value_NK == jnp.signbit(mine_NK), 0.0, jnp.abs(mine_NK))

@@ -183,17 +183,12 @@ def aggregate_sent(
 ) -> jax.Array:
     """Each coefficient's aggregate over the peers that sent it, zero where none did.
 
-    Args:
-      index_PNK: Positions within each block, which no peer names twice.
-      value_PNK: Coefficients.
-      present: bool, whether a peer is present: as a whole, [P], or block by block, [P, N].
-      cut: How the array is cut into blocks.
-      aggregate: Reduces the values of a coefficient. All but `aggregate.mean` take memory for the
-        array of every peer.
+    Peers are present as a whole, [P], or block by block, [P, N]. An aggregate other than `mean`
+    takes memory for P arrays.
     """
     if aggregate is mean:
         return _mean_of_senders(index_PNK, value_PNK, present, cut)
-    sent_PNK = jnp.broadcast_to(_each(present), index_PNK.shape)
+    sent_PNK = jnp.broadcast_to(_as_values(present), index_PNK.shape)
     whole = jax.vmap(partial(put, cut=cut))
     agreed: jax.Array = aggregate(whole(index_PNK, value_PNK), whole(index_PNK, sent_PNK))
     return agreed
@@ -210,7 +205,7 @@ def _mean_of_senders(
     """
     address_PNK = _address(cut, index_PNK)
     # `where`, not a product: an absent peer's row may hold anything, NaN included
-    present = _each(present)
+    present = _as_values(present)
     value_PNK = jnp.where(present, value_PNK.astype(jnp.float32), 0.0)
 
     def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -228,8 +223,7 @@ def _mean_of_senders(
     return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)
 
 
-def _each(present: jax.Array) -> jax.Array:
-    """Return [P] or [P, N] with as many axes as [P, N, K]."""
+def _as_values(present: jax.Array) -> jax.Array:
     return present.reshape(*present.shape, *[1] * (3 - present.ndim))
 
 

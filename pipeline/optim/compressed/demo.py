@@ -37,7 +37,7 @@ def demo(
       compression_decay: Decay of delta per step; the paper's 0.999.
       compression_topk: Coefficients sent of each block; the paper's 32.
       compression_chunk: The longest side of a block; the paper's 64.
-      weight_decay: Decoupled, per unit of learning rate.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
       exchange: exchange(message, step) -> sent, received, such as `optimizer.all_gather("peer")`
         under `vmap(axis_name="peer")` or `shard_map`, or `optimizer.alone`; see `as_transform`.
 

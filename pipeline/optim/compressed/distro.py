@@ -46,7 +46,7 @@ class CompressedMomentum:
         on its way into `delta` as well as the step.
       compressor: What is sent of a parameter.
       compression_decay: Decay of delta per round, in [0, 1].
-      weight_decay: Decoupled, per unit of learning rate.
+      weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.
       removed: Share of what was sent that leaves delta.
       direction: Direction and length of each parameter's step.
@@ -112,7 +112,7 @@ class CompressedMomentum:
         return jax.tree.map_with_path(of_leaf, params, messages)
 
     def lookahead(self, params: Tree, delta: Tree, step: jax.Array) -> Tree:
-        """Return where params will be if all peers' deltas are as this one."""
+        """Return the params after a step in which all peers' deltas equal this one."""
 
         def of_leaf(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
             lr = self.rate(step - 1) * self.direction.scale_of(path)
@@ -134,13 +134,13 @@ class CompressedMomentum:
         return jax.tree.map_with_path(of_leaf, params, directions)
 
     def distance(self, delta: Tree, message: Tree) -> jax.Array:
-        """Return how far a message is from what this delta would send."""
-        far = jax.tree.map_with_path(self.compressor.distance, delta, message)
-        return reduce(jnp.maximum, jax.tree.leaves(far), jnp.zeros(()))
+        """Return the distance of a message from what this delta would send."""
+        distances = jax.tree.map_with_path(self.compressor.distance, delta, message)
+        return reduce(jnp.maximum, jax.tree.leaves(distances), jnp.zeros(()))
 
 
 class DistroState(NamedTuple):
-    """What each peer owns in `distro`.
+    """A peer's own state in `distro`.
 
     Attributes:
       delta: The momentum's coefficients; shapes of the params, float32.
@@ -167,8 +167,8 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
 
     Args:
       momentum: The settings.
-      overlap: Rounds that messages travel while the next ones are computed: 0; with 1 or 2 it is
-        `distro_overlapped`.
+      overlap: Rounds that messages travel while the next ones are computed: 0, or for
+        `distro_overlapped` 1 or 2.
 
     References:
       Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, https://arxiv.org/abs/2411.19870
@@ -207,7 +207,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
 
 
 class OverlappedState(NamedTuple):
-    """What each peer owns in `distro_overlapped`.
+    """A peer's own state in `distro_overlapped`.
 
     Attributes:
       delta: The momentum's coefficients; shapes of the params, float32.
@@ -219,7 +219,7 @@ class OverlappedState(NamedTuple):
 
 
 class WaitingDirection(NamedTuple):
-    """What is one copy in `distro_overlapped`.
+    """The shared state of `distro_overlapped`.
 
     Attributes:
       direction: The last round's direction, still to be applied; shapes of the params.

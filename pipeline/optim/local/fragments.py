@@ -1,4 +1,4 @@
-"""Fragments of the params: of each the same number of equal ranges, which are exchanged in turns.
+"""Fragments of the params, exchanged in turns: each is one of F equal ranges of every parameter.
 
 Shapes: F fragments, N elements of a parameter in each.
 """
@@ -47,7 +47,7 @@ class Fragments(NamedTuple):
         return jax.vmap(of_one)(jnp.arange(self.total))
 
     def _cut(self, x: jax.Array) -> jax.Array:
-        """Return [F, N], the last of them filled up with zeros."""
+        """Return [F, N], the last row padded with zeros."""
         width = -(-x.size // self.total)
         return jnp.pad(x.ravel(), (0, self.total * width - x.size)).reshape(self.total, width)
 

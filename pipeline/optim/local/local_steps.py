@@ -10,7 +10,7 @@ from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree, looks_ahead
 
 
 class LocalState(NamedTuple):
-    """What each peer owns in `local_steps`.
+    """A peer's own state in `local_steps`.
 
     Attributes:
       drift: Its local params minus the params of all; shapes of the params, float32.
@@ -28,15 +28,20 @@ class LocalState(NamedTuple):
 def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimizer:
     """Return the outer optimizer, on the pseudogradients that steps of the inner one make.
 
-    With theta the params of all, and theta_p the local params of peer p, which it begins a round
-    with theta:
+    With theta the params of all, and theta_p the local params of peer p, which are theta when a
+    round begins:
 
         inner_steps times    theta_p <- the inner optimizer's step from theta_p, on g_p at theta_p
         then                 theta   <- the outer optimizer's step from theta, on the
                                         pseudogradients theta - theta_p in place of gradients
 
-    The inner optimizer's state stays with its peer from round to round. What a peer sends, and what
-    becomes of the messages, is the outer optimizer's. If a message is lost, so are its local steps.
+    The inner optimizer's state stays with its peer from round to round. The outer
+    optimizer decides what peers send, and what messages do to theta. If a message is lost, so are
+    its local steps.
+
+    Where peers' data differ, an inner SGD lets theta rest at the mean of the params that peers pull
+    to. An inner Adam normalizes each peer's gradients; where these have little noise, its steps are
+    signs, and theta rests at the median.
 
     Args:
       inner: Takes the local steps, as if its peer were alone.
@@ -90,7 +95,7 @@ def check_parts(inner: Optimizer, outer: Optimizer) -> None:
     """Check that two optimizers can be the parts of one with local steps.
 
     Raises:
-      ValueError: One of them is none, or looks ahead.
+      ValueError: One of them is no Optimizer, or looks ahead.
     """
     expect_kind(Optimizer, inner=inner, outer=outer)
     for name, optimizer in (("inner", inner), ("outer", outer)):

@@ -42,7 +42,7 @@ def sparseloco(
     stacked: tuple[str, ...] = (),
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return SparseLoCo: peers keep what they do not send, and send the most of it.
+    """Return SparseLoCo: peers send their largest elements, and keep the rest for later.
 
     With theta_p the local params of peer p, in each round:
 
@@ -53,13 +53,13 @@ def sparseloco(
         e_p    <- e_p - q_p
         theta  <- theta - outer_learning_rate * (mean over present peers of q_p)
 
-    An element that a peer does not send counts as its zero. With 128 of 4,096, a message takes
+    An element that a peer does not send counts as zero. With 128 of 4,096, a message takes
     about 9 bits for each element that is sent.
 
     That is the paper's mean. The code that Templar trains with (tplr-ai/templar, src/tplr/
     compress.py at 0118981) differs: its mean of an element is over the peers that sent it, so one
-    that few peers send moves farther; it scales messages whose norm is above the peers' median down
-    to that; and the levels are those of a whole parameter, not of a block.
+    that few peers send moves farther; it scales messages whose norm exceeds the peers' median down
+    to it; and the levels are those of a whole parameter, not of a block.
 
     Args:
       inner: Takes the local steps; AdamW in SparseLoCo.
@@ -118,11 +118,11 @@ def _error_feedback(
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         mine, sent = decode(encode(own), params), decode(message, params)
-        farther = jax.tree.map(
+        beyond = jax.tree.map(
             lambda e, sent, mine: jnp.maximum(jnp.abs(sent - e) - jnp.abs(mine - e), 0.0),
             own, sent, mine,
         )  # fmt: skip
-        return norm_ratio(farther, mine), jax.tree.map(jnp.subtract, own, sent)
+        return norm_ratio(beyond, mine), jax.tree.map(jnp.subtract, own, sent)
 
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda area: Largest(0, 0, area), compressor.areas(params))

@@ -58,9 +58,38 @@ def sparta(
     expect_integer("seed", seed, lambda x: 0 <= x < 2**32, "an integer from 0, below 2**32")
     expect_one_of("selector", selector, SELECTORS)
     expect_aggregate(aggregate)
-    f = _Sparta(_Places(share, seed, selector), aggregate)
+    places = _Places(share, seed, selector)
     whole = fedavg(inner, inner_steps=inner_steps)
-    return whole._replace(send=f.send, receive=f.receive, compare=f.compare)
+
+    def message_of(own: Tree, at: Tree) -> Tree:
+        return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
+
+    def after_sending(own: Tree, at: Tree) -> Tree:
+        left = jax.tree.map(
+            lambda d, at_K: d.ravel().at[at_K].set(0.0).reshape(d.shape), own.drift, at
+        )
+        return own._replace(drift=left)
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        at = places(params, step)
+        return message_of(own, at), after_sending(own, at)
+
+    def receive(
+        messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        def update(theta: jax.Array, agreed_K: jax.Array, at_K: jax.Array) -> jax.Array:
+            return jnp.zeros(theta.size).at[at_K].set(-agreed_K).reshape(theta.shape)
+
+        agreed = aggregate(messages, peers.weight)
+        return jax.tree.map(update, params, agreed, places(params, step)), shared
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        at = places(params, step)
+        mine = message_of(own, at)
+        off = jax.tree.map(jnp.subtract, message, mine)
+        return norm_ratio(off, mine), after_sending(own, at)
+
+    return whole._replace(send=send, receive=receive, compare=compare)
 
 
 @dataclass(frozen=True)
@@ -98,42 +127,3 @@ class _Places:
         else:
             begin_K = jnp.where(part_K < longer, drawn(done // (width + 1)), drawn(done // width))
         return first_K + (begin_K + done) % width_K
-
-
-@dataclass(frozen=True)
-class _Sparta:
-    """The functions in which `sparta` differs from `fedavg`."""
-
-    places: _Places
-    aggregate: AggregateFn
-
-    def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        at = self.places(params, step)
-        return _message(own, at), _after_sending(own, at)
-
-    def receive(
-        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
-    ) -> tuple[Tree, Tree]:
-        def update(theta: jax.Array, agreed_K: jax.Array, at_K: jax.Array) -> jax.Array:
-            return jnp.zeros(theta.size).at[at_K].set(-agreed_K).reshape(theta.shape)
-
-        agreed = self.aggregate(messages, peers.weight)
-        return jax.tree.map(update, params, agreed, self.places(params, step)), shared
-
-    def compare(
-        self, own: Tree, message: Tree, params: Tree, step: jax.Array
-    ) -> tuple[jax.Array, Tree]:
-        at = self.places(params, step)
-        mine = _message(own, at)
-        off = jax.tree.map(jnp.subtract, message, mine)
-        return norm_ratio(off, mine), _after_sending(own, at)
-
-
-def _message(own: Tree, at: Tree) -> Tree:
-    """Return the pseudogradient at these places."""
-    return jax.tree.map(lambda d, at_K: -d.ravel()[at_K], own.drift, at)
-
-
-def _after_sending(own: Tree, at: Tree) -> Tree:
-    left = jax.tree.map(lambda d, at_K: d.ravel().at[at_K].set(0.0).reshape(d.shape), own.drift, at)
-    return own._replace(drift=left)

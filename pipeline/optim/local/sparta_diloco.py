@@ -26,7 +26,7 @@ class TwoParts(NamedTuple):
 
 
 class OuterState(NamedTuple):
-    """What is one copy in `sparta_diloco`.
+    """The shared state of `sparta_diloco`.
 
     Attributes:
       anchor: The params after their last outer steps; shapes of the params, float32.

@@ -13,7 +13,7 @@ from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
 class StreamingState(NamedTuple):
-    """What each peer owns in `streaming_diloco`.
+    """A peer's own state in `streaming_diloco`.
 
     Attributes:
       local: Its local params; shapes of the params, float32.
@@ -37,7 +37,7 @@ def streaming_diloco(
     delay: int,
     mixing: float,
 ) -> Optimizer:
-    """Return Streaming DiLoCo: DiLoCo of a fragment in each round, taken up some local steps later.
+    """Return Streaming DiLoCo: DiLoCo of a fragment in each round, adopted some local steps later.
 
     With the names of `diloco`, H = inner_steps, F = fragments and f = (t - 1) mod F, in round t:
 
@@ -51,21 +51,22 @@ def streaming_diloco(
         theta_p[f] <- mixing * theta_p[f] + (1 - mixing) * theta[f]
 
     So each fragment is exchanged every H local steps, and peers train on without waiting for it. A
-    peer that takes no step in a round takes up the fragment too. A message is 4 / F bytes per
+    peer that takes no step in a round adopts the fragment too. A message is 4 / F bytes per
     parameter, fewer with a quantizer. theta, the params of all, is what they last agreed on,
     fragment by fragment. If a message is lost, so are its peer's local steps in that fragment.
 
-    Fragment f is the f-th of F equal ranges of each parameter: where layers are stacked, a block of
-    layers as in the paper; of the embedding and the head, which there are in a fragment of their
-    own, a block of rows. So all messages are alike. With one fragment, no delay and no mixing it is
-    DiLoCo.
+    Fragment f is the f-th of F equal ranges of each parameter: a block of layers, as in the paper,
+    where layers are stacked; a block of rows of the embedding and of the head, to which the paper
+    gives a fragment of their own. So all messages are alike. With one fragment, no delay and no
+    mixing it is DiLoCo.
 
     Args:
       inner: Takes the local steps.
       outer: Takes the step of a fragment, as in `diloco`; each fragment has a state by itself.
       inner_steps: Local steps between two exchanges of a fragment, a multiple of F; the paper's H.
       fragments: Number of fragments of the params.
-      delay: Local steps of a peer until what was exchanged arrives, below H / F; the paper's tau.
+      delay: Local steps into the next round after which a peer adopts the exchanged fragment, fewer
+        than H / F; the paper's tau.
       mixing: Share of its own params that a peer keeps then, in [0, 1); the paper's alpha.
 
     References:

@@ -28,7 +28,7 @@ class Integers:
     bits / 8 bytes per element and 4 for each block. Sent is q + 2^(bits - 1).
 
     Attributes:
-      bits: 8 or 4 of each integer.
+      bits: Bits of an integer, 8 or 4.
       block: Elements that share a scale.
     """
 

@@ -22,17 +22,16 @@ from pipeline.optim.quantize.quantizer import (
 
 @dataclass(frozen=True)
 class Levels:
-    """Rounds to a sign, times the mean magnitude of its block's elements, or of those like it.
+    """Rounds to a sign times a level, which is a mean magnitude of elements of the block.
 
-    With 1 bit, all magnitudes of a block become their mean. With 2 bits, those above that mean
-    become the mean of these, and the rest the mean of the rest. Of all codes of a sign and a
-    choice, means leave the least squared error. bits / 8 bytes per element and 4 * bits for each
-    block.
+    With 1 bit, all magnitudes of a block become their mean. With 2 bits, magnitudes above that mean
+    become their own mean, and the others theirs. No other levels leave a smaller squared error.
+    bits / 8 bytes per element and 4 * bits for each block.
 
-    It is biased: what is left out must be kept for later, as error feedback does.
+    The code is biased, so it needs error feedback, which adds what was left out to later messages.
 
     Attributes:
-      bits: 1 or 2 of each element.
+      bits: Bits of an element, 1 or 2.
       block: Elements that share their levels.
 
     References:
@@ -77,11 +76,12 @@ def two_levels(
 
     Args:
       magnitude_NB: Magnitudes, in blocks.
-      real_NB: Which of them count; the others are zeros.
+      real_NB: Whether an element counts; the others are zeros.
 
     Returns:
-      level_N2: float32: the mean of those up to the block's mean, and of those above; 0 of none.
-      large_NB: bool: which are above.
+      level_N2: float32, the mean of magnitudes up to the block's mean, and the mean of those above
+        it; 0 where there are none.
+      large_NB: bool, whether a magnitude is above the block's mean.
     """
     counted_NB = jnp.broadcast_to(real_NB, magnitude_NB.shape)
 

@@ -23,7 +23,7 @@ class QSGD:
     x alone, all of its bits, so a replay repeats it and peers draw differently.
 
     Attributes:
-      bits: 8 or 4 of each element, its sign included.
+      bits: Bits of an element, 8 or 4, its sign included.
       block: Elements that share a norm.
 
     References:

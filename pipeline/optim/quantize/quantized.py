@@ -14,11 +14,11 @@ from pipeline.optim.quantize.quantizer import Quantizer
 
 
 class QuantizedState(NamedTuple):
-    """What each peer owns in `quantized`.
+    """A peer's own state in `quantized`.
 
     Attributes:
       own: `own` of the optimizer.
-      error: What rounding has left out so far, in the shapes of the params; or nothing.
+      error: Sum of what rounding left out, in the shapes of the params; empty without feedback.
     """
 
     own: Tree
@@ -34,14 +34,14 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         q   = encode(x), which is sent
         e  <- x - decode(q)
 
-    Everybody's optimizer, the sender's too, receives what the codes stand for.
+    All peers, the sender too, receive what the codes stand for.
 
     Args:
-      optimizer: Sends float32 arrays in the shapes of the params, and looks at nothing but its own
-        state for them, as those of `dense`.
+      optimizer: Sends float32 arrays in the shapes of the params, which depend on its own state
+        alone, as those of `dense` do.
       quantizer: Rounds each array.
-      error_feedback: Share of what was left out that is added to the next message, 0 to 1; with 0
-        no e is kept.
+      error_feedback: Share of what was left out that is added to the next message, 0 to 1; 0 keeps
+        no e.
 
     References:
       Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
@@ -53,13 +53,13 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
 
     decode, beyond = partial(_decode, quantizer), partial(_beyond, quantizer)
 
-    def kept(after: Tree, error: Callable[[], Tree]) -> QuantizedState:
+    def with_error(after: Tree, error: Callable[[], Tree]) -> QuantizedState:
         return QuantizedState(after, error() if error_feedback else optax.EmptyState())
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         own, shared = optimizer.init(params)
         zero = partial(jnp.zeros_like, dtype=jnp.float32)
-        return kept(own, lambda: jax.tree.map(zero, params)), shared
+        return with_error(own, lambda: jax.tree.map(zero, params)), shared
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return own._replace(own=optimizer.accumulate(grads, own.own, params, step))
@@ -75,7 +75,7 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         x, after = exact(own, params, step)
         message = jax.tree.map(quantizer.encode, x)
         left_out = partial(jax.tree.map, jnp.subtract, x, decode(message, params))
-        return message, kept(after, left_out)
+        return message, with_error(after, left_out)
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -86,9 +86,8 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         x, after = exact(own, params, step)
         decoded = decode(message, params)
-
-        far = norm_ratio(jax.tree.map(beyond, x, decoded), x)
-        return far, kept(after, partial(jax.tree.map, jnp.subtract, x, decoded))
+        distance = norm_ratio(jax.tree.map(beyond, x, decoded), x)
+        return distance, with_error(after, partial(jax.tree.map, jnp.subtract, x, decoded))
 
     def areas(params: Tree) -> Tree:
         codes = jax.eval_shape(lambda params: jax.tree.map(quantizer.encode, params), params)
@@ -104,5 +103,5 @@ def _decode(quantizer: Quantizer, message: Tree, params: Tree) -> Tree:
 
 
 def _beyond(quantizer: Quantizer, x: jax.Array, found: jax.Array) -> jax.Array:
-    """Return how much farther `found` lies from x than rounding alone would put it."""
+    """Return by how much the error of `found` exceeds that of rounding x."""
     return jnp.maximum(jnp.abs(found - x) - quantizer.rounding(x), 0.0)

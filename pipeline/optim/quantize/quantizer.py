@@ -1,4 +1,4 @@
-"""What a quantizer is; and blocks and packed bits, of which most are made.
+"""The interface of quantizers, and the blocks and packed bits that most of them use.
 
 Shapes: N blocks of B elements each, the last one padded; M elements of an array.
 """
@@ -24,7 +24,7 @@ class Quantizer(Protocol):
         """Return the float32 array of this shape that a code stands for."""
 
     def rounding(self, x: jax.Array) -> jax.Array:
-        """Return how far from x an honest code's array may lie, element by element."""
+        """Return the largest error that an honest code of x may have, element by element."""
 
 
 class Code(NamedTuple):
@@ -40,7 +40,7 @@ class Code(NamedTuple):
 
 
 def off_by(quantizer: Quantizer, x: jax.Array) -> jax.Array:
-    """Return how far from x its own code's array lies: the `rounding` of what never draws."""
+    """Return the error of the code of x: the `rounding` of a quantizer that draws nothing."""
     return jnp.abs(quantizer.decode(quantizer.encode(x), x.shape) - x)
 
 
