@@ -127,16 +127,27 @@ class Pages:
     def _fetch(self, request: Request, limit: limits.ListingLimit) -> tuple[bytearray, str]:
         """Return the content of a page, and what it says of other pages."""
         with opened("GET", request, self._network, {}) as answer:
-            content, room = bytearray(), limit.room
-            for piece in _paced(answer, room + 1, request.name, self._network):
-                content += piece
-                limit.received(0)  # in time
-            length = _length(answer.headers)
-            if length is not None and len(content) < min(length, room + 1):
-                raise TransientError(
-                    f"{request.name}: received {len(content)} bytes, expected {length}"
-                )
+            content = read_whole(answer, request.name, limit, self._network)
             return content, answer.headers.get("Link", "")
+
+
+def read_whole(
+    answer: urllib3.BaseHTTPResponse, name: str, limit: limits.ListingLimit, network: Network
+) -> bytearray:
+    """Return a body that is read into memory, up to one byte more than the limit has room for.
+
+    Raises:
+      TransientError: the connection was cut or stalled.
+      LockstepError: it takes too long.
+    """
+    content, room = bytearray(), limit.room
+    for piece in _paced(answer, room + 1, name, network):
+        content += piece
+        limit.received(0)  # in time
+    length = _length(answer.headers)
+    if length is not None and len(content) < min(length, room + 1):
+        raise TransientError(f"{name}: received {len(content)} bytes, expected {length}")
+    return content
 
 
 def _paced(
