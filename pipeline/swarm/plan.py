@@ -15,7 +15,7 @@ from pipeline.protocol import links
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.progress import size
 from pipeline.swarm import in_time
-from pipeline.swarm.device_memory import DeviceMemory, device_memory
+from pipeline.swarm.device_memory import DeviceMemory, run_memory
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.weights.earlier_run import trained_steps
 
@@ -150,7 +150,7 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
     """
     import orbax.checkpoint  # noqa: F401 - counts too: training loads it
 
-    found = device_memory(run, programs_of(run, *_model(run, root)))
+    found = run_memory(run, programs_of(run, *_model(run, root)))
     if found is None:
         yield "memory         this backend does not say"
         return
