@@ -1,8 +1,8 @@
 """One request to a web server, with a limit on everything that a server could do without end.
 
-Headers, interim answers before them included, have as long as a stall and HEADER_BYTES. Redirects
-are followed here, since urllib3 would read the body of each to its end, and credentials are shown
-to no other server. The body's pace and size are the caller's to limit.
+Headers, interim answers before them included, have as long as a stall and HTTP_HEADER_BYTES.
+Redirects are followed here, since urllib3 would read the body of each to its end, and credentials
+are shown to no other server. The body's pace and size are the caller's to limit.
 """
 
 import json
@@ -29,7 +29,7 @@ from urllib3 import connection, exceptions
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, brief, keep_secret
-from pipeline.net.limits import CONNECT_SECONDS, HEADER_BYTES, REDIRECTS
+from pipeline.net.limits import CONNECT_SECONDS, HTTP_HEADER_BYTES, REDIRECTS
 from pipeline.net.redact import message
 from pipeline.net.retry import TransientError
 from pipeline.runfile import Network
@@ -177,7 +177,7 @@ class _Headers:
     """The lines of headers, as http.client reads them: in so many seconds and bytes."""
 
     def __init__(self, file: BufferedReader, seconds: float):
-        self._file, self._until, self._left = file, time.monotonic() + seconds, HEADER_BYTES
+        self._file, self._until, self._left = file, time.monotonic() + seconds, HTTP_HEADER_BYTES
         self.close, self.flush = file.close, file.flush
 
     def readline(self, limit: int) -> bytes:
@@ -191,7 +191,7 @@ class _Headers:
             end = waiting.find(b"\n") + 1 or len(waiting)
             line += self._file.read(min(end, limit - len(line)))
             if self._left < len(line):
-                raise HTTPException(f"headers of over {HEADER_BYTES} bytes")
+                raise HTTPException(f"headers of over {HTTP_HEADER_BYTES} bytes")
         self._left -= len(line)
         return line
 

@@ -40,7 +40,7 @@ def _hash(kind: str) -> Any:
     return Annotated[str, AfterValidator(to_hex)]
 
 
-Number = Annotated[str, Field(pattern="^[0-9]{1,19}$")]  # Google's JSON has 64 bits as text
+Int64 = Annotated[str, Field(pattern="^[0-9]{1,19}$")]  # Google's JSON has 64 bits as text
 Md5, Crc32c = _hash("md5"), _hash("crc32c")
 
 
@@ -48,8 +48,8 @@ class BucketFile(BaseModel):
     """Google's description of one version of a file, as far as it is used."""
 
     name: str
-    size: Number
-    generation: Number
+    size: Int64
+    generation: Int64
     md5: Annotated[Md5 | None, Field(alias="md5Hash")] = None
     crc32c: Crc32c | None = None
     encoding: Annotated[str | None, Field(alias="contentEncoding")] = None

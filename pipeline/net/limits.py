@@ -10,7 +10,7 @@ from pipeline.errors import LockstepError, brief
 
 CONNECT_SECONDS = 10.0
 LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
-HEADER_BYTES = 2**18  # at most, of the headers of an answer and of interim ones
+HTTP_HEADER_BYTES = 2**18  # at most, of the headers of an answer and of interim ones
 REDIRECTS = 10  # followed at most
 # At most, of all pages of a listing, which is read into memory.
 LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.publication import aside, publish
-from pipeline.publication.exported import accepted, with_results
+from pipeline.publication.accepted_export import accepted, with_results
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock

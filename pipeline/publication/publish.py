@@ -13,7 +13,7 @@ from pipeline.audit import given_rows
 from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
 from pipeline.publication import drawn, layout
-from pipeline.publication.exported import accepted, with_results
+from pipeline.publication.accepted_export import accepted, with_results
 from pipeline.publication.layout import Publication
 from pipeline.stage import lock
 from pipeline.stage.artifacts import METRICS, Paths, sha256_file, write_json, write_text

@@ -9,8 +9,8 @@ from pipeline.audit.verdict import Verdict
 from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
 from pipeline.publication import layout, results
+from pipeline.publication.accepted_export import CARD
 from pipeline.publication.drawn import Drawn, files
-from pipeline.publication.exported import CARD
 from pipeline.publication.layout import Publication, PublishedFile
 from pipeline.publication.results import Evaluated
 from pipeline.runfile.explain import validate, validate_json

@@ -11,7 +11,7 @@ from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
 from pipeline.errors import LockstepError, brief
 from pipeline.programs import held_out
 from pipeline.publication import layout
-from pipeline.publication.exported import CARD
+from pipeline.publication.accepted_export import CARD
 from pipeline.runfile.table import Table
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine

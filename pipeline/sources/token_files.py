@@ -13,6 +13,7 @@ from pipeline.errors import LockstepError, brief
 from pipeline.net import store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
+from pipeline.net.web import PIECE_BYTES
 from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
 from pipeline.sources.choice import ChosenFile, choose, is_by_default
 from pipeline.sources.listing import Listing, LocationFile
@@ -24,7 +25,6 @@ from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older, load_toke
 
 HEAD_BYTES, TEXT_BYTES = 512, 32  # in which tokens are looked for; so few may look like text
 NUMPY_MAGIC = b"\x93NUMPY"
-PIECE_BYTES = 2**20
 
 
 def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:

@@ -166,10 +166,10 @@ class Sequences:
                     f"{self.folder / SHARDS}: parts.{number}: no sequence of "
                     f"{self.max_seq_len} tokens, expected some for its weight, {part.weight}"
                 )
-        if len(self) > mixture.LARGEST:
+        if len(self) > mixture.MOST_INDICES:
             raise LockstepError(
                 f"{self.folder / SHARDS}: {len(self)} sequences in {len(parts)} parts, expected at "
-                f"most {mixture.LARGEST}, as many as can be mixed"
+                f"most {mixture.MOST_INDICES}, as many as can be mixed"
             )
         counts_P = mixture.counts([part.weight for part in parts], sizes_P.tolist())
         return _Mixed(counts_P, starts_P, sizes_P, [_seed(part.shuffle) for part in parts])

@@ -132,7 +132,7 @@ class HfFolder:
             self._slots[slot.path].append((name, slot))
         stored = (name for name, slot in slots.items() if not slot.float32)
         codes = {self._files[name].specs[name].dtype for name in stored}
-        dtype = tensorfile.DTYPES[codes.pop()] if len(codes) == 1 else "float32"
+        dtype = tensorfile.DTYPE_OF_CODE[codes.pop()] if len(codes) == 1 else "float32"
         self.hf_config = hf_config | {"dtype": dtype, "torch_dtype": dtype}
         shapes = param_shapes(model, config)
         self.specs = {path: TensorSpec("F32", shape) for path, shape in shapes.items()}

@@ -13,7 +13,7 @@ from pipeline.weights.tensorfile import TensorFile
 # Kinds of RoPE for which max_position_embeddings is more than a limit: "dynamic" computes its
 # angles from it; for "yarn", transformers expects `factor` times the original length, or warns.
 FIXED_CONTEXT = ("dynamic", "yarn")
-WEIGHTS = ("*.safetensors", hf.INDEX)
+WEIGHT_PATTERNS = ("*.safetensors", hf.INDEX)
 
 
 def write(
@@ -42,7 +42,7 @@ def write(
     model = with_context(model, max_seq_len)
     hf.write_folder(folder, model, params, dtype, advance=advance)
     for file in (tokenizer if tokenizer.is_dir() else checkpoint).iterdir():
-        if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHTS):
+        if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHT_PATTERNS):
             shutil.copyfile(file, folder / file.name)
     settings = generation_config.make(checkpoint, model, folder)
     write_json(folder / generation_config.NAME, settings)

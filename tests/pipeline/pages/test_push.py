@@ -14,7 +14,7 @@ from pipeline import __main__, runfile
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
 from pipeline.pages import push
-from pipeline.publication import exported as exported_files
+from pipeline.publication import accepted_export as exported_files
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
