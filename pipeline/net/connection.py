@@ -34,7 +34,7 @@ from pipeline.net.redact import message
 from pipeline.net.retry import TransientError
 from pipeline.runfile import Network
 
-BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
+BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a request may be repeated
 CREDENTIALS = {"authorization", "cookie", "proxy-authorization"}  # headers for one server
 BODY_BYTES = 2**16  # at most, read of the body of a redirect or an error
 OFFLINE = "HF_HUB_OFFLINE"
@@ -52,7 +52,7 @@ class Request(NamedTuple):
       url: address, without a user and password.
       headers: with credentials, which no other server is shown.
       name: the address in errors, without credentials.
-      expected: what errors expected where the server refuses.
+      expected: end of the error if the server refuses: "expected ...".
       pushes: whether it belongs to a push. Then its errors repeat why the server refuses, and
         $HF_HUB_OFFLINE, which is about downloads, does not stop it.
     """
@@ -65,7 +65,7 @@ class Request(NamedTuple):
 
 
 class NotFoundError(LockstepError):
-    """There is nothing at the address."""
+    """The address does not exist."""
 
 
 def offline() -> bool:
@@ -95,7 +95,7 @@ def opened(
     try:
         try:
             answer = _follow(method, request, network, headers, content)
-        except ValueError as error:  # of this address, or of one that it redirects to
+        except ValueError as error:  # this address is invalid, or one that it redirects to
             raise LockstepError(f"{name}: {message(error)}, expected a valid address") from None
         if answer.status not in accepted:
             _check_status(request, answer, network)
@@ -131,7 +131,7 @@ def _follow(
             method,
             url,
             headers=said,
-            # in small pieces, each of which has a time: the whole would have that of one
+            # sent in small pieces, each with a timeout; bytes would have one for the whole
             body=None if content is None else BytesIO(content),
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=network.stall_seconds),
             retries=False,  # they are ours

@@ -50,7 +50,7 @@ def credentials(name: str) -> "Credentials":
 
 
 def headers(name: str, *, pushes: bool = False) -> dict[str, str]:
-    """Return the headers of a request to a bucket, with a fresh token where there are credentials.
+    """Return the headers of a request to a bucket, with a fresh token if there are credentials.
 
     A push needs google-auth, and counts against the quota project that the credentials name.
 

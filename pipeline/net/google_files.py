@@ -23,13 +23,13 @@ from pipeline.runfile.explain import validate, validate_json
 from pipeline.stage.given_files import check_name
 
 FIELDS = "name,size,generation,md5Hash,crc32c,contentEncoding"
-FILE_BYTES = 2**20  # at most, of the description of one file
-CHUNK_BYTES = 2**25  # of an upload, a multiple of 256 KiB: what a broken connection can cost
+FILE_BYTES = 2**20  # the longest description of one file
+CHUNK_BYTES = 2**25  # sent at once, a multiple of 256 KiB: what a broken connection can cost
 PLAIN = "application/octet-stream"
 
 
 def _hash(kind: str) -> Any:
-    """Return the type of a hash: base64 there, hexadecimal here."""
+    """Return the type of a hash, which arrives in base64 and is kept in hexadecimal."""
 
     def to_hex(text: str) -> str:
         digest = b64decode(text, validate=True)  # raises a ValueError if invalid
@@ -83,9 +83,9 @@ class BucketFolder:
 
     Args:
       bucket: name of the bucket.
-      path: of the folder; empty for the whole bucket.
+      path: path of the folder; empty for the whole bucket.
       network: limits of time and attempts.
-      expected: what errors expected where the server refuses.
+      expected: end of the error if the server refuses: "expected ...".
       pushes: whether files are written to it (`Request.pushes`).
     """
 
@@ -130,7 +130,7 @@ class BucketFolder:
         return files
 
     def find(self, name: str, generation: int | None) -> BucketFile | None:
-        """Return one version of a file, by default the newest; None where there is none.
+        """Return one version of a file, by default the newest; None if there is none.
 
         Raises:
           LockstepError: the bucket cannot be read, or its answer is invalid.

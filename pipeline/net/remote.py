@@ -127,7 +127,7 @@ def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
         with open(path, "rb") as file:
             file.seek(start)
             while start < stop and (piece := file.read(min(web.PIECE_BYTES, stop - start))):
-                found = stamp_of(os.fstat(file.fileno()))  # after reading: so it was then
+                found = stamp_of(os.fstat(file.fileno()))  # after the read, to hold for it
                 if (found.size, str(found.nanoseconds)) != (origin.size, origin.tag):
                     raise LockstepError(
                         f"{path}: changed since it was listed: {found.size} bytes of time "

@@ -26,11 +26,11 @@ import numpy as np
 
 from pipeline.tokens.permutation import MOST_INDICES
 
-FAST = 2**31 - 1  # of these heights are exact in 61 bits; of more, in Python's own integers
+FAST = 2**31 - 1  # heights of so many indices are exact in 61 bits; more need Python's integers
 
 
 def counts(weights: Sequence[float | None], sizes: Sequence[int]) -> np.ndarray:
-    """Return how many indices each part gets, of as many as there are sequences.
+    """Return how many indices each part gets, as many in all as there are sequences.
 
     With weights, n_p is w_p / sum(w) * N rounded down, and the indices that this leaves go to the
     largest remainders, equal ones in the order of the parts. Without, n_p is the part's size.

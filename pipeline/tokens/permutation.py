@@ -22,7 +22,7 @@ import numpy as np
 
 ROUNDS = 8
 SEED_BYTES = 32
-MOST_INDICES = 2**62  # of a permutation: pairs of two halves of 31 bits
+MOST_INDICES = 2**62  # an index is a pair of halves, of at most 31 bits each
 
 
 def permute(seed: bytes, index_N: np.ndarray, n: int) -> np.ndarray:

@@ -91,7 +91,7 @@ def download(
 def _look(
     remote: BucketFolder, generation: int | None, cache: Path, network: Network
 ) -> BucketModel:
-    """Return the files that the manifest of a generation names; without one, what lies there."""
+    """Return the files that a generation of the manifest names; without one, the folder's."""
     found, step = remote.find(manifest.NAME, generation), None
     if found is None and generation is not None:
         raise _missing(remote, manifest.NAME, generation)

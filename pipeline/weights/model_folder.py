@@ -33,7 +33,7 @@ def write(
       folder: Existing folder to write to.
       model: Content of the model's config.json.
       max_seq_len: Tokens of a sequence that it was trained on.
-      params: As `hf.write_folder` takes them.
+      params: Params, see `hf.write_folder`.
       dtype: Dtype of the tensors: float32, bfloat16 or float16.
       tokenizer: Folder of the tokenizer that made the tokens, where there is one.
       checkpoint: Folder of the model that training began with; its tokenizer is the second choice.
