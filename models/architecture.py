@@ -143,10 +143,10 @@ class Architecture:
 
         Args:
           config: Config of the model.
-          params: As `features` takes them, whose layers are scanned, or as `by_layer` returns them,
-            whose layers are unrolled: faster, since no layer's params are cut out for each token.
+          params: Params as `features` takes them, with scanned layers; or as `by_layer` returns
+            them, with unrolled layers: faster, since no layer's params are cut out for each token.
           tokens_BT: Token ids, int32, for the next slots; the cache must have so many left.
-          cache: As `cache` or an earlier step returned it.
+          cache: Cache that `cache` or an earlier step returned.
         """
         graph, shapes = _abstract(self.Model, config)
         groups = {group: params[group] for group in self.stacked if group in params}

@@ -15,9 +15,11 @@ from flax import nnx
 from jax import lax
 
 from models.parts import softmax_average
-from models.rope import Table
+from models.rope import RotaryTable
 
-Kept = tuple[jax.Array, jax.Array]  # keys [B, K, S, h], already rotated, and values [B, K, S, w]
+KeysAndValues = tuple[
+    jax.Array, jax.Array
+]  # keys [B, K, S, h], already rotated, and values [B, K, S, w]
 
 
 class Cache(NamedTuple):
@@ -27,7 +29,7 @@ class Cache(NamedTuple):
     the latent that they are made of: more memory, and no product is computed again.
     """
 
-    layers: tuple[Kept, ...]
+    layers: tuple[KeysAndValues, ...]
     """Keys and values of each layer, in the order of the layers."""
     used: jax.Array
     """Slots that hold tokens or padding, from the first; int32."""
@@ -35,10 +37,10 @@ class Cache(NamedTuple):
     """Slot of each row's first token; those before it are padding; int32."""
 
 
-class Growth(NamedTuple):
+class NewTokens(NamedTuple):
     """What attention needs to know of new tokens besides its input and the cache."""
 
-    rope: Table
+    rope: RotaryTable
     """Cosines and sines of the new tokens' positions."""
     batch: int
     """Number of rows, B."""
@@ -53,32 +55,36 @@ class Growth(NamedTuple):
 class CachedAttention(nnx.Module):
     """An attention with methods `heads`, which makes queries, keys and values, and `out`."""
 
-    def step(self, x_ND: jax.Array, growth: Growth, kept: Kept) -> tuple[jax.Array, Kept]:
+    def step(
+        self, x_ND: jax.Array, tokens: NewTokens, kept: KeysAndValues
+    ) -> tuple[jax.Array, KeysAndValues]:
         """Return the output for new tokens, [N, D], and what is kept with theirs.
 
         Args:
           x_ND: Normalised input.
-          growth: Where the new tokens stand.
+          tokens: Where the new tokens stand.
           kept: Keys and values of the layer.
         """
-        q_BTKGh, k_BTKh, v_BTKw = self.heads(x_ND, growth)
+        q_BTKGh, k_BTKh, v_BTKw = self.heads(x_ND, tokens)
         keys, values = (
-            lax.dynamic_update_slice(old, new.transpose(0, 2, 1, 3), (0, 0, growth.used, 0))
+            lax.dynamic_update_slice(old, new.transpose(0, 2, 1, 3), (0, 0, tokens.used, 0))
             for old, new in zip(kept, (k_BTKh, v_BTKw), strict=True)
         )
-        return self.out(_attend(q_BTKGh, keys, values, growth)), (keys, values)
+        return self.out(_attend(q_BTKGh, keys, values, tokens)), (keys, values)
 
 
-def _attend(q_BTKGh: jax.Array, k_BKSh: jax.Array, v_BKSw: jax.Array, growth: Growth) -> jax.Array:
+def _attend(
+    q_BTKGh: jax.Array, k_BKSh: jax.Array, v_BKSw: jax.Array, tokens: NewTokens
+) -> jax.Array:
     """Return what new tokens see of all, [B * T, K * G * w], as `parts.attend` lays it out."""
     B, T, K, G, h = q_BTKGh.shape
     S, w = v_BKSw.shape[2:]
-    slots_T, slots_S = growth.used + jnp.arange(T), jnp.arange(S)
+    slots_T, slots_S = tokens.used + jnp.arange(T), jnp.arange(S)
     distance_TS = slots_T[:, None] - slots_S
     sees_TS = distance_TS >= 0
-    if growth.window is not None:
-        sees_TS &= distance_TS < growth.window
-    sees_BTS = sees_TS & (slots_S >= growth.first_B[:, None])[:, None]
+    if tokens.window is not None:
+        sees_TS &= distance_TS < tokens.window
+    sees_BTS = sees_TS & (slots_S >= tokens.first_B[:, None])[:, None]
     sees_B1QS = jnp.tile(sees_BTS, (1, G, 1))[:, None]  # the same for all heads
     q_BKQh = q_BTKGh.transpose(0, 2, 3, 1, 4).reshape(B, K, G * T, h)
     y_BKQw = softmax_average(q_BKQh, k_BKSh, v_BKSw, sees_B1QS)

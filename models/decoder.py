@@ -13,10 +13,10 @@ from flax import nnx
 from jax import lax
 
 from models import ModelError
-from models.cache import Cache, Growth, Kept
+from models.cache import Cache, KeysAndValues, NewTokens
 from models.config import HfConfig
-from models.parts import Embedding, Linear, RMSNorm, Window
-from models.rope import Table
+from models.parts import Embedding, KeyCount, Linear, RMSNorm
+from models.rope import RotaryTable
 
 # What the backward pass is given, by the names of `jax.checkpoint_policies`: all that it needs; the
 # results of matrix products; those without attention's; or a layer's input only.
@@ -31,11 +31,11 @@ REMAT = (
 class Context(NamedTuple):
     """What attention needs besides its input."""
 
-    rope: Table
+    rope: RotaryTable
     """Cosines and sines of the positions."""
     batch: int
     """Number of sequences, B."""
-    window: Window
+    window: KeyCount
     """Number of keys that a query sees."""
     sequences_BT: jax.Array | None
     """Sequence of each token, where several are packed into a row."""
@@ -71,9 +71,11 @@ class Layer(nnx.Module):
         x_ND = x_ND + self.attention(self.attention_norm(x_ND), context)
         return x_ND + self.mlp(self.mlp_norm(x_ND))
 
-    def step(self, x_ND: jax.Array, growth: Growth, kept: Kept) -> tuple[jax.Array, Kept]:
+    def step(
+        self, x_ND: jax.Array, tokens: NewTokens, kept: KeysAndValues
+    ) -> tuple[jax.Array, KeysAndValues]:
         """Return the output for new tokens, [N, D], and what is kept with theirs."""
-        y_ND, kept = self.attention.step(self.attention_norm(x_ND), growth, kept)
+        y_ND, kept = self.attention.step(self.attention_norm(x_ND), tokens, kept)
         x_ND = x_ND + y_ND
         return x_ND + self.mlp(self.mlp_norm(x_ND)), kept
 
@@ -119,7 +121,7 @@ class Decoder(nnx.Module):
         """Return the final hidden states x_ND; arguments as in `Architecture.features`."""
         config, (B, T) = self.config, tokens_BT.shape
         most = config.max_position_embeddings
-        rope = Table(config.rope, config.head_dim, T, most, dtype, positions_BT)
+        rope = RotaryTable(config.rope, config.head_dim, T, most, dtype, positions_BT)
         common, windows_L = _windows(config.windows, T)
         if windows_L is not None and attention != "matmul":
             raise ModelError(
@@ -154,16 +156,18 @@ class Decoder(nnx.Module):
         config, (B, T), S = self.config, tokens_BT.shape, cache.layers[0][0].shape[2]
         positions_BT = jnp.maximum(cache.used + jnp.arange(T) - cache.first_B[:, None], 0)
         most = max(config.max_position_embeddings, S)  # a dynamic rope stays as it is in a text
-        rope = Table(config.rope, config.head_dim, S, most, cache.layers[0][0].dtype, positions_BT)
+        rope = RotaryTable(
+            config.rope, config.head_dim, S, most, cache.layers[0][0].dtype, positions_BT
+        )
         common, windows_L = _windows(config.windows, S)
-        growth = Growth(rope, B, common, cache.used, cache.first_B)
+        tokens = NewTokens(rope, B, common, cache.used, cache.first_B)
         x_ND = self.embed(tokens_BT.reshape(B * T), cache.layers[0][0].dtype)
-        kept: list[Kept] = []
+        kept: list[KeysAndValues] = []
         for group, count in self.groups:
             graph, _ = nnx.split(getattr(self, group))
             each = None if windows_L is None else windows_L[len(kept) : len(kept) + count]
             of_group = cache.layers[len(kept) : len(kept) + count]
-            x_ND, of_group = _grow(graph, layers[group], x_ND, growth, each, of_group)
+            x_ND, of_group = _grow(graph, layers[group], x_ND, tokens, each, of_group)
             kept += of_group
         return self.norm(x_ND), Cache(tuple(kept), cache.used + T, cache.first_B)
 
@@ -172,15 +176,15 @@ def _grow(
     graph: nnx.GraphDef,
     params: Any,
     x_ND: jax.Array,
-    growth: Growth,
+    tokens: NewTokens,
     windows_L: np.ndarray | None,
-    kept: Sequence[Kept],
-) -> tuple[jax.Array, Sequence[Kept]]:
+    kept: Sequence[KeysAndValues],
+) -> tuple[jax.Array, Sequence[KeysAndValues]]:
     """Pass new tokens through a group of layers; arguments as in `Decoder.step`."""
 
-    def layer(x_ND: jax.Array, of_layer: Any) -> tuple[jax.Array, Kept]:
+    def layer(x_ND: jax.Array, of_layer: Any) -> tuple[jax.Array, KeysAndValues]:
         params, window, kept = of_layer
-        own = growth if window is None else growth._replace(window=window)
+        own = tokens if window is None else tokens._replace(window=window)
         return nnx.merge(graph, params).step(x_ND, own, kept)
 
     if isinstance(params, Mapping):

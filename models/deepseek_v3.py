@@ -22,7 +22,7 @@ from flax import nnx
 
 from models import ModelError
 from models.architecture import Architecture
-from models.cache import CachedAttention, Growth
+from models.cache import CachedAttention, NewTokens
 from models.config import HfConfig, positive_integer
 from models.decoder import Context, Decoder, Layer
 from models.experts import Mixture, Routing
@@ -292,7 +292,7 @@ class Attention(CachedAttention):
         y_NKw = attend(q_BTK1c, k_BTKc, v_BTKw, **options).reshape(B * T, K, wide)
         return self.out(y_NKw[:, :, : self.value_dim].reshape(B * T, K * self.value_dim))
 
-    def heads(self, x_ND: jax.Array, context: Context | Growth) -> tuple[jax.Array, ...]:
+    def heads(self, x_ND: jax.Array, context: Context | NewTokens) -> tuple[jax.Array, ...]:
         """Return queries [B, T, K, 1, c], scaled, keys [B, T, K, c] and values [B, T, K, w]."""
         rope, B, K = context.rope, context.batch, self.count
         T = x_ND.shape[0] // B

@@ -14,7 +14,7 @@ import jax
 from flax import nnx
 
 from models.architecture import Architecture
-from models.cache import CachedAttention, Growth
+from models.cache import CachedAttention, NewTokens
 from models.config import HfConfig
 from models.decoder import Context, Decoder, Layer
 from models.parts import MLP, Linear, RMSNorm, attend
@@ -105,7 +105,7 @@ class Attention(CachedAttention):
         )
         return self.out(y_ND)
 
-    def heads(self, x_ND: jax.Array, context: Context | Growth) -> tuple[jax.Array, ...]:
+    def heads(self, x_ND: jax.Array, context: Context | NewTokens) -> tuple[jax.Array, ...]:
         """Return queries [B, T, K, G, h], scaled, keys and values [B, T, K, h]; rotated."""
         rope = context.rope
         B, K, G, h = context.batch, self.kv_heads, self.groups, self.head_dim

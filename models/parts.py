@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-Window = int | jax.Array | None  # number of keys that a query sees, with its own; None: all before
+KeyCount = (
+    int | jax.Array | None
+)  # number of keys that a query sees, with its own; None: all before
 
 
 class Embedding(nnx.Module):
@@ -72,7 +74,7 @@ def attend(
     k_BTKh: jax.Array,
     v_BTKw: jax.Array,
     *,
-    window: Window = None,
+    window: KeyCount = None,
     sequences_BT: jax.Array | None = None,
     kernel: str = "matmul",
 ) -> jax.Array:

@@ -155,7 +155,7 @@ def check_number(key: str, value: Any) -> None:
         raise ModelError(f"{key} is {value!r}, expected one from {least:.2g} to {most:.2g}")
 
 
-class Table:
+class RotaryTable:
     """Cosines and sines of each position, with which queries and keys are rotated.
 
     Args:

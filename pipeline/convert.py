@@ -26,7 +26,7 @@ from pipeline.stage.artifacts import Paths
 from pipeline.stage.given_files import check_file, check_inside, expand, unchanged
 from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
-from pipeline.weights import bucket, earlier_run, hf, hub
+from pipeline.weights import bucket, earlier_run, hf, hub_model
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,9 @@ def _hub(
     source = expand(checkpoint.repo_id, "model.LLM.checkpoint.Hub.repo_id")
     commit = None
     if checkpoint.revision is not None or not source.is_dir():
-        source = hub.download(checkpoint.repo_id, checkpoint.revision, paths.store, run.runtime)
+        source = hub_model.download(
+            checkpoint.repo_id, checkpoint.revision, paths.store, run.runtime
+        )
         commit = source.name
     return dict(checkpoint) | {"commit": commit} | _read(source, run.llm.architecture, folder)
 

@@ -23,7 +23,6 @@ SOURCE = sorted(path for room in ("pipeline", "models") for path in (PROJECT / r
 # Where a distribution goes by another name than the module.
 DISTRIBUTION = {
     "google.auth": "google-auth",
-    "google.cloud": "google-cloud-storage",
     "google_crc32c": "google-crc32c",
     "mlflow": "mlflow-skinny",
     "orbax": "orbax-checkpoint",
@@ -31,8 +30,8 @@ DISTRIBUTION = {
     "zmq": "pyzmq",
 }
 COMMANDS = {"dvc", "snakemake"}  # run, not imported
-# By s3fs, lm_eval, google-cloud-storage, jax and pydantic.
-BROUGHT = {"aiobotocore", "datasets", "google-auth", "jaxlib", "pydantic-core"}
+# By s3fs, lm_eval, jax and pydantic.
+BROUGHT = {"aiobotocore", "datasets", "jaxlib", "pydantic-core"}
 
 
 def normal(name: str) -> str:
@@ -56,7 +55,7 @@ def imported() -> set[str]:
     names = set()
     for module in modules:
         top, two = module.split(".")[0], ".".join(module.split(".")[:2])
-        if top not in sys.stdlib_module_names and top not in ours and two != "google.api_core":
+        if top not in sys.stdlib_module_names and top not in ours:
             names.add(normal(DISTRIBUTION.get(two, DISTRIBUTION.get(top, top))))
     return names
 

@@ -1,10 +1,11 @@
 """One request to a web server, with a limit on everything that a server could do without end.
 
-Headers, interim answers before them included, have as long as a stall and HEADER_BYTES. Redirects
-are followed here, since urllib3 would read the body of each to its end, and credentials are shown
-to no other server. The body's pace and size are the caller's to limit.
+Headers, interim answers before them included, have as long as a stall and HTTP_HEADER_BYTES.
+Redirects are followed here, since urllib3 would read the body of each to its end, and credentials
+are shown to no other server. The body's pace and size are the caller's to limit.
 """
 
+import json
 import os
 import re
 import time
@@ -18,7 +19,7 @@ from http.client import (
     IncompleteRead,
     RemoteDisconnected,
 )
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -28,14 +29,14 @@ from urllib3 import connection, exceptions
 
 from pipeline import __version__
 from pipeline.errors import LockstepError, brief, keep_secret
-from pipeline.net.limits import CONNECT_SECONDS, HEADER_BYTES, REDIRECTS
+from pipeline.net.limits import CONNECT_SECONDS, HTTP_HEADER_BYTES, REDIRECTS
 from pipeline.net.redact import message
 from pipeline.net.retry import TransientError
 from pipeline.runfile import Network
 
-BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a server may be asked again
+BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a request may be repeated
 CREDENTIALS = {"authorization", "cookie", "proxy-authorization"}  # headers for one server
-BODY_BYTES = 2**16  # at most, read of a body that nobody needs so that its connection can go on
+BODY_BYTES = 2**16  # at most, read of the body of a redirect or an error
 OFFLINE = "HF_HUB_OFFLINE"
 PROXY_VARIABLES = [
     spelling
@@ -51,17 +52,20 @@ class Request(NamedTuple):
       url: address, without a user and password.
       headers: with credentials, which no other server is shown.
       name: the address in errors, without credentials.
-      expected: what errors expected where the server refuses.
+      expected: end of the error if the server refuses: "expected ...".
+      pushes: whether it belongs to a push. Then its errors repeat why the server refuses, and
+        $HF_HUB_OFFLINE, which is about downloads, does not stop it.
     """
 
     url: str
     headers: dict[str, str]
     name: str
     expected: str = "a readable file"
+    pushes: bool = False
 
 
 class NotFoundError(LockstepError):
-    """There is nothing at the address."""
+    """The address does not exist."""
 
 
 def offline() -> bool:
@@ -76,23 +80,25 @@ def opened(
     network: Network,
     headers: dict[str, str],
     accepted: set[int] = frozenset(),
+    content: bytes | None = None,
 ) -> Iterator[urllib3.BaseHTTPResponse]:
     """Open an answer whose body is still to come; failures inside are TransientError or an error.
 
-    `headers` are sent beside the request's own; the caller handles the `accepted` statuses.
+    `headers` are sent beside the request's own, and `content` as its body; the caller handles the
+    `accepted` statuses.
     """
-    if offline():
+    if offline() and not request.pushes:
         raise LockstepError(f"{request.name}: {OFFLINE} is set, expected it in the store already")
     name, answer = request.name, None
     said = request.headers.get("Authorization", request.headers.get("authorization", ""))
     keep_secret(said.partition(" ")[2])
     try:
         try:
-            answer = _follow(method, request, network, headers)
-        except ValueError as error:  # of this address, or of one that it redirects to
+            answer = _follow(method, request, network, headers, content)
+        except ValueError as error:  # this address is invalid, or one that it redirects to
             raise LockstepError(f"{name}: {message(error)}, expected a valid address") from None
         if answer.status not in accepted:
-            _check_status(request, answer)
+            _check_status(request, answer, network)
         yield answer
         if answer.length_remaining == 0:
             answer.drain_conn()  # nothing is left, but until it is read the connection is in use
@@ -110,15 +116,23 @@ def opened(
 
 
 def _follow(
-    method: str, request: Request, network: Network, headers: dict[str, str]
+    method: str,
+    request: Request,
+    network: Network,
+    headers: dict[str, str],
+    content: bytes | None,
 ) -> urllib3.BaseHTTPResponse:
     """Return the answer behind all redirects."""
     url, said = request.url, {"Accept-Encoding": "identity"} | request.headers | headers
+    if content is not None:
+        said["Content-Length"] = str(len(content))
     for _ in range(REDIRECTS + 1):
         answer = _pool(network.connections, _proxy(url)).request(
             method,
             url,
             headers=said,
+            # sent in small pieces, each with a timeout; bytes would have one for the whole
+            body=None if content is None else BytesIO(content),
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=network.stall_seconds),
             retries=False,  # they are ours
             redirect=False,
@@ -140,19 +154,20 @@ def _server(url: str) -> tuple[str, str]:
     return urlsplit(url)[:2]
 
 
-def _finish(answer: urllib3.BaseHTTPResponse, seconds: float) -> None:
-    """Read a body that nobody needs, so that its connection can be used again; or close that."""
-    left, until = BODY_BYTES, time.monotonic() + seconds
+def _finish(answer: urllib3.BaseHTTPResponse, seconds: float) -> bytes:
+    """Read a small body, so that its connection can be used again, or close that; return it."""
+    content, until = b"", time.monotonic() + seconds
     try:
-        while left > 0 and time.monotonic() < until:
-            piece = answer.read1(left)
+        while len(content) < BODY_BYTES and time.monotonic() < until:
+            piece = answer.read1(BODY_BYTES - len(content))
             if not piece:
                 answer.release_conn()
-                return
-            left -= len(piece)
+                return content
+            content += piece
     except (exceptions.HTTPError, OSError):
         pass
     answer.close()
+    return content
 
 
 # ---- Headers ----
@@ -162,7 +177,7 @@ class _Headers:
     """The lines of headers, as http.client reads them: in so many seconds and bytes."""
 
     def __init__(self, file: BufferedReader, seconds: float):
-        self._file, self._until, self._left = file, time.monotonic() + seconds, HEADER_BYTES
+        self._file, self._until, self._left = file, time.monotonic() + seconds, HTTP_HEADER_BYTES
         self.close, self.flush = file.close, file.flush
 
     def readline(self, limit: int) -> bytes:
@@ -176,7 +191,7 @@ class _Headers:
             end = waiting.find(b"\n") + 1 or len(waiting)
             line += self._file.read(min(end, limit - len(line)))
             if self._left < len(line):
-                raise HTTPException(f"headers of over {HEADER_BYTES} bytes")
+                raise HTTPException(f"headers of over {HTTP_HEADER_BYTES} bytes")
         self._left -= len(line)
         return line
 
@@ -251,7 +266,7 @@ def _explain(error: Exception) -> str:
     return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", message(inner))
 
 
-def _check_status(request: Request, answer: urllib3.BaseHTTPResponse) -> None:
+def _check_status(request: Request, answer: urllib3.BaseHTTPResponse, network: Network) -> None:
     name = request.name
     status = f"answered {answer.status} {brief(answer.reason or '')}".rstrip()
     if answer.status in BUSY:
@@ -260,7 +275,19 @@ def _check_status(request: Request, answer: urllib3.BaseHTTPResponse) -> None:
         status = "changed while it was read"
     if answer.status not in (200, 206):
         reason = answer.headers.get("X-Error-Message")  # the hub's
+        if request.pushes:
+            reason = _google_reason(_finish(answer, network.stall_seconds))
         reason = f" ({message(Exception(reason))})" if reason else ""
-        hint = ", or credentials for it" if answer.status in (401, 403) else ""
+        is_credentials = answer.status in (401, 403) and not request.pushes
+        hint = ", or credentials for it" if is_credentials else ""
         error = NotFoundError if answer.status == 404 else LockstepError
         raise error(f"{name}: {status}{reason}, expected {request.expected}{hint}")
+
+
+def _google_reason(content: bytes) -> str | None:
+    """Return what Google's storage says in the body of an error."""
+    try:
+        said = json.loads(content)["error"]["message"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return said if isinstance(said, str) else None

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme -> the extra that installs its library
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-# Of a request: what a broken connection can cost; the least has to come within `stall_seconds`.
+# The longest request is what a broken connection can cost; the shortest must end in a stall's time.
 REQUEST_BYTES, LEAST_REQUEST_BYTES = 2**24, 2**16
-SETUP_SECONDS = 60.0  # for finding credentials, at most
+SETUP_SECONDS = 60.0  # the most that finding credentials may take
 LONGEST_TAG = 1024  # characters
 # Where file systems put a file's version, in the order in which it is looked for.
 TAGS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
@@ -35,7 +35,7 @@ _lengths: dict[int, int] = {}  # a file system's id -> bytes of a request that c
 
 
 def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
-    """Return the file system of an address, and its path there.
+    """Return the file system of an address, and the path in it.
 
     Raises:
       LockstepError: the scheme is unknown, or its library is not installed.
@@ -192,7 +192,7 @@ def read(
         try:
             piece = _within(network.stall_seconds, files, "cat_file", path, start=start, end=end)
             _lengths[id(files)] = _next_length(longest, time.monotonic() - began, network)
-            # a version cannot be asked for: as listed, and so still, the bytes between are of it
+            # no version can be requested: if it is still the listed one, so are the bytes just read
             files.invalidate_cache()
             current = version(_within(network.stall_seconds, files, "info", path))
         except TimeoutError:

@@ -49,19 +49,23 @@ def credentials(name: str) -> "Credentials":
         return AnonymousCredentials()
 
 
-def headers(name: str) -> dict[str, str]:
-    """Return the headers of a request to a bucket, with a fresh token where there are credentials.
+def headers(name: str, *, pushes: bool = False) -> dict[str, str]:
+    """Return the headers of a request to a bucket, with a fresh token if there are credentials.
+
+    A push needs google-auth, and counts against the quota project that the credentials name.
 
     Raises:
-      LockstepError: the environment names credentials that cannot be used.
+      LockstepError: the environment names credentials that cannot be used, or google-auth is needed
+        and not installed.
     """
     try:
         import google.auth.exceptions
         from google.auth.transport.requests import Request
     except ImportError:
-        if os.environ.get(KEY):
+        if pushes or os.environ.get(KEY):
+            because = f"{KEY} is set and " if os.environ.get(KEY) else ""
             raise LockstepError(
-                f"{name}: {KEY} is set and google-auth is not installed, expected the extra gcs: "
+                f"{name}: {because}google-auth is not installed, expected the extra gcs: "
                 "pip install -c constraints.txt -e '.[gcs]'"
             ) from None
         return {}
@@ -73,7 +77,11 @@ def headers(name: str) -> dict[str, str]:
         keep_secret(current.token)
         message = redact.message(error)
         raise LockstepError(f"{name}: {message}, expected usable credentials") from None
-    return {"Authorization": f"Bearer {current.token}"} if current.token else {}
+    if not current.token:
+        return {}
+    project = getattr(current, "quota_project_id", None) if pushes else None
+    quota = {"x-goog-user-project": project} if project else {}
+    return {"Authorization": f"Bearer {current.token}"} | quota
 
 
 @lru_cache(maxsize=4)

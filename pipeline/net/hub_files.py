@@ -77,7 +77,7 @@ def list_repo(
       revision: a commit, a branch or a tag; None is the main branch.
       where: the repository, in errors.
       network: limits of time and attempts.
-      expected: what errors expected where there is no such repository or revision.
+      expected: end of the error if there is no such repository or revision: "expected ...".
       folders: whether a model's folders are listed too.
 
     Raises:

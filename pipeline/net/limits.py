@@ -10,9 +10,9 @@ from pipeline.errors import LockstepError, brief
 
 CONNECT_SECONDS = 10.0
 LEAST_BYTES = 2**10  # in `stall_seconds`: a server that sends less has stalled
-HEADER_BYTES = 2**18  # at most, of the headers of an answer and of interim ones
-REDIRECTS = 10  # followed at most
-# At most, of all pages of a listing, which is read into memory.
+HTTP_HEADER_BYTES = 2**18  # the most that all headers of an answer may have, interim ones included
+REDIRECTS = 10  # the most that are followed
+# The most that all pages of a listing may take, which are read into memory.
 LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0
 
 

@@ -20,7 +20,6 @@ from pipeline.runfile import Network
 from pipeline.runfile.table import Table
 from pipeline.stage.given_files import stamp_of
 
-PIECE_BYTES = 2**20
 VERSIONED = ("gs", "hf")  # schemes whose addresses name the version of a file
 
 
@@ -127,8 +126,8 @@ def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             file.seek(start)
-            while start < stop and (piece := file.read(min(PIECE_BYTES, stop - start))):
-                found = stamp_of(os.fstat(file.fileno()))  # after reading: so it was then
+            while start < stop and (piece := file.read(min(web.PIECE_BYTES, stop - start))):
+                found = stamp_of(os.fstat(file.fileno()))  # after the read, to hold for it
                 if (found.size, str(found.nanoseconds)) != (origin.size, origin.tag):
                     raise LockstepError(
                         f"{path}: changed since it was listed: {found.size} bytes of time "

@@ -43,7 +43,7 @@ async def _content(raw: Any) -> bytes:
 
 
 def _check_length(asked: str | bytes, headers: Mapping[str, str]) -> None:
-    """Check that an answer is no longer than the range that was asked for."""
+    """Check that an answer is no longer than the requested range."""
     asked = asked.decode() if isinstance(asked, bytes) else asked
     first, last = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", asked).groups()
     expected = int(last) - int(first) + 1

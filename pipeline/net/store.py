@@ -94,13 +94,13 @@ def remembered(
 
     Args:
       store: the folder.
-      kind: what `ask` returns.
-      asked: what is listed, whole.
+      kind: type that `ask` returns.
+      asked: full name of what is listed.
       where: the same, in errors.
       ask: asks a server.
 
     Raises:
-      LockstepError: as `ask`; or offline, if this was never listed.
+      LockstepError: see `ask`; or the process is offline and this was never listed.
     """
     path = store / "listings" / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.json"
     if not connection.offline():
@@ -124,7 +124,7 @@ def link_files(files: Mapping[str, Stored], folder: Path) -> None:
             if path.is_symlink() or not (path.exists() and path.samefile(stored.path)):
                 (aside := folder / f".{name}.part").unlink(missing_ok=True)
                 link(stored.path, aside)
-                aside.replace(path)  # in the place of one that others may be reading
+                aside.replace(path)  # replaces one that others may be reading
 
 
 def forget(store: Path, hashes: Iterable[str]) -> None:

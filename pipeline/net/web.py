@@ -29,9 +29,9 @@ class Version(NamedTuple):
     """One version of a file.
 
     Attributes:
-      size: in bytes.
+      size: length in bytes.
       tag: ETag or date of the last change; None without one.
-      checksum: as in `Origin`.
+      checksum: checksum of its bytes, see `Origin`.
       is_addressed: whether the address names the version, so that no answer is of another.
     """
 
@@ -127,16 +127,27 @@ class Pages:
     def _fetch(self, request: Request, limit: limits.ListingLimit) -> tuple[bytearray, str]:
         """Return the content of a page, and what it says of other pages."""
         with opened("GET", request, self._network, {}) as answer:
-            content, room = bytearray(), limit.room
-            for piece in _paced(answer, room + 1, request.name, self._network):
-                content += piece
-                limit.received(0)  # in time
-            length = _length(answer.headers)
-            if length is not None and len(content) < min(length, room + 1):
-                raise TransientError(
-                    f"{request.name}: received {len(content)} bytes, expected {length}"
-                )
+            content = read_whole(answer, request.name, limit, self._network)
             return content, answer.headers.get("Link", "")
+
+
+def read_whole(
+    answer: urllib3.BaseHTTPResponse, name: str, limit: limits.ListingLimit, network: Network
+) -> bytearray:
+    """Return a body that is read into memory, up to one byte more than the limit has room for.
+
+    Raises:
+      TransientError: the connection was cut or stalled.
+      LockstepError: it takes too long.
+    """
+    content, room = bytearray(), limit.room
+    for piece in _paced(answer, room + 1, name, network):
+        content += piece
+        limit.received(0)  # checks the time
+    length = _length(answer.headers)
+    if length is not None and len(content) < min(length, room + 1):
+        raise TransientError(f"{name}: received {len(content)} bytes, expected {length}")
+    return content
 
 
 def _paced(
@@ -159,7 +170,7 @@ def _paced(
 
 
 def _head(request: Request, network: Network) -> Version:
-    # in bytes, since some servers give no length to HEAD, or do not know it
+    # asks for a byte if need be: some servers give no length to HEAD, or do not know it
     with opened("HEAD", request, network, {}, accepted={403, 405, 501}) as answer:
         if answer.status < 300 and (size := _length(answer.headers)) is not None:
             return _describe(request.name, answer.headers, size)
@@ -237,7 +248,7 @@ def _check_range(
 ) -> int:
     """Check that the answer holds the range; return how many bytes precede it."""
     headers = answer.headers
-    if answer.status == 200:  # the whole file, also where a range was asked for
+    if answer.status == 200:  # the whole file, even if a range was requested
         length = _length(headers)
         if length is not None and length != size:
             raise LockstepError(f"{name}: sends {length} bytes, expected {size} as before")
@@ -256,7 +267,7 @@ def _check_range(
 def _check_content(name: str, headers: Mapping[str, str]) -> None:
     """Check that the body is the file itself: not an error or sign-in page, not compressed."""
     said = headers.get("Content-Type", "").partition(";")[0].strip()
-    kind = said.lower()  # never shown: a secret would no longer be known
+    kind = said.lower()  # not shown: in lower case a secret would not be hidden
     is_itself = name.endswith(".json") and kind.endswith("json")
     if kind.endswith(PAGE_TYPES) and not is_itself:
         raise LockstepError(

@@ -17,8 +17,8 @@ from pipeline.simulation.loss_task import PeerRows
 from pipeline.tokens.permutation import permute
 
 NO_NUMBERS = "OSUMm"  # kinds of dtypes: objects, texts and times
-Split = Literal["train", "eval"]
-Factory = Callable[[int, int, Split], Any]
+Subset = Literal["train", "eval"]
+Factory = Callable[[int, int, Subset], Any]
 """factory(peer, num_peers, split) -> a tree of arrays or a dataset."""
 
 
@@ -128,7 +128,7 @@ def held_out(train_data: Any, eval_data: Any, peers: int) -> ExampleSet | None:
 
 
 def _made(factory: Factory, name: str, peer: int, peers: int) -> Any:
-    split: Split = "train" if name == "train_data" else "eval"
+    split: Subset = "train" if name == "train_data" else "eval"
     check_call(factory, name, "factory(peer, num_peers, split)", peer, peers, split)
     return factory(peer, peers, split)
 

@@ -3,14 +3,11 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.train_step import Programs, micro_batches
-from pipeline.stage import memory
+from pipeline.programs.train_step import Programs
+from pipeline.swarm.device_memory import device_memory
 
 
 def largest(fits: Callable[[int], bool], batch_size: int) -> int:
@@ -33,10 +30,10 @@ def largest(fits: Callable[[int], bool], batch_size: int) -> int:
 def fits_into_memory(
     programs: Programs, peers: int, rows_N: Tree, size: int, limit: int | None = None
 ) -> bool:
-    """Return whether all peers' states and a step with this micro-batch fit into memory.
+    """Return whether all peers fit into memory at the worst moment of a round.
 
     XLA states what a compiled program allocates, so nothing is tried that could fail half-way or
-    have the process killed. The program that is compiled here is the one that trains.
+    have the process killed. The programs that are compiled here are those that train.
 
     Args:
       programs: What trains.
@@ -45,38 +42,13 @@ def fits_into_memory(
       size: Examples in a micro-batch.
       limit: Bytes; by default of a device, or of this machine where devices are its processors.
     """
-    count, lots = len(jax.tree.leaves(rows_N)[0]), programs.optimizer.inner_steps
-    rows_N = jax.tree.map(lambda x: np.repeat(x[:1], count * lots, axis=0), rows_N)
-    rows_MB = micro_batches(rows_N, count * lots, size, lots)
-    params = programs.task.shapes
-    own, shared = jax.eval_shape(programs.optimizer.init, params)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    # as they lie where peers train: it is the same program then, and compiled once
-    on_device = SingleDeviceSharding(jax.devices()[0])
-    arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_device),
-        (params, own, shared, rows_MB, number, number),
-    )
+    lots = programs.optimizer.inner_steps
+    most = lots * len(jax.tree.leaves(rows_N)[0])
+    work = programs.work(jax.tree.map(lambda x: x[:1], rows_N), most, size)
     try:
-        step = programs.peer_step.lower(*arguments).compile()
+        needed = device_memory(programs, peers, work)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             return False
         raise
-    used = step.memory_analysis()
-    if used is None:  # this backend does not tell
-        return True
-    devices = jax.devices()
-    here = devices[0].platform == "cpu"  # whose devices share one memory
-    at_once = min(peers, len(devices)) if here else 1
-    held = peers if here else -(-peers // len(devices))
-    needed = at_once * (used.temp_size_in_bytes + used.output_size_in_bytes)
-    needed += used.argument_size_in_bytes + held * sum(
-        x.size * x.dtype.itemsize for x in jax.tree.leaves(own)
-    )
-    return needed <= (limit or _limit(devices[0]))
-
-
-def _limit(device: jax.Device) -> int:
-    stats = device.memory_stats() or {}
-    return stats.get("bytes_limit") or memory.total()
+    return needed is None or needed.of_limit <= (limit or needed.limit)

@@ -61,7 +61,7 @@ class FetchOptions:
 
     Args:
       store: folder of fetched files, shared by every run of this checkout.
-      limit: how much of the train split; None is all.
+      limit: limit of the train split; None for all of it.
       stream: whether token files stay where they are, to be read while training.
       network: connections, time limits and attempts.
       progress: `progress(total=..., unit=...)` is a bar for a part of the work.
@@ -82,7 +82,7 @@ class SurveyedFile(NamedTuple):
 
     Attributes:
       name: path in the location.
-      split: where its tokens go.
+      split: split that its tokens belong to.
       size: bytes read of it.
       tokens: tokens in these; None where only reading tells.
     """
@@ -101,7 +101,7 @@ class Survey(NamedTuple):
       files: files that would be read, in order.
       train_files: number of files of the train split, without a limit.
       warnings: one line each, for the user.
-      held_out_by_default: as in `Shards`.
+      held_out_by_default: see `Shards`.
     """
 
     read: str
@@ -145,7 +145,7 @@ def fetch_options(run: Run, paths: Paths) -> FetchOptions:
 
 
 def survey(location: Data, options: FetchOptions) -> Survey:
-    """Describe what a run would read; servers are asked, but nothing is fetched.
+    """Describe what a run would read: listings are requested, but no files.
 
     Raises:
       LockstepError: the location cannot be read, or has no usable files.

@@ -11,11 +11,11 @@ from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
 
-BYTES_OF_A_TOKEN = (5, 3)  # of text, by tokenizers of 100,000 tokens and of 4,000
+BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and with 4,000
 
 
 def lines(run: Run, paths: Paths) -> Iterator[str]:
-    """Yield the lines of the report. Servers are asked what they have; nothing is fetched.
+    """Yield the lines of the report. Listings are requested, but no files.
 
     Raises:
       LockstepError: the location cannot be read, or is known to differ from `[pins] data`.

@@ -56,7 +56,7 @@ class Listing(Table):
     tokenizer: tuple[LocationFile, ...] = ()
     """The files of its tokenizer; each name is one of TOKENIZER_FILES."""
     parts: tuple[Part, ...] = ()
-    """The locations that are mixed, where there are several."""
+    """Locations that are mixed, if there are several."""
     says_held_out: bool = False
     """Whether it names the held-out files, even if there are none."""
     says: dict[str, str] = {}

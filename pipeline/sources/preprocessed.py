@@ -41,7 +41,7 @@ def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
     """Describe what a run would read; of files of this machine, how many tokens that are.
 
     Raises:
-      LockstepError: as `fetch`, except for what only the rows tell.
+      LockstepError: see `fetch`, except for what only the rows tell.
     """
     listing, chosen, train_files, warnings = _choose(location, options)
     files = []

@@ -13,6 +13,7 @@ from pipeline.errors import LockstepError, brief
 from pipeline.net import store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
+from pipeline.net.web import PIECE_BYTES
 from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
 from pipeline.sources.choice import ChosenFile, choose, is_by_default
 from pipeline.sources.listing import Listing, LocationFile
@@ -22,9 +23,8 @@ from pipeline.tokens.ids import check_file_ids
 from pipeline.tokens.shards import ShardFile, shard_path
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older, load_tokenizer, vocab_size
 
-HEAD_BYTES, TEXT_BYTES = 512, 32  # in which tokens are looked for; so few may look like text
+HEAD_BYTES, TEXT_BYTES = 512, 32  # bytes that are checked for text; tokens may look like so much
 NUMPY_MAGIC = b"\x93NUMPY"
-PIECE_BYTES = 2**20
 
 
 def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
@@ -87,7 +87,7 @@ def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> in
     """Put the tokenizer's files in place; return the size of its vocabulary, None without one.
 
     Raises:
-      LockstepError: as `store.fetch`; a file is too large, or is not a tokenizer.
+      LockstepError: see `store.fetch`; or a file is too large, or not a tokenizer.
     """
     if not listing.tokenizer:
         return None

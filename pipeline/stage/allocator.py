@@ -53,7 +53,7 @@ def trim_after_compiling() -> None:
 def trimming() -> Iterator[None]:
     """Return unused memory to the kernel after each program that JAX compiles within.
 
-    For a process whose allocator is as it was. Does nothing where that is not glibc's.
+    For a process whose allocator has not been tuned; does nothing if it is not glibc's.
     """
     import jax
 

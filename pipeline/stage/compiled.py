@@ -31,7 +31,7 @@ class CheckedCache:
         self._said = False
 
     def get(self, key: str) -> bytes | None:
-        """Return the program that was kept by this name; None if there is no such, or another."""
+        """Return the program stored under this name; None if there is none or another."""
         path = self._of(key)
         try:
             kept = path.read_bytes()
@@ -62,7 +62,7 @@ def check_programs() -> bool:
         from jax._src import compilation_cache
 
         if compilation_cache.get_file_cache is not _cache_of:
-            compilation_cache.reset_cache()  # of programs that were compiled before
+            compilation_cache.reset_cache()  # forgets where earlier programs were cached
             compilation_cache.get_file_cache = _cache_of
     except (ImportError, AttributeError):
         return False

@@ -96,7 +96,7 @@ def check_inside(path: Path, folder: Path) -> None:
 def check_file(path: Path, folder: Path | None = None, *, most: int | None = None) -> None:
     """Check that a path is a regular file, and that no link leads to it out of `folder`.
 
-    From a pipe nothing may ever come, and from a device without end.
+    A read of a pipe may never end, and one of a device may never stop giving bytes.
 
     Args:
       path: The file, or a link to it.

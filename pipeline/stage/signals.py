@@ -24,7 +24,7 @@ def end_on_request() -> None:
     or take XLA's compiler down with it.
     """
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as of `nohup` and background jobs
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` and background jobs ignore it
             signal.signal(number, _end)
 
 

@@ -1,10 +1,9 @@
-"""The memory that a run's programs need on a device, from XLA's own plan of each.
+"""The memory that peers and their programs need on a device, from XLA's own plan of each.
 
 Programs are compiled as training compiles them, and not run: nothing of their size is allocated.
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from pipeline import runfile
 from pipeline.optim.optimizer import RoundPeers, Tree
 from pipeline.programs.placement import DeviceGroup, PlannedGroup, device_groups
 from pipeline.programs.replica import Replica
-from pipeline.programs.train_step import Programs
+from pipeline.programs.train_step import Programs, Work
 from pipeline.stage import memory
 from pipeline.swarm.round_settings import RoundSettings
 
@@ -65,7 +64,7 @@ class DeviceMemory(NamedTuple):
       receive: The update of all, which the first device computes.
       measure: The loss of some held-out rows.
       limit: What a device has.
-      process: What this process takes with all programs loaded and no arrays, if `in_one`.
+      process: What this process takes with all programs loaded and no arrays, if it was measured.
       in_one: Whether all devices are of one memory, as the processors of a machine are.
     """
 
@@ -81,6 +80,11 @@ class DeviceMemory(NamedTuple):
     limit: int
     process: int | None
     in_one: bool
+
+    @property
+    def of_limit(self) -> int:
+        """Bytes to compare with `limit`: of one device, or of all that are of one memory."""
+        return self.of_all if self.in_one else self.of_device
 
     @property
     def of_device(self) -> int:
@@ -117,37 +121,50 @@ class DeviceMemory(NamedTuple):
         return groups * self.agreed + peers * self.own + max(stepping, receiving, measuring)
 
 
-def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
-    """Return what a run takes on the devices here; None if this backend does not tell.
-
-    It is that of layout "each", the only one that runs a peer's step as a program of its own.
-    """
-    params, peers = programs.task.shapes, run.peers.count
-    own, shared = jax.eval_shape(programs.optimizer.init, params)
-    groups = device_groups(jax.devices(), programs.parts)[:peers]
-    group = PlannedGroup(groups[0].devices)
-    in_one = group.devices[0].platform == "cpu"
-    replica = Replica.put(programs, group, params, shared)
-    like = programs.form.like
-    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
-    absent = RoundPeers.synchronous(np.zeros(peers, np.int32))
-    absent, step = group.put_whole((absent, np.int32(1)))
-    receive = ProgramMemory.of(
-        programs.receive, group.put(stacked), absent, replica.params, replica.shared, step
-    )
+def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
+    """Return what a run takes on the devices here; None if this backend does not tell."""
     settings, size = RoundSettings.of(run), run.peers.micro_batch
     row_1W = np.zeros((1, run.llm.max_seq_len), np.int32)
     work = programs.work(row_1W, settings.capacity(settings.trainers), size)
     rows_BW = np.zeros((size, run.llm.max_seq_len), np.int32)
-    found = [
-        (
-            ProgramMemory.of(programs.peer_step, *there.arguments(own_there, work, 1)),
-            ProgramMemory.of(programs.measure, there.params, there.group.put_rows(rows_BW, axis=0)),
-        )
-        # a program is loaded for each device; a machine's processors hold them in one memory
-        for there, own_there in _everywhere(programs, groups if in_one else groups[:1])
-    ]
-    step_memory, measure = found[0]
+    found = device_memory(programs, run.peers.count, work, rows_BW)
+    if found is None or not found.in_one:
+        return found
+    # a program is loaded for each device; a machine's processors hold them in one memory
+    for group in _groups(programs, run.peers.count)[1:]:
+        planned, own = _planned(programs, group)
+        ProgramMemory.of(programs.peer_step, *planned.arguments(own, work, 1))
+        ProgramMemory.of(programs.measure, planned.params, planned.group.put_rows(rows_BW, axis=0))
+    return found._replace(process=memory.resident())
+
+
+def device_memory(
+    programs: Programs, peers: int, work: Work, measured_B: Tree | None = None
+) -> DeviceMemory | None:
+    """Return what peers take on the devices here; None if this backend does not tell.
+
+    It is that of layout "each", the only one that runs a peer's step as a program of its own.
+
+    Args:
+      programs: The programs of the peers.
+      peers: Number of peers.
+      work: A peer's work of a round; only its shape counts.
+      measured_B: Held-out rows that are measured at once, arrays [B, ...]; None if there are none.
+    """
+    groups = _groups(programs, peers)
+    replica, own = _planned(programs, groups[0])
+    group, like = replica.group, programs.form.like
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
+    absent = RoundPeers.synchronous(np.zeros(peers, np.int32))
+    absent, step = group.put_whole((absent, np.int32(1)))
+    step_memory = ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
+    receive = ProgramMemory.of(
+        programs.receive, group.put(stacked), absent, replica.params, replica.shared, step
+    )
+    measure: ProgramMemory | None = ProgramMemory(0, 0, 0, 0)
+    if measured_B is not None:
+        rows_B = group.put_rows(measured_B, axis=0)
+        measure = ProgramMemory.of(programs.measure, replica.params, rows_B)
     if None in (receive, step_memory, measure):
         return None
     return DeviceMemory(
@@ -155,26 +172,26 @@ def device_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
         parts=programs.parts,
         peers=peers,
         agreed=_bytes((replica.params, replica.shared)),
-        own=_bytes(group.put(own)),
+        own=_bytes(own),
         message=_bytes(group.put(like)),
         step=step_memory,
         receive=receive,
         measure=measure,
         limit=(group.devices[0].memory_stats() or {}).get("bytes_limit") or memory.total(),
-        process=memory.resident() if in_one else None,
-        in_one=in_one,
+        process=None,
+        in_one=group.devices[0].platform == "cpu",
     )
 
 
-def _everywhere(
-    programs: Programs, groups: Sequence[DeviceGroup]
-) -> Iterator[tuple[Replica, Tree]]:
-    """What peers agree on, and what one of them owns, as they would lie on each group."""
-    params = programs.task.shapes
+def _groups(programs: Programs, peers: int) -> list[DeviceGroup]:
+    return device_groups(jax.devices(), programs.parts)[:peers]
+
+
+def _planned(programs: Programs, group: DeviceGroup) -> tuple[Replica, Tree]:
+    """Return what peers agree on, and what one of them owns, as they would lie on a group."""
+    params, planned = programs.task.shapes, PlannedGroup(group.devices)
     own, shared = jax.eval_shape(programs.optimizer.init, params)
-    for group in groups:
-        planned = PlannedGroup(group.devices)
-        yield Replica.put(programs, planned, params, shared), planned.put(own)
+    return Replica.put(programs, planned, params, shared), planned.put(own)
 
 
 def _bytes(tree: Tree) -> int:

@@ -15,7 +15,7 @@ from pipeline.protocol import links
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.progress import size
 from pipeline.swarm import in_time
-from pipeline.swarm.device_memory import DeviceMemory, device_memory
+from pipeline.swarm.device_memory import DeviceMemory, run_memory
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.weights.earlier_run import trained_steps
 
@@ -30,12 +30,13 @@ class Footprint(NamedTuple):
       state: Params and the optimizer's state, of all peers: what a snapshot or checkpoint holds.
       message: One peer's message of one round; of Rice-coded positions about, and rather less.
       kept: Whether the transcript keeps messages.
-      snapshots: Of those that the transcript keeps whole.
-      payloads: Of all messages that it keeps.
-      rounds: Of its record of rounds, about.
-      checkpoints: Of those that there are at most, while it trains.
-      seconds: About how long it takes by its simulated clock.
-      round_seconds: Until all messages of a round have arrived, on average, at most the limit.
+      snapshots: Whole states that the transcript keeps.
+      payloads: All messages that the transcript keeps.
+      rounds: The transcript's record of rounds, about.
+      checkpoints: The most checkpoints that exist at a time, while it trains.
+      seconds: Simulated time of the whole run, about.
+      round_seconds: Simulated time until all messages of an average round have arrived; at most
+        the limit.
       late: A warning, where some messages cannot be in time.
     """
 
@@ -146,11 +147,11 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
     """Yield what the run takes of memory on the devices here, for people to read.
 
     Raises:
-      LockstepError: As `plan`.
+      LockstepError: See `plan`.
     """
     import orbax.checkpoint  # noqa: F401 - counts too: training loads it
 
-    found = device_memory(run, programs_of(run, *_model(run, root)))
+    found = run_memory(run, programs_of(run, *_model(run, root)))
     if found is None:
         yield "memory         this backend does not say"
         return

@@ -13,7 +13,7 @@ import binascii
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-FACTOR = 2**13  # of published tokenizers ALBERT's has the largest bound that was found, 4,356
+FACTOR = 2**13  # the largest bound of the published tokenizers tried is ALBERT's, 4,356
 ADDED = 2**20
 
 
@@ -154,7 +154,7 @@ PROCESSORS = {
     "ByteLevel": _times(1),
     "TemplateProcessing": _template,
 }
-# Of a token; a token's own text is as long as tokenizer.json says.
+# Growth of a token's text; the text itself is as long as tokenizer.json says.
 DECODERS = {
     **_kinds(_times(3, 1), "BPEDecoder ByteFallback ByteLevel CTC Fuse Metaspace Strip WordPiece"),
     "Replace": _replace,

@@ -79,7 +79,7 @@ def check_file_ids(path: Path, token_size_in_bytes: int, vocab_size: int | None,
 def check_ids(folder: Path, vocab_size: int, max_seq_len: int) -> None:
     """Check the ids in each file of a shards folder; remote files are checked while training.
 
-    Of several columns, each of `max_seq_len` numbers, the inputs and labels are checked.
+    If a row has several columns of `max_seq_len` numbers, its inputs and labels are checked.
 
     Raises:
       LockstepError: a token id is `vocab_size` or larger; names the file and the offset.

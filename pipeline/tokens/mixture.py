@@ -24,12 +24,13 @@ from fractions import Fraction
 
 import numpy as np
 
-LARGEST = 2**62  # indices: as many as a permutation may have
-FAST = 2**31 - 1  # of these heights are exact in 61 bits; of more, in Python's own integers
+from pipeline.tokens.permutation import MOST_INDICES
+
+FAST = 2**31 - 1  # heights of so many indices are exact in 61 bits; more need Python's integers
 
 
 def counts(weights: Sequence[float | None], sizes: Sequence[int]) -> np.ndarray:
-    """Return how many indices each part gets, of as many as there are sequences.
+    """Return how many indices each part gets, as many in all as there are sequences.
 
     With weights, n_p is w_p / sum(w) * N rounded down, and the indices that this leaves go to the
     largest remainders, equal ones in the order of the parts. Without, n_p is the part's size.
@@ -69,8 +70,8 @@ def place(counts_K: np.ndarray, index_N: np.ndarray) -> tuple[np.ndarray, np.nda
     counts_K = np.asarray(counts_K, np.int64)
     index_N = np.asarray(index_N, np.int64)
     total = int(counts_K.sum())
-    if total > LARGEST:
-        raise ValueError(f"{total} indices, expected at most {LARGEST}")
+    if total > MOST_INDICES:
+        raise ValueError(f"{total} indices, expected at most {MOST_INDICES}")
     if index_N.size and (index_N.min() < 0 or index_N.max() >= total):
         raise ValueError(f"an index outside 0..{total - 1}")
     giving = np.flatnonzero(counts_K)

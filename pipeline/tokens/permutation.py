@@ -22,7 +22,7 @@ import numpy as np
 
 ROUNDS = 8
 SEED_BYTES = 32
-LARGEST = 2**62  # the widest pair, two halves of 31 bits
+MOST_INDICES = 2**62  # an index is a pair of halves, of at most 31 bits each
 
 
 def permute(seed: bytes, index_N: np.ndarray, n: int) -> np.ndarray:
@@ -44,8 +44,8 @@ def permute(seed: bytes, index_N: np.ndarray, n: int) -> np.ndarray:
     """
     if len(seed) != SEED_BYTES:
         raise ValueError(f"seed: {len(seed)} bytes, expected {SEED_BYTES}")
-    if not 1 <= n <= LARGEST:
-        raise ValueError(f"n = {n}, expected 1..{LARGEST}")
+    if not 1 <= n <= MOST_INDICES:
+        raise ValueError(f"n = {n}, expected 1..{MOST_INDICES}")
     index_N = np.asarray(index_N, dtype=np.int64)
     if index_N.size and (index_N.min() < 0 or index_N.max() >= n):
         raise ValueError(f"an index outside 0..{n - 1}")

@@ -25,7 +25,7 @@ from pipeline.tokens.shards import PLAIN, SHARDS, Part, Shards, Split
 
 BLOCK = 2048  # positions that are located at once
 NEAR = 64  # spans, of the length of one, between two spans of the same round
-CACHES_AHEAD = 4  # at most this fraction, 1 / 4, of the cache is expected rows
+CACHES_AHEAD = 4  # expected rows take at most 1 / 4 of the cache
 DEFAULT_NETWORK = Network()
 
 
@@ -148,7 +148,7 @@ class Sequences:
         return block.files[within_N], block.starts[within_N]
 
     def _find(self, indices_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the file of each position's row, and its offset there in bytes."""
+        """Return the file of each position's row, and the row's offset in it in bytes."""
         if self._seed is not None:
             indices_N = permute(self._seed, indices_N, len(self))
         if self._mixed is not None:
@@ -166,10 +166,10 @@ class Sequences:
                     f"{self.folder / SHARDS}: parts.{number}: no sequence of "
                     f"{self.max_seq_len} tokens, expected some for its weight, {part.weight}"
                 )
-        if len(self) > mixture.LARGEST:
+        if len(self) > mixture.MOST_INDICES:
             raise LockstepError(
                 f"{self.folder / SHARDS}: {len(self)} sequences in {len(parts)} parts, expected at "
-                f"most {mixture.LARGEST}, as many as can be mixed"
+                f"most {mixture.MOST_INDICES}, as many as can be mixed"
             )
         counts_P = mixture.counts([part.weight for part in parts], sizes_P.tolist())
         return _Mixed(counts_P, starts_P, sizes_P, [_seed(part.shuffle) for part in parts])

@@ -86,12 +86,12 @@ class Shards(Table):
     shuffle: AnyShuffle
     """Order of all sequences of the train split."""
     parts: tuple[Part, ...] = ()
-    """The locations that are mixed; empty if there is one."""
+    """Locations that are mixed; empty if there is only one."""
     columns: tuple[Column, ...] = PLAIN
     """Columns of a row; those beside the inputs come from Preprocessed data."""
     files: tuple[ShardFile, ...]
     held_out_by_default: bool = False
-    """Whether files are held out only because nobody said which: the last of each location."""
+    """Whether files are held out by default, the last of each location, since none was named."""
     source: dict[str, JsonValue]
 
     def split(self, split: Split) -> tuple[ShardFile, ...]:

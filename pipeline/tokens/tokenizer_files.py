@@ -20,8 +20,8 @@ PIECES = "tokenizer.model"  # of SentencePiece
 OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a tokenizer.json from
 KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder
 PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # ids of which are compared after a conversion
-MOST_BYTES = 2**28  # of a tokenizer.json; large vocabularies have 2**25
-PANIC = "PanicException"  # of Rust, which is no Exception
+MOST_BYTES = 2**28  # the largest tokenizer.json; those of large vocabularies have 2**25
+PANIC = "PanicException"  # raised by Rust code, and not a subclass of Exception
 # Nothing else is fetched or copied: no code, no pickle.
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -39,7 +39,7 @@ TOKENIZER_FILES = (
 def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
     """Read a tokenizer.json, called `name` or else by its path in errors.
 
-    As with `transformers`, texts are neither cut nor padded, whatever the file says of that.
+    Texts are neither cut nor padded, whatever the file says, as with `transformers`.
 
     Raises:
       LockstepError: it is not a tokenizer, or one that may fill the memory.
@@ -129,7 +129,7 @@ def convert_older(folder: Path, name: str) -> None:
         _check_converted(tokenizer, folder, what)
     except LockstepError:
         raise
-    except Exception as error:  # of any kind: the libraries check little
+    except Exception as error:  # any kind: the libraries check little
         reason = brief(str(error).partition("\n")[0], 200)
         raise LockstepError(f"{what}, expected what transformers converts: {reason}") from error
     finally:

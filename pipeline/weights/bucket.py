@@ -3,22 +3,19 @@
 The manifest (manifest.py) is written last and names a generation of each file. So in a bucket with
 object versioning its readers get one whole checkpoint, whatever was written since. Credentials come
 from the environment, as Google's own tools find them; without any, public buckets can be read.
-Reading asks the server directly (net/google_files.py), pushing goes through Google's client.
 """
 
-import base64
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline import runfile
-from pipeline.errors import LockstepError, keep_secret
-from pipeline.net import checksum, redact, store
-from pipeline.net.google_auth import KEY, credentials
+from pipeline.errors import LockstepError
+from pipeline.net import checksum, store
+from pipeline.net.google_auth import KEY
 from pipeline.net.google_files import BucketFile, BucketFolder
 from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
@@ -31,13 +28,9 @@ from pipeline.weights import hf, manifest
 from pipeline.weights.manifest import FileVersion
 from pipeline.weights.tensorfile import TensorFile
 
-if TYPE_CHECKING:
-    from google.cloud.storage import Blob, Bucket
-
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 60.0  # during which a request of a push is retried
-CHUNK_BYTES = 2**25  # of an upload, a multiple of 256 KiB: what a broken connection can cost
+NETWORK = Network()  # limits of time and attempts of a push
 MANIFEST_BYTES = 2**24  # upper bound: a manifest is read into memory
 
 
@@ -98,7 +91,7 @@ def download(
 def _look(
     remote: BucketFolder, generation: int | None, cache: Path, network: Network
 ) -> BucketModel:
-    """Return the files that the manifest of a generation names; without one, what lies there."""
+    """Return the files that a generation of the manifest names; without one, the folder's."""
     found, step = remote.find(manifest.NAME, generation), None
     if found is None and generation is not None:
         raise _missing(remote, manifest.NAME, generation)
@@ -193,59 +186,6 @@ def _write_index(folder: Path, names: Iterable[str]) -> None:
 # ---- Writing ----
 
 
-class _Destination:
-    """A folder of a bucket, with Google's client to write to it.
-
-    Raises:
-      LockstepError: The client is not installed, or the environment's credentials are invalid.
-    """
-
-    def __init__(self, bucket: str, prefix: str):
-        try:
-            from google.cloud import storage
-            from google.cloud.storage.retry import DEFAULT_RETRY
-        except ImportError as error:
-            raise LockstepError(
-                f"gs://{bucket}: google-cloud-storage is not installed, expected the extra gcs: "
-                "pip install -c constraints.txt -e '.[gcs]'"
-            ) from error
-        for library in ("google", "urllib3"):  # their warnings of retries may hold credentials
-            logging.getLogger(library).setLevel(logging.ERROR)
-        folder = prefix.rstrip("/")
-        self.name = f"gs://{bucket}/{folder}".rstrip("/")
-        self.prefix = f"{folder}/" if folder else ""
-        self.credentials = credentials(self.name)
-        self.retry = DEFAULT_RETRY.with_timeout(RETRY_SECONDS)
-        self.bucket: Bucket = storage.Client(credentials=self.credentials).bucket(bucket)
-
-    @contextmanager
-    def requests(self) -> Iterator[None]:
-        """Turn an error of a request inside into one line without credentials."""
-        from google.api_core.exceptions import PreconditionFailed
-
-        try:
-            yield
-        except LockstepError:
-            raise
-        except PreconditionFailed:
-            raise LockstepError(
-                f"{self.name}: somebody else wrote there since this push began, expected to be the "
-                "only one; look at what is there, and push again"
-            ) from None
-        except Exception as error:  # the client's, the network's and the file system's
-            keep_secret(self.credentials.token)  # a new one, at times
-            # not chained: the library's error may hold what is hidden here
-            raise LockstepError(
-                f"{self.name}: {redact.message(error)}, expected a bucket that the credentials of "
-                f"{KEY} may list and write to"
-            ) from None
-
-    def newest(self) -> dict[str, "Blob"]:
-        """Return the newest versions of the folder's files, without those of folders in it."""
-        blobs = self.bucket.list_blobs(prefix=self.prefix, delimiter="/", retry=self.retry)
-        return {blob.name.removeprefix(self.prefix): blob for blob in blobs}
-
-
 def push(
     files: Sequence[Path], bucket: str, prefix: str, *, step: int, epoch: int, run: str
 ) -> int:
@@ -261,68 +201,43 @@ def push(
     Raises:
       LockstepError: The bucket refused or cannot be reached, or somebody else pushed to it.
     """
-    remote = _Destination(bucket, prefix)
+    folder = prefix.rstrip("/")
+    expected = f"a bucket that the credentials of {KEY} may list and write to"
+    remote = BucketFolder(bucket, folder, NETWORK, expected, pushes=True)
     weights = [file for file in files if file.suffix == ".safetensors"]
     companions = [file for file in files if file.suffix != ".safetensors"]
-    with remote.requests():
-        newest = remote.newest()
-        total = sum(file.stat().st_size for file in files)
-        with Progress("push", total=total, unit="byte") as bar:
-            sent = [
-                _send(remote, file, newest.get(file.name), bar) for file in [*weights, *companions]
-            ]
-        text = manifest.render(step, epoch, run, sent[: len(weights)], sent[len(weights) :])
-        blob = remote.bucket.blob(remote.prefix + manifest.NAME)
-        blob.upload_from_string(
-            text,
-            content_type="application/json",
-            # the precondition of a write: the newest generation, or 0 where there is no file
-            if_generation_match=getattr(newest.get(manifest.NAME), "generation", 0),
-            retry=remote.retry,
-        )
-        return blob.generation
+    newest = {name: remote.find(name, None) for name in (*(f.name for f in files), manifest.NAME)}
+    with Progress("push", total=sum(file.stat().st_size for file in files), unit="byte") as bar:
+        sent = [
+            _send(remote, file, newest[file.name], bar.advance) for file in [*weights, *companions]
+        ]
+    text = manifest.render(step, epoch, run, sent[: len(weights)], sent[len(weights) :])
+    content, before = BytesIO(text.encode()), _generation(newest[manifest.NAME])
+    return remote.put(manifest.NAME, content, before, lambda count: None, "application/json")
 
 
-def _send(remote: _Destination, path: Path, old: "Blob | None", bar: Progress) -> FileVersion:
+def _send(
+    remote: BucketFolder, path: Path, old: BucketFile | None, advance: Callable[[int], None]
+) -> FileVersion:
     size = path.stat().st_size
-    if old is not None and not old.content_encoding and _is_same(path, old):
-        bar.advance(size)
-        return FileVersion(filename=path.name, generation=old.generation, size_bytes=size)
-    blob = remote.bucket.blob(remote.prefix + path.name, chunk_size=CHUNK_BYTES)
-    with open(path, "rb") as file:
-        blob.upload_from_file(
-            _Counted(file, bar),
-            size=size,
-            content_type="application/octet-stream",
-            checksum="crc32c",
-            if_generation_match=getattr(old, "generation", 0),
-            retry=remote.retry,
-        )
-    return FileVersion(filename=path.name, generation=blob.generation, size_bytes=size)
+    if old is not None and not old.encoding and _is_same(path, old):
+        advance(size)
+        generation = int(old.generation)
+    else:
+        with open(path, "rb") as file:
+            generation = remote.put(path.name, file, _generation(old), advance)
+    return FileVersion(filename=path.name, generation=generation, size_bytes=size)
 
 
-def _is_same(path: Path, blob: "Blob") -> bool:
+def _generation(file: BucketFile | None) -> int:
+    return 0 if file is None else int(file.generation)
+
+
+def _is_same(path: Path, file: BucketFile) -> bool:
     """Return whether a file has the server's size and CRC32C, or else MD5, where it states one."""
-    if path.stat().st_size != blob.size:
+    if path.stat().st_size != int(file.size):
         return False
-    for kind, encoded in (("crc32c", blob.crc32c), ("md5", blob.md5_hash)):
-        if encoded is not None:
-            return checksum.of_file(path, kind) == base64.b64decode(encoded).hex()
+    for kind, digest in (("crc32c", file.crc32c), ("md5", file.md5)):
+        if digest is not None:
+            return checksum.of_file(path, kind) == digest
     return True
-
-
-class _Counted:
-    """A file that advances a bar by each byte once, however often it is read."""
-
-    def __init__(self, file: BinaryIO, bar: Progress):
-        self.file, self.bar, self.furthest = file, bar, file.tell()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self.file.read(size)
-        if (position := self.file.tell()) > self.furthest:
-            self.bar.advance(position - self.furthest)
-            self.furthest = position
-        return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)

@@ -145,7 +145,7 @@ class Checkpoints:
         """A save fails in its thread and raises at the next call, mostly for a full disk."""
         try:
             yield
-        except Exception as error:  # of orbax, of tensorstore or of the system
+        except Exception as error:  # raised by orbax, tensorstore or the system
             raise LockstepError(
                 f"{self.folder}: {_first_line(error)}, expected to write a checkpoint there"
             ) from error

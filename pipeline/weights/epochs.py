@@ -49,7 +49,7 @@ def push(
       shards: What stage download left.
       aside: Folder to write the files to; it is removed.
     """
-    shutil.rmtree(aside, ignore_errors=True)  # of a kill
+    shutil.rmtree(aside, ignore_errors=True)  # left by a kill
     with writes(aside):
         aside.mkdir()
     model_folder.write(

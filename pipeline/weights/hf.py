@@ -38,7 +38,7 @@ EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}  # all set in the bits of inf
 
 
 def why_refused(folder: Path) -> str | None:
-    """Return why the audit refused the weights of a folder, or None where there is no refusal."""
+    """Return why the audit refused the weights of a folder, or None if it did not."""
     path = folder / REFUSED
     if not path.is_file():
         return None
@@ -127,12 +127,12 @@ class HfFolder:
                     f"{self._files[name].path}: {name} differs from {original}, expected equal "
                     f"tensors, since {CONFIG} says tie_word_embeddings"
                 )
-        self._slots = defaultdict(list)  # of each param, in the order of its values
+        self._slots = defaultdict(list)  # tensors of each param, in the order of its values
         for name, slot in slots.items():
             self._slots[slot.path].append((name, slot))
         stored = (name for name, slot in slots.items() if not slot.float32)
         codes = {self._files[name].specs[name].dtype for name in stored}
-        dtype = tensorfile.DTYPES[codes.pop()] if len(codes) == 1 else "float32"
+        dtype = tensorfile.DTYPE_OF_CODE[codes.pop()] if len(codes) == 1 else "float32"
         self.hf_config = hf_config | {"dtype": dtype, "torch_dtype": dtype}
         shapes = param_shapes(model, config)
         self.specs = {path: TensorSpec("F32", shape) for path, shape in shapes.items()}

@@ -21,7 +21,7 @@ from pipeline.runfile.table import AsTuple, Table
 from pipeline.weights import hf
 
 NAME = "manifest.json"
-Count = Annotated[int, Field(ge=0)]
+Natural = Annotated[int, Field(ge=0)]
 
 
 class FileVersion(Table):
@@ -31,14 +31,14 @@ class FileVersion(Table):
     """Name of the file in the manifest's folder."""
     generation: Annotated[int, Field(ge=1)]
     """Version in the bucket."""
-    size_bytes: Count
+    size_bytes: Natural
     """Size in bytes."""
 
 
 class Metadata(Table, extra="ignore"):
     """The checkpoint, as far as a reader needs to know it."""
 
-    step: Count
+    step: Natural
     """Last trained step."""
 
 

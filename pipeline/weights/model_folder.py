@@ -13,7 +13,7 @@ from pipeline.weights.tensorfile import TensorFile
 # Kinds of RoPE for which max_position_embeddings is more than a limit: "dynamic" computes its
 # angles from it; for "yarn", transformers expects `factor` times the original length, or warns.
 FIXED_CONTEXT = ("dynamic", "yarn")
-WEIGHTS = ("*.safetensors", hf.INDEX)
+WEIGHT_PATTERNS = ("*.safetensors", hf.INDEX)
 
 
 def write(
@@ -33,7 +33,7 @@ def write(
       folder: Existing folder to write to.
       model: Content of the model's config.json.
       max_seq_len: Tokens of a sequence that it was trained on.
-      params: As `hf.write_folder` takes them.
+      params: Params, see `hf.write_folder`.
       dtype: Dtype of the tensors: float32, bfloat16 or float16.
       tokenizer: Folder of the tokenizer that made the tokens, where there is one.
       checkpoint: Folder of the model that training began with; its tokenizer is the second choice.
@@ -42,7 +42,7 @@ def write(
     model = with_context(model, max_seq_len)
     hf.write_folder(folder, model, params, dtype, advance=advance)
     for file in (tokenizer if tokenizer.is_dir() else checkpoint).iterdir():
-        if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHTS):
+        if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHT_PATTERNS):
             shutil.copyfile(file, folder / file.name)
     settings = generation_config.make(checkpoint, model, folder)
     write_json(folder / generation_config.NAME, settings)

@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face file is which param of a model, and whether all are there."""
+"""Which tensor of a Hugging Face file is which param of a model, and whether any is missing."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from models.architecture import Architecture
 from pipeline.errors import LockstepError
 from pipeline.weights.tensorfile import TensorFile
 
-MOST_TENSORS = 10**6  # of a kind; DeepSeek V3 has 15,000
+MOST_TENSORS = 10**6  # the most of one kind; DeepSeek V3 has 15,000
 FLOATS = ("F32", "BF16", "F16")  # dtypes that a tensor may be stored in, as safetensors names them
 
 

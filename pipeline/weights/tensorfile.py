@@ -19,7 +19,7 @@ from pipeline.stage.artifacts import written
 from pipeline.stage.given_files import check_file
 
 # The file's names of dtypes and NumPy's. Tensors lie in a file from the last dtype to the first.
-DTYPES = {
+DTYPE_OF_CODE = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -37,8 +37,8 @@ DTYPES = {
     "I64": "int64",
     "U64": "uint64",
 }
-CODES = {name: code for code, name in DTYPES.items()}
-ORDER = {code: -index for index, code in enumerate(DTYPES)}
+CODES = {name: code for code, name in DTYPE_OF_CODE.items()}
+ORDER = {code: -index for index, code in enumerate(DTYPE_OF_CODE)}
 
 PIECE = 2**21  # elements, 8 MiB of float32: they fit a processor's cache, and the calls are few
 NARROWEST = 64  # columns read at once of a tensor to transpose: fewer read each page too often
@@ -57,7 +57,9 @@ class TensorSpec(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of the values in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(DTYPES[self.dtype]).itemsize
+        return (
+            int(np.prod(self.shape, dtype=np.int64)) * np.dtype(DTYPE_OF_CODE[self.dtype]).itemsize
+        )
 
 
 def spec_of(dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -> TensorSpec:
@@ -97,17 +99,21 @@ class TensorFile(Mapping[str, np.ndarray]):
             raise LockstepError(f"{path}: expected a safetensors file: {error}") from error
         header.pop("__metadata__", None)
         self.specs = {n: TensorSpec(t["dtype"], tuple(t["shape"])) for n, t in header.items()}
-        self.nbytes = sum(spec.nbytes for spec in self.specs.values() if spec.dtype in DTYPES)
+        self.nbytes = sum(
+            spec.nbytes for spec in self.specs.values() if spec.dtype in DTYPE_OF_CODE
+        )
         self._starts = {n: 8 + length + t["data_offsets"][0] for n, t in header.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
         dtype, shape = self.specs[name]
-        if dtype not in DTYPES:
-            raise LockstepError(f"{self.path}: {name} is {dtype}, expected {', '.join(DTYPES)}")
+        if dtype not in DTYPE_OF_CODE:
+            raise LockstepError(
+                f"{self.path}: {name} is {dtype}, expected {', '.join(DTYPE_OF_CODE)}"
+            )
         if 0 in shape:  # an empty range cannot be mapped
-            return np.empty(shape, DTYPES[dtype])
+            return np.empty(shape, DTYPE_OF_CODE[dtype])
         try:
-            mapped = np.memmap(self.path, DTYPES[dtype], "r", self._starts[name], shape)
+            mapped = np.memmap(self.path, DTYPE_OF_CODE[dtype], "r", self._starts[name], shape)
         except (OSError, ValueError) as error:
             raise LockstepError(f"{self.path}: {name}: {error}, expected to read it") from error
         return mapped.view(np.ndarray)
@@ -176,7 +182,7 @@ def write(
         for name in ordered:
             missing = specs[name].nbytes
             for piece in pieces(name):
-                if piece.dtype != DTYPES[specs[name].dtype]:
+                if piece.dtype != DTYPE_OF_CODE[specs[name].dtype]:
                     raise ValueError(f"{name}: piece of {piece.dtype}, expected {specs[name]}")
                 file.write(piece.reshape(-1).view(np.uint8))
                 missing -= piece.nbytes

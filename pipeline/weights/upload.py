@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline import runfile
-from pipeline.weights import bucket, hub
+from pipeline.weights import bucket, hub_model
 
 UNAUDITED = "unaudited"
 
@@ -41,7 +41,9 @@ def push(
         branch = "main" if audited else UNAUDITED
         if not audited:
             message = f"{message}, the end of epoch {epoch}: unaudited"
-        revision = hub.push(files, checkpoint.repo_id, message, private=private, branch=branch)
+        revision = hub_model.push(
+            files, checkpoint.repo_id, message, private=private, branch=branch
+        )
         return checkpoint.model_copy(update={"revision": revision})
     prefix = checkpoint.prefix or ""
     if not audited:

@@ -16,7 +16,7 @@ from pipeline.runfile import Network
 from pipeline.stage.progress import Progress
 from pipeline.tokens.shards import read_shards, write_shards
 from pipeline.weights import bucket as weights_bucket
-from pipeline.weights import hub as weights_hub
+from pipeline.weights import hub_model as weights_hub
 from tests.gate import folders
 from tests.gate.cases import (
     BREAK,

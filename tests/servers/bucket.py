@@ -153,8 +153,6 @@ class _Handler(web.Handler):
             return
         if self.place == "/token":
             self.answer(200, {"access_token": self.served.token, "expires_in": 3600})
-        elif self.query.get("uploadType") == "multipart":
-            self.store(*_parts(body, self.headers["Content-Type"]), self.query)
         elif self.query.get("uploadType") == "resumable":
             upload = str(len(self.served.uploads))
             self.served.uploads[upload] = {"about": json.loads(body), "query": self.query}
@@ -169,26 +167,30 @@ class _Handler(web.Handler):
         if self.refused():
             return
         upload = self.served.uploads[self.query["upload_id"]]
-        upload["content"] += body
-        total = self.headers["Content-Range"].rpartition("/")[2]
-        if str(len(upload["content"])) == total:
-            self.store(upload["about"], upload["content"], upload["query"])
+        span, _, total = self.headers["Content-Range"].removeprefix("bytes ").partition("/")
+        if span != "*":
+            upload["content"] = upload["content"][: int(span.partition("-")[0])] + body
+        size = len(upload["content"])
+        if "end" in upload:
+            self.answer(*upload["end"])
+        elif str(size) == total:
+            upload["end"] = self.store(upload["about"], upload["content"], upload["query"])
+            self.answer(*upload["end"])
         else:
-            self.answer(308, Range=f"bytes=0-{len(upload['content']) - 1}")
+            self.answer(308, **({"Range": f"bytes=0-{size - 1}"} if size else {}))
 
-    def store(self, about: dict, content: bytes, query: dict[str, str]) -> None:
+    def store(self, about: dict, content: bytes, query: dict[str, str]) -> tuple[int, dict]:
+        """Stores a version, or none; the status and the answer."""
         bucket, name = self.served, about["name"]
         bucket.before_upload(name)
         now = bucket.find(name, None)
         if int(query.get("ifGenerationMatch", -1)) not in (-1, now.generation if now else 0):
             said = "At least one of the pre-conditions you specified did not hold."
-            self.answer(412, {"error": {"code": 412, "message": said}})
-            return
-        if "crc32c" in about:
-            expected = Object(name, 0, content).resource()["crc32c"]
-            assert about["crc32c"] == expected, "the client hashes what it sends"
+            return 412, {"error": {"code": 412, "message": said}}
+        expected = Object(name, 0, content).resource()["crc32c"]
+        assert about["crc32c"] == expected, "the client hashes what it sends"
         bucket.put(name, content)
-        self.answer(200, bucket.find(name, None).resource())
+        return 200, bucket.find(name, None).resource()
 
     def refused(self) -> bool:
         said = self.headers.get("Authorization")
@@ -215,12 +217,3 @@ def _only(page: dict, fields: str | None) -> dict:
     keys, _, each = fields.removesuffix(")").partition(",items(")
     items = [{k: v for k, v in item.items() if k in each.split(",")} for item in page["items"]]
     return {k: v for k, v in page.items() if k in keys.split(",")} | {"items": items}
-
-
-def _parts(body: bytes, kind: str) -> tuple[dict, bytes]:
-    """The two parts of a multipart/related body: JSON, and the file."""
-    boundary = re.search(r'boundary="?([^";]+)', kind)[1].encode().strip(b"'")
-    first, second = body.split(b"--" + boundary)[1:3]
-    about = first.split(b"\r\n\r\n", 1)[1]
-    content = second.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
-    return json.loads(about), content

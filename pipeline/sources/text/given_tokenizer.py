@@ -35,7 +35,7 @@ class CorpusTokenizer(NamedTuple):
       tokenizer: the tokenizer, whose files are in the shards folder.
       end: id of the token after each document.
       vocab_size: bound of the ids.
-      source: what was read of it, as JSON; empty if it was trained here.
+      source: JSON of the files that were read; empty if the tokenizer was trained here.
       warnings: one line each, for the user.
     """
 

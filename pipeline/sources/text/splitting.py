@@ -9,7 +9,7 @@ from pipeline.runfile.data import Limit
 from pipeline.sources.text.documents import Source
 from pipeline.stage.progress import Progress
 
-NEAR = 0.5  # whole files are held out if they are at least this share of the bytes wanted
+NEAR = 0.5  # whole files are held out if they are at least this share of the bytes to hold out
 PERCENT = "model.LLM.data_location.Corpus.held_out_percent"
 
 

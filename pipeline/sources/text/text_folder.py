@@ -23,7 +23,7 @@ EMPTY, BINARY, LINKS = "empty files", "binary files", "links out of the folder"
 def find(path: Path, key: str) -> tuple[list[Source], tuple[str, ...]]:
     """Return the files that have text, by name, and a warning for each kind that was left out.
 
-    Of a folder: all files below it except hidden ones and those in hidden folders. Left out with a
+    All files below a folder, except hidden ones and those in hidden folders. Left out with a
     warning: empty files, files with a NUL at their beginning, and links to folders or out of the
     folder. `key` is that of the text in a JSON line.
 

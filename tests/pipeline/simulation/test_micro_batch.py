@@ -10,6 +10,7 @@ from pipeline.programs.train_step import Programs
 from pipeline.simulation.loss_task import LossTask, PeerRows
 from pipeline.simulation.micro_batch import fits_into_memory, largest
 from pipeline.simulation.nested import Nesting
+from pipeline.swarm.device_memory import device_memory
 
 
 def test_halves_until_it_fits():
@@ -41,3 +42,6 @@ def test_what_a_step_needs_grows_with_the_micro_batch():
     assert not fits_into_memory(programs, 2, rows, 512, limit)
     assert fits_into_memory(programs, 2, rows, 8, limit)
     assert fits_into_memory(programs, 2, rows, 512)  # this machine has more
+    planned = device_memory(programs, 2, programs.work(rows, 512, 512))  # as `lockstep plan`
+    assert fits_into_memory(programs, 2, rows, 512, planned.of_limit)
+    assert not fits_into_memory(programs, 2, rows, 512, planned.of_limit - 1)

@@ -8,7 +8,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
 from pipeline.stage.artifacts import read_json
-from pipeline.swarm.device_memory import device_memory
+from pipeline.swarm.device_memory import run_memory
 from pipeline.swarm.plan import plan, plan_of
 from pipeline.wire import message as wire
 from tests import tiny
@@ -41,7 +41,7 @@ def check_memory(run: runfile.Run) -> None:
     """The memory of a training that has just compiled these programs, on its one device."""
     programs = programs_of(run, dict(run.llm.checkpoint.config))
     with tiny.like_a_process():
-        found = device_memory(run, programs)
+        found = run_memory(run, programs)
     own, shared = jax.eval_shape(programs.optimizer.init, programs.task.shapes)
     assert (found.groups, found.parts, found.peers) == (1, 1, run.peers.count)
     assert found.agreed == nbytes(programs.task.shapes) + nbytes(shared)

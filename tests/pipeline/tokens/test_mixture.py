@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.tokens import mixture
-from pipeline.tokens.mixture import FAST, LARGEST, counts, place
+from pipeline.tokens.mixture import FAST, MOST_INDICES, counts, place
 
 SHARES = st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any)
 SIZES = st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 50)), min_size=1, max_size=6)
@@ -94,7 +94,7 @@ def exact(counts_K: list[int], index: int) -> tuple[int, int]:
 
 
 @settings(max_examples=30)
-@given(st.data(), st.sampled_from([FAST, FAST + 1, LARGEST]))
+@given(st.data(), st.sampled_from([FAST, FAST + 1, MOST_INDICES]))
 def test_places_are_exact_up_to_the_largest_mixture(data, total):
     parts = data.draw(st.integers(1, 12))
     cuts = sorted(data.draw(st.lists(st.integers(0, total), min_size=parts, max_size=parts)))
@@ -126,7 +126,7 @@ def test_an_index_alone_stands_where_it_stands_among_others():
 
 
 @pytest.mark.parametrize(
-    ("counts_K", "index"), [([3, 4], 7), ([3, 4], -1), ([0], 0), ([LARGEST, 1], 0)]
+    ("counts_K", "index"), [([3, 4], 7), ([3, 4], -1), ([0], 0), ([MOST_INDICES, 1], 0)]
 )
 def test_places_that_are_none_and_mixtures_too_large_are_refused(counts_K, index):
     with pytest.raises(ValueError):

@@ -4,7 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pipeline.tokens.permutation import LARGEST, ROUNDS, permute
+from pipeline.tokens.permutation import MOST_INDICES, ROUNDS, permute
 
 SEED = bytes(range(1, 33))
 
@@ -33,7 +33,7 @@ def test_each_index_comes_exactly_once(n):
     np.testing.assert_array_equal(np.sort(permute(SEED, np.arange(n), n)), np.arange(n))
 
 
-@pytest.mark.parametrize("n", [10**11, 2**40, 2**40 + 1, LARGEST])
+@pytest.mark.parametrize("n", [10**11, 2**40, 2**40 + 1, MOST_INDICES])
 def test_large_permutations_keep_100_000_indices_apart(n):
     step = n // 10**5
     index_N = np.concatenate([np.arange(50_000), n - 1 - step * np.arange(50_000)])
@@ -43,7 +43,7 @@ def test_large_permutations_keep_100_000_indices_apart(n):
     assert image_N.max() < n
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 10, 1000, 10**11, LARGEST])
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 1000, 10**11, MOST_INDICES])
 def test_arrays_give_what_integers_without_overflow_give(n):
     index_N = np.random.default_rng(0).integers(0, n, 50)
     expected = [permute_one(SEED, int(index), n) for index in index_N]
@@ -56,7 +56,7 @@ def test_golden_orders():
     far = [36_280_754_575, 82_167_152_510, 6_485_250_202]
     assert permute(SEED, np.array([0, 1, 10**11 - 1]), 10**11).tolist() == far
     widest = [3_867_050_405_854_974_734, 3_728_017_636_319_315_320, 1_750_711_465_677_819_305]
-    assert permute(bytes(32), np.array([0, 1, LARGEST - 1]), LARGEST).tolist() == widest
+    assert permute(bytes(32), np.array([0, 1, MOST_INDICES - 1]), MOST_INDICES).tolist() == widest
 
 
 def test_memory_is_that_of_the_indices_asked_for_however_many_there_are():
@@ -113,7 +113,7 @@ def test_over_many_seeds_every_index_goes_everywhere_equally_often(n):
 
 @pytest.mark.parametrize(
     ("seed", "index", "n"),
-    [(bytes(31), 0, 5), (SEED, 5, 5), (SEED, -1, 5), (SEED, 0, 0), (SEED, 0, LARGEST + 1)],
+    [(bytes(31), 0, 5), (SEED, 5, 5), (SEED, -1, 5), (SEED, 0, 0), (SEED, 0, MOST_INDICES + 1)],
 )
 def test_arguments_out_of_range_are_refused(seed, index, n):
     with pytest.raises(ValueError):

@@ -388,7 +388,7 @@ def zeros(count: int, part: int = 0) -> ShardFile:
 
 
 def test_more_sequences_than_can_be_mixed_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.tokens.mixture.LARGEST", 100)
+    monkeypatch.setattr("pipeline.tokens.mixture.MOST_INDICES", 100)
     parts = (Part(shuffle=IN_ORDER, weight=None),) * 2
     write(tmp_path, [zeros(4 * 100), zeros(4, part=1)], parts=parts)
     message = refusal(open_shards, tmp_path, "train", 4)

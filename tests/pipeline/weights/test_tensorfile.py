@@ -13,10 +13,12 @@ from safetensors.numpy import save, save_file
 
 from pipeline.errors import LockstepError
 from pipeline.weights import tensorfile
-from pipeline.weights.tensorfile import DTYPES, TensorFile, TensorSpec, pieces, spec_of
+from pipeline.weights.tensorfile import DTYPE_OF_CODE, TensorFile, TensorSpec, pieces, spec_of
 
 RNG = np.random.default_rng(0)
-MIXED = {f"of {name}": RNG.integers(0, 2, (3, 5)).astype(name) for name in DTYPES.values()} | {
+MIXED = {
+    f"of {name}": RNG.integers(0, 2, (3, 5)).astype(name) for name in DTYPE_OF_CODE.values()
+} | {
     'é/"\\\n\x01\x7f\u2028😀': np.ones(3, np.float32),  # what a name may be
     "Z": np.ones(1, np.int32),
     "a": np.ones(1, np.int32),

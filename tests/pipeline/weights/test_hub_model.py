@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import LockstepError
 from pipeline.net import limits
 from pipeline.stage import artifacts
-from pipeline.weights import hub
+from pipeline.weights import hub_model
 from tests import tiny
 from tests.pipeline.conversion import (
     check_silence,
@@ -168,13 +168,13 @@ def test_a_model_that_was_fetched_is_there_without_the_hub(tmp_path, served, mon
 def test_a_push_leaves_no_weights_of_an_earlier_one_and_nothing_else_is_touched(tmp_path, served):
     whole = write_model(tmp_path / "whole")
     shards = write_model(tmp_path / "s", max_shard_bytes=3000)
-    hub.push(files_in(whole), REPO, "whole", private=False)
+    hub_model.push(files_in(whole), REPO, "whole", private=False)
     (shards / "generation_config.json").unlink()
     served.commit(served.files | {"LICENSE": b"theirs", "model-v1/a.safetensors": b"theirs"})
-    revision = hub.push(files_in(shards), REPO, "shards", private=False)
+    revision = hub_model.push(files_in(shards), REPO, "shards", private=False)
     theirs = {"LICENSE", "model-v1/a.safetensors", ".gitattributes"}
     assert set(served.commits[revision]) == {file.name for file in shards.iterdir()} | theirs
-    hub.push(files_in(whole), REPO, "whole again", private=False)
+    hub_model.push(files_in(whole), REPO, "whole again", private=False)
     assert set(served.files) == {file.name for file in whole.iterdir()} | theirs
 
 
@@ -182,7 +182,7 @@ def test_two_pushes_at_once_are_one_and_a_refusal(tmp_path, served, monkeypatch)
     from huggingface_hub import HfApi
 
     model = write_model(tmp_path / "model")
-    hub.push(files_in(model), REPO, "first", private=False)
+    hub_model.push(files_in(model), REPO, "first", private=False)
     info = HfApi.model_info
 
     def and_then_somebody_pushes(self, repo_id, **options):
@@ -193,7 +193,7 @@ def test_two_pushes_at_once_are_one_and_a_refusal(tmp_path, served, monkeypatch)
     monkeypatch.setattr(HfApi, "model_info", and_then_somebody_pushes)
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(LockstepError, match="A commit has happened since"):
-        hub.push(files_in(model), REPO, "second", private=False)
+        hub_model.push(files_in(model), REPO, "second", private=False)
     assert served.files["theirs"] == b"theirs"
     assert served.messages == ["first"]
 
@@ -211,7 +211,7 @@ def test_the_token_reaches_the_hub_and_nothing_else(
     model = write_model(tmp_path / "model")
     served.refuse = (place, status)
     with pytest.raises(LockstepError) as caught:
-        hub.push(files_in(model), REPO, "Step 1", private=False)
+        hub_model.push(files_in(model), REPO, "Step 1", private=False)
     assert ("POST", "/api/repos/create", f"Bearer {TOKEN}") in served.seen
     assert str(caught.value).startswith(f"{REPO}: ")
     assert "we do not like" in str(caught.value) or place == "large"
