@@ -27,7 +27,7 @@ from pipeline.swarm.peers import RunningPeers
 from pipeline.swarm.record import Record
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import Swarm
-from pipeline.swarm.training import Training
+from pipeline.swarm.training import TrainingLoop
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
@@ -112,7 +112,7 @@ class Lab:
         writer.snapshot(0, self.begin.state)
         record = Record(writer)
         begun = record.begin(self.begin, settings)
-        Training(swarm, begun, record, run.config.total_steps).take_rounds()
+        TrainingLoop(swarm, begun, record, run.config.total_steps).take_rounds()
         return Trained(Transcript(folder), faults.fired, peers.state().params)
 
     def audit(

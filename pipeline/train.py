@@ -34,7 +34,7 @@ from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import RunningPeers
 from pipeline.swarm.record import Begun, Record
 from pipeline.swarm.swarm import NotFiniteError, Swarm
-from pipeline.swarm.training import Training
+from pipeline.swarm.training import TrainingLoop
 from pipeline.tasks import while_training
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards
@@ -138,7 +138,7 @@ def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack
             profile,
             stops,
         ]
-        training = Training(swarm, begun, record, run.config.total_steps, observers)
+        training = TrainingLoop(swarm, begun, record, run.config.total_steps, observers)
         try:
             training.take_rounds()
         except NotFiniteError as error:

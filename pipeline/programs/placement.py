@@ -22,7 +22,7 @@ from pipeline.optim.optimizer import Tree
 
 AXIS = "fsdp"
 GATHERED_BYTES = 2**26  # on their way from the devices of several processes to the host at once
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item, Returned = TypeVar("Item"), TypeVar("Returned")
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def device_groups(devices: Sequence[jax.Device], parts: int) -> list[DeviceGroup
 def side_by_side(
     groups: Sequence[DeviceGroup],
     items: Sequence[Item],
-    work: Callable[[Item, DeviceGroup], Result],
-) -> list[Result]:
+    work: Callable[[Item, DeviceGroup], Returned],
+) -> list[Returned]:
     """Do `work` for each item, a thread for each group, on whichever group is free.
 
     Returns:
@@ -135,7 +135,7 @@ def side_by_side(
     for group in groups:
         free.put(group)
 
-    def one(item: Item) -> Result:
+    def one(item: Item) -> Returned:
         group = free.get()
         try:
             return work(item, group)

@@ -7,9 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.protocol.attestation import Attestation
+from pipeline.protocol.committee import Span
 from pipeline.protocol.dispute import Check, Claim, Hash, Ruling
-
-Span = tuple[int, int]  # first and last sequence, both included
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pipeline.optim.transform import next_step
 from pipeline.protocol.driver import RunProgress
 from pipeline.simulation.examples import ExampleSet
 from pipeline.simulation.result import Log
-from pipeline.simulation.settings import Asked
+from pipeline.simulation.settings import Arguments
 from pipeline.swarm.peers import SimulatedPeers
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.observer import Observer
@@ -34,7 +34,7 @@ class Measurements(Observer):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: Arguments,
         peers: SimulatedPeers,
         held_out: ExampleSet | None,
         log: Log,

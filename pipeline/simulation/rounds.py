@@ -19,7 +19,7 @@ from pipeline.simulation.curves import Measurements
 from pipeline.simulation.examples import ExampleSet, PeerData
 from pipeline.simulation.micro_batch import fits_into_memory, largest
 from pipeline.simulation.result import Curves, Log, Result
-from pipeline.simulation.settings import Asked
+from pipeline.simulation.settings import Arguments
 from pipeline.stage import allocator
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.progress import Progress
@@ -28,7 +28,7 @@ from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.record import Record
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import NotFiniteError, Swarm
-from pipeline.swarm.training import Training
+from pipeline.swarm.training import TrainingLoop
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.observer import Observer
 from pipeline.transcript.rounds_file import RoundsFile
@@ -95,7 +95,7 @@ class Problem(NamedTuple):
       params: Params to begin with, nested dicts.
     """
 
-    asked: Asked
+    asked: Arguments
     settings: RoundSettings
     programs: Programs
     of_peers: list[PeerData]
@@ -167,7 +167,7 @@ def take_rounds(
         faults = FaultSchedule(asked.faults, asked.seed, programs.form)
         swarm = Swarm(settings, peers, of_peers.__getitem__, faults)
         observers = [measurements, _Told(measurements, settings.micro_batch, bar, on_round)]
-        training = Training(swarm, begun, kept.record, asked.steps, observers, name="simulate")
+        training = TrainingLoop(swarm, begun, kept.record, asked.steps, observers, name="simulate")
         try:
             training.take_rounds()
         except NotFiniteError as error:

@@ -67,15 +67,15 @@ SPELLED = {  # as functions of the library are called; other names in lower case
 DEMO = {"quantize_1bit": False}  # DeMo is DisTrO with values
 IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is given in full
 
-Layout = Literal["each", "shard_map", "vmap", "pmap"]
+PeerLayout = Literal["each", "shard_map", "vmap", "pmap"]
 
 
-ARGUMENTS = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
+CALLED = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
 """What keys of a run file are called here, besides their last names."""
 
 
 def _argument(key: str) -> str:
-    return ARGUMENTS.get(key, key.rpartition(".")[2])
+    return CALLED.get(key, key.rpartition(".")[2])
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class SimulatedConfig:
         return self.rows
 
 
-class Asked(Table):
+class Arguments(Table):
     """The arguments of `simulate` that are data, by their names there."""
 
     optimizer: AnyOptimizer | None  # None for an `Optimizer`
@@ -133,13 +133,13 @@ class Asked(Table):
     shuffle: bool
     micro_batch: int | None
     dtype: Literal["float32", "bfloat16"]
-    layout: Layout
+    layout: PeerLayout
     stacked: tuple[str, ...]
     eval_every: int
     correlation_every: int | None
 
     @model_validator(mode="after")
-    def _fits(self) -> "Asked":
+    def _fits(self) -> "Arguments":
         if self.verification_percent and self.layout != "each":
             text = "since a verifier runs the trainer's own program"
             raise wrong("verification_percent", f"0 with layout = {self.layout}, {text}")
@@ -238,13 +238,13 @@ def schedule_of(learning_rate: Any, default: float) -> Any:
     return {"Constant": constant}
 
 
-def asked_of(optimizer: Any, learning_rate: Any, others: Mapping[str, Any]) -> Asked:
+def asked_of(optimizer: Any, learning_rate: Any, others: Mapping[str, Any]) -> Arguments:
     """Return the arguments of `simulate` that are data, checked by the tables of a run file.
 
     Args:
       optimizer: The argument of `simulate`.
       learning_rate: The argument of `simulate`.
-      others: The other fields of `Asked`.
+      others: The other fields of `Arguments`.
 
     Raises:
       LockstepError: One is not within its bounds.
@@ -257,11 +257,11 @@ def asked_of(optimizer: Any, learning_rate: Any, others: Mapping[str, Any]) -> A
         "learning_rate": schedule_of(learning_rate, default),
         **others,
     }
-    return validate(Asked, document, "simulate")
+    return validate(Arguments, document, "simulate")
 
 
 def the_optimizer(
-    asked: Asked,
+    asked: Arguments,
     optimizer: Any,
     learning_rate: Any,
     groups: Sequence[str],

@@ -31,14 +31,14 @@ class Delivered(NamedTuple):
     arrivals: dict[int, float]
 
 
-class Exchange(Protocol):
+class Delivery(Protocol):
     """A way for messages from their senders to all peers."""
 
     def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
         """Bring what peers did to all that are present, as bytes."""
 
 
-class SimulatedExchange:
+class SimulatedDelivery:
     """Messages that are encoded, perhaps tampered with, and decoded here; links are simulated.
 
     Everybody applies what decoding the bytes gives, the sender too.

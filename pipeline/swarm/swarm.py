@@ -15,7 +15,7 @@ from pipeline.protocol.coordinator import ClientState, CoordinatorError
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.agreement import Agreement, Checked
-from pipeline.swarm.delivery import Delivered, Exchange, SimulatedExchange
+from pipeline.swarm.delivery import Delivered, Delivery, SimulatedDelivery
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers
 from pipeline.swarm.round_settings import RoundSettings
@@ -59,7 +59,7 @@ class Swarm:
       peers: Peers that train.
       data_of: Returns the rows that a peer is assigned some of.
       faults: The run's schedule of faults.
-      exchange: The way for messages; by default over simulated links.
+      delivery: The way for messages; by default over simulated links.
       must_pause: Returns whether the run's owner asks for a pause.
       timed: Returns a block whose time counts for a phase of the round.
     """
@@ -71,13 +71,13 @@ class Swarm:
         data_of: Callable[[int], Rows],
         faults: FaultSchedule,
         *,
-        exchange: Exchange | None = None,
+        delivery: Delivery | None = None,
         must_pause: Callable[[], bool] = bool,
         timed: Callable[[str], AbstractContextManager[None]] = nullcontext,
     ):
         self.settings, self.peers, self.data_of, self.faults = settings, peers, data_of, faults
         self.must_pause, self.timed = must_pause, timed
-        self.exchange = exchange or SimulatedExchange(settings, peers.programs, faults, timed)
+        self.delivery = delivery or SimulatedDelivery(settings, peers.programs, faults, timed)
         self.agreement = Agreement(settings, peers, faults, timed)
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, Taken | None]:
@@ -96,7 +96,7 @@ class Swarm:
             joined_params = self._join(round_)
         worked = self._work(round_, progress.unready)
         present = [peer for peer in round_.peers if peer not in worked.silent]
-        delivered = self.exchange.deliver(worked.done, round_, present)
+        delivered = self.delivery.deliver(worked.done, round_, present)
         evidence = _evidence(worked, delivered)
         evidence = self.agreement.reach(evidence, round_, worked.checked)
 

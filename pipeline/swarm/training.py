@@ -12,7 +12,7 @@ from pipeline.swarm.swarm import Swarm
 from pipeline.transcript.observer import Observer
 
 
-class Training:
+class TrainingLoop:
     """A training in progress.
 
     Args:
