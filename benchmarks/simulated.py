@@ -27,7 +27,7 @@ from pipeline.swarm.peers import RunningPeers
 from pipeline.swarm.record import Record
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import Swarm
-from pipeline.swarm.training import TrainingLoop
+from pipeline.swarm.training_loop import TrainingLoop
 from pipeline.transcript.entry import TABLES, Header
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer

@@ -34,7 +34,7 @@ from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.peers import RunningPeers
 from pipeline.swarm.record import Begun, Record
 from pipeline.swarm.swarm import NotFiniteError, Swarm
-from pipeline.swarm.training import TrainingLoop
+from pipeline.swarm.training_loop import TrainingLoop
 from pipeline.tasks import while_training
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.shards import Shards, read_shards

@@ -15,8 +15,8 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.train_step import Programs
 from pipeline.protocol.driver import RunProgress
-from pipeline.simulation.curves import Measurements
 from pipeline.simulation.examples import ExampleSet, PeerData
+from pipeline.simulation.measurements import Measurements
 from pipeline.simulation.micro_batch import fits_into_memory, largest
 from pipeline.simulation.result import Curves, Log, Result
 from pipeline.simulation.settings import Arguments
@@ -28,7 +28,7 @@ from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.record import Record
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import NotFiniteError, Swarm
-from pipeline.swarm.training import TrainingLoop
+from pipeline.swarm.training_loop import TrainingLoop
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.observer import Observer
 from pipeline.transcript.rounds_file import RoundsFile

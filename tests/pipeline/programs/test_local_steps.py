@@ -96,7 +96,7 @@ def exchanged() -> tuple[Replica, dict]:
 def test_the_order_in_which_messages_arrive_changes_no_bit(exchanged):
     replica, messages = exchanged
     one, other = (
-        replica.receive(dict(order), {0: 4, 1: 3}, messages[0], 2, 1)
+        replica.receive(dict(order), {0: 4, 1: 3}, 2, 1)
         for order in (messages.items(), reversed(messages.items()))
     )
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
@@ -104,7 +104,7 @@ def test_the_order_in_which_messages_arrive_changes_no_bit(exchanged):
 
 def test_a_peer_counts_by_the_sequences_that_it_was_assigned(exchanged):
     replica, messages = exchanged
-    after = replica.receive(messages, {0: 4, 1: 3}, messages[0], 2, 1)
+    after = replica.receive(messages, {0: 4, 1: 3}, 2, 1)
     jax.tree.map(
         lambda now, theta, *d: np.testing.assert_allclose(
             now, theta - 0.7 * 1.9 * (4 * d[0] + 3 * d[1]) / 7, atol=1e-6
