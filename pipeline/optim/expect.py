@@ -81,7 +81,7 @@ def expect_flags(**settings: Any) -> None:
 
 
 def expect_one_of(name: str, value: Any, names: Collection[str]) -> None:
-    """Check a name among some."""
+    """Check that a name is one of some."""
     wanted = f"one of {', '.join(names)}"
     expect(name, value, lambda x: isinstance(x, str) and x in names, wanted)
 
@@ -124,7 +124,7 @@ def expect_aggregate(value: Any) -> None:
 
 
 def expect_dtype(name: str, value: Any, *dtypes: Any) -> None:
-    """Check a dtype among some."""
+    """Check that a dtype is one of some."""
 
     def within(value: Any) -> bool:
         try:

@@ -46,8 +46,8 @@ class InitFn(Protocol):
           params: Nested dicts of arrays.
 
         Returns:
-          own: What each peer owns, as it is for every peer at first.
-          shared: What is one copy, the same for all peers.
+          own: State that each peer owns, at first the same for every peer.
+          shared: State that is one copy for all peers.
         """
 
 
@@ -62,7 +62,7 @@ class AlignFn(Protocol):
 
         Args:
           own: The peer's state.
-          params: What all peers agree on.
+          params: Params that all peers agree on.
           fragment: int32 [], the part of the params that the round exchanged.
         """
 
@@ -74,7 +74,7 @@ class LookaheadFn(Protocol):
         """Return the params at which a peer takes its gradient.
 
         Args:
-          params: What all peers agree on.
+          params: Params that all peers agree on.
           own: The peer's state.
           shared: The state that is one copy.
           step: The local step, counted as in `AccumulateFn`.
@@ -90,7 +90,7 @@ class AccumulateFn(Protocol):
         Args:
           grads: Mean gradient of the peer's batch; shapes of `params`.
           own: The peer's state.
-          params: What all peers agree on.
+          params: Params that all peers agree on.
           step: int32 [], counted from 1. With several local steps in a round float32 [], the number
             of rounds done after this local step: the last one of round 3 has 3.0.
         """
@@ -104,7 +104,7 @@ class SendFn(Protocol):
 
         Args:
           own: The peer's state, after `accumulate`.
-          params: What all peers agree on.
+          params: Params that all peers agree on.
           shared: The state that is one copy.
           step: int32 [], counted from 1.
 
@@ -126,7 +126,7 @@ class ReceiveFn(Protocol):
           messages: A message with a leading axis [peer] on every array.
           peers: Their weights, ages and local steps. The row of an absent peer, whose weight is 0,
             may hold anything, and changes no bit.
-          params: What all peers agree on.
+          params: Params that all peers agree on.
           shared: The state that is one copy.
           step: int32 [], counted from 1.
 
@@ -148,8 +148,8 @@ class CompareFn(Protocol):
 
         Args:
           own: The peer's state, after `accumulate`.
-          message: What the peer sent.
-          params: What all peers agree on.
+          message: Message that the peer sent.
+          params: Params that all peers agree on.
           step: int32 [], counted from 1.
 
         Returns:
@@ -248,7 +248,7 @@ def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tre
     Args:
       optimizer: The functions.
       own: The peer's state.
-      params: What all peers agree on.
+      params: Params that all peers agree on.
       step: int32 [], the round, counted from 1; the first has nothing to adopt.
     """
     if optimizer.align is no_align:
@@ -268,7 +268,7 @@ def align_before(
     Args:
       optimizer: The functions.
       own: The peer's state.
-      params: What all peers agree on.
+      params: Params that all peers agree on.
       step: int32 [], the round, counted from 1.
       local: int32 [], the local step in the round, counted from 0.
     """

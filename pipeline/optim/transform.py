@@ -146,8 +146,8 @@ def lookahead_params(optimizer: Optimizer, params: Tree, state: optax.OptState) 
     """Return the params at which a peer takes its next gradient.
 
     Args:
-      optimizer: What the transform was made of.
-      params: What all peers agree on, in any tree.
+      optimizer: Optimizer that the transform was made of.
+      params: Params that all peers agree on, in any tree.
       state: State of `as_transform`, or of a chain or wrapper with one such transform in it.
 
     Raises:

@@ -61,7 +61,7 @@ class Compressor:
       topk: Coefficients sent of each block; all of a smaller block.
       chunk: The longest side of a block; the largest divisor at most this is taken.
       quantize_1bit: Whether to send signs instead of values.
-      value_dtype: What values are rounded to before they are sent; Psyche's is bfloat16.
+      value_dtype: Dtype that values are rounded to before they are sent; bfloat16 in Psyche.
       stacked: Groups whose leaves carry a leading layer axis.
       topk_of: A group's own topk.
       untransformed: Groups whose elements are sent themselves, not the coefficients of their DCT.

@@ -42,12 +42,12 @@ class Layout(NamedTuple):
 
 
 def divisor(size: int, limit: int) -> int:
-    """The largest divisor of `size` up to `limit` 64: 64 of 4096, 29 of 50257, 1 of a prime."""
+    """Return the largest divisor of `size` up to `limit`; with 64: 29 of 50257, 1 of a prime."""
     return next(n for n in range(min(size, limit), 0, -1) if size % n == 0)
 
 
 def layout(shape: tuple[int, ...], chunk: int, *, stacked: bool = False) -> Layout:
-    """How an array is cut: the last two axes by at most `chunk` each; a vector's one axis.
+    """Return how an array is cut: the last two axes by at most `chunk` each; a vector's one axis.
 
     Args:
       shape: Shape of the array.
@@ -63,7 +63,7 @@ def layout(shape: tuple[int, ...], chunk: int, *, stacked: bool = False) -> Layo
 
 @lru_cache
 def basis(n: int) -> np.ndarray:
-    """The orthonormal DCT-II basis, float32 [n, n]; row k is the k-th cosine.
+    """Return the orthonormal DCT-II basis, float32 [n, n]; row k is the k-th cosine.
 
     basis[k, i] = sqrt((2 - [k = 0]) / n) * cos(pi * (2 i + 1) * k / (2 n))
 
@@ -78,12 +78,12 @@ def basis(n: int) -> np.ndarray:
 
 
 def encode(x: jax.Array, cut: Layout) -> jax.Array:
-    """The DCT-II of each block, where the block lies: same shape."""
+    """Return the DCT-II of each block in its place: same shape."""
     return _transform(x.astype(jnp.float32), cut, basis(cut.height), basis(cut.width))
 
 
 def decode(coefficients: jax.Array, cut: Layout) -> jax.Array:
-    """The inverse of `encode`: the array whose blocks have these coefficients."""
+    """Return the inverse of `encode`: the array whose blocks have these coefficients."""
     return _transform(coefficients, cut, basis(cut.height).T, basis(cut.width).T)
 
 
@@ -100,12 +100,12 @@ def _transform(x: jax.Array, cut: Layout, left: np.ndarray, right: np.ndarray) -
 
 
 def index_dtype(area: int) -> np.dtype:
-    """The narrowest unsigned integer that names a position in a block, as on Psyche's wire."""
+    """Return the narrowest unsigned integer that names a block's positions, as on Psyche's wire."""
     return np.dtype(np.uint8 if area <= 2**8 else np.uint16 if area <= 2**16 else np.uint32)
 
 
 def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k coefficients of largest magnitude in each block, in ascending order of their position.
+    """Return the k coefficients of largest magnitude in each block, in ascending order of position.
 
     Of equal magnitudes the lowest position wins, always: a replay must choose the same ones. The
     order by position is the canonical one that the wire and the commitments use.
@@ -152,14 +152,14 @@ def _members(group_NC: jax.Array, size: int) -> jax.Array:
 
 
 def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """The coefficients at the named positions of each block."""
+    """Return the coefficients at the named positions of each block."""
     return coefficients.reshape(-1)[_address(cut, index_NK)]
 
 
 def remove(
     coefficients: jax.Array, cut: Layout, index_NK: jax.Array, share: float = 1.0
 ) -> jax.Array:
-    """What is left after sending the named positions: zeros there, or less by `share`."""
+    """Return what is left after sending the named positions: zeros there, or less by `share`."""
     at = coefficients.reshape(-1).at[_address(cut, index_NK)]
     whole = not isinstance(share, jax.core.Tracer) and share == 1.0
     change = partial(at.set, 0.0) if whole else partial(at.multiply, 1.0 - share)
@@ -168,7 +168,7 @@ def remove(
 
 
 def put(index_NK: jax.Array, value_NK: jax.Array, cut: Layout) -> jax.Array:
-    """The array that has these values at the named positions of each block, and zeros elsewhere."""
+    """Return the array with these values at the named positions of each block, else zeros."""
     at = jnp.zeros(math.prod(cut.shape), value_NK.dtype).at[_address(cut, index_NK)]
     whole = at.set(value_NK, unique_indices=True, mode="promise_in_bounds")
     return whole.reshape(cut.shape)
@@ -181,7 +181,7 @@ def aggregate_sent(
     cut: Layout,
     aggregate: AggregateFn,
 ) -> jax.Array:
-    """Each coefficient's aggregate over the peers that sent it, zero where none did.
+    """Return each coefficient's aggregate over the peers that sent it, zero where none did.
 
     Peers are present as a whole, [P], or block by block, [P, N]. An aggregate other than `mean`
     takes memory for P arrays.
@@ -228,7 +228,7 @@ def _as_values(present: jax.Array) -> jax.Array:
 
 
 def _address(cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """Where in the flat array the named positions of each block lie; leading axes pass through."""
+    """Return the named positions of each block in the flat array; leading axes pass through."""
     index_NK = index_NK.astype(jnp.int32)
     block_N1 = jnp.arange(cut.blocks, dtype=jnp.int32)[:, None]
     band, column = block_N1 // cut.columns, block_N1 % cut.columns

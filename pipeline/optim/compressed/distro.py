@@ -44,7 +44,7 @@ class CompressedMomentum:
     Attributes:
       learning_rate: A schedule of the step, counted from 1, or a constant. It scales the gradient
         on its way into `delta` as well as the step.
-      compressor: What is sent of a parameter.
+      compressor: Choice of the coefficients that are sent of a parameter.
       compression_decay: Decay of delta per round, in [0, 1].
       weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.

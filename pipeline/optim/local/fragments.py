@@ -29,7 +29,7 @@ class Fragments(NamedTuple):
         return row(jax.tree.map(self._cut, tree), number)
 
     def put(self, tree: Tree, part: Tree, number: jax.Array) -> Tree:
-        """Return params of which one fragment is another."""
+        """Return params with one fragment replaced."""
 
         def of_leaf(x: jax.Array, part_N: jax.Array) -> jax.Array:
             rows_FN = put_row(self._cut(x), part_N, number)
@@ -58,7 +58,7 @@ def row(states: Tree, number: jax.Array) -> Tree:
 
 
 def put_row(states: Tree, state: Tree, number: jax.Array) -> Tree:
-    """Return the states of all fragments, of which one is another."""
+    """Return the states of all fragments with one replaced."""
     return jax.tree.map(
         lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, number, 0), states, state
     )

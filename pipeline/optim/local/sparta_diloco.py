@@ -17,7 +17,7 @@ class TwoParts(NamedTuple):
     """A message of `sparta_diloco`, or its areas.
 
     Attributes:
-      places: What SPARTA sends.
+      places: Message of SPARTA.
       fragment: The peer's pseudogradient of the round's fragment.
     """
 

@@ -79,8 +79,7 @@ def two_levels(
       real_NB: Whether an element counts; the others are zeros.
 
     Returns:
-      level_N2: float32, the mean of magnitudes up to the block's mean, and the mean of those above
-        it; 0 where there are none.
+      level_N2: float32, means of the magnitudes up to the block's mean and above it; 0 for none.
       large_NB: bool, whether a magnitude is above the block's mean.
     """
     counted_NB = jnp.broadcast_to(real_NB, magnitude_NB.shape)
