@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -161,24 +162,18 @@ def _make_peers(
     return remote_peers(setup, begun.state, scratch, state_is_due, begun.absent)
 
 
+@dataclass
 class _HeldOutLosses(Observer):
     """Measures the held-out loss when it is due, and ends a training that it shows to diverge.
 
-    Args:
-      run: The whole run.
-      measure: Returns the loss; None where nothing is held out.
-      first: What it was before the first round.
-      timed: Returns a block whose time counts for a phase of the round.
+    measure: Returns the loss, or None where nothing is held out. first: What it was before the
+      first round.
     """
 
-    def __init__(
-        self,
-        run: runfile.Run,
-        measure: Callable[[], float | None],
-        first: float | None,
-        timed: Callable[[str], AbstractContextManager[None]],
-    ):
-        self.run, self.measure, self.first, self.timed = run, measure, first, timed
+    run: runfile.Run
+    measure: Callable[[], float | None]
+    first: float | None
+    timed: Callable[[str], AbstractContextManager[None]]
 
     def took(self, entry: Entry) -> Entry:
         """Return the round with the loss after it."""
@@ -196,17 +191,14 @@ class _HeldOutLosses(Observer):
         return entry.model_copy(update={"held_out_loss": loss})
 
 
+@dataclass
 class _Scores(Observer):
     """Scores tasks while the model trains."""
 
-    def __init__(
-        self,
-        scores: while_training.TrainingScores,
-        peers: RunningPeers,
-        last: int,
-        timed: Callable[[str], AbstractContextManager[None]],
-    ):
-        self.scores, self.peers, self.last, self.timed = scores, peers, last, timed
+    scores: while_training.TrainingScores
+    peers: RunningPeers
+    last: int
+    timed: Callable[[str], AbstractContextManager[None]]
 
     def took(self, entry: Entry) -> Entry:
         """Score the params after a round, if that is due."""
@@ -221,11 +213,13 @@ class _Scores(Observer):
         return {}
 
 
+@dataclass
 class _EpochPushes(Observer):
     """Pushes the params that end an epoch, where `[export] every_epoch` asks for it."""
 
-    def __init__(self, run: runfile.Run, peers: RunningPeers, paths: Paths):
-        self.run, self.peers, self.paths = run, peers, paths
+    run: runfile.Run
+    peers: RunningPeers
+    paths: Paths
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """Push the params of an epoch's last round, which is saved already."""

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pipeline.monitor.monitor import Monitor
 from pipeline.protocol.driver import RunProgress
@@ -46,16 +47,16 @@ class Stops(Observer):
         sys.exit(status)
 
 
+@dataclass
 class Pauses(Observer):
     """Waits while the run is paused; its checkpoint is saved already.
 
-    Args:
-      monitor: Knows whether the owner wants a pause, and shows it.
-      stops: Ends the process meanwhile, if it is asked to.
+    monitor: Knows whether the owner wants a pause, and shows it. stops: Ends the process meanwhile,
+      if it is asked to.
     """
 
-    def __init__(self, monitor: Monitor, stops: Stops):
-        self.monitor, self.stops = monitor, stops
+    monitor: Monitor
+    stops: Stops
 
     def begins(self, step: int, progress: RunProgress) -> None:
         """Wait until the owner resumes the run."""

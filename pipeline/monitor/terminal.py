@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from pipeline.monitor.monitor import Monitor
 from pipeline.protocol.driver import RunProgress
@@ -13,19 +14,17 @@ from pipeline.transcript.observer import Observer
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Terminal(Observer):
     """Tells the monitor and the terminal of each round.
 
-    Args:
-      bar: The bar of the training's rounds.
-      monitor: The monitor, whose numbers the bar shows.
-      timed: Returns a block whose time counts for a phase of the round.
+    bar: Its numbers are the monitor's. timed: Returns a block whose time counts for a phase of the
+      round.
     """
 
-    def __init__(
-        self, bar: Progress, monitor: Monitor, timed: Callable[[str], AbstractContextManager[None]]
-    ):
-        self.bar, self.monitor, self.timed = bar, monitor, timed
+    bar: Progress
+    monitor: Monitor
+    timed: Callable[[str], AbstractContextManager[None]]
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """Tell of a round that is on record."""

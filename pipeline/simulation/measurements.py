@@ -40,9 +40,8 @@ class Measurements(Observer):
         log: Log,
         step: int,
     ):
-        self.asked, self.peers, self.held_out, self.log, self.step = (
-            asked, peers, held_out, log, step,
-        )  # fmt: skip
+        self.asked, self.peers, self.held_out, self.log = asked, peers, held_out, log
+        self.step = step
         self.ejected: dict[int, tuple[int, str]] = {}
         self._lookahead = jax.jit(peers.programs.optimizer.lookahead)
 

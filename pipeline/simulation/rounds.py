@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -103,18 +103,14 @@ class Problem(NamedTuple):
     params: Tree
 
 
+@dataclass
 class _Told(Observer):
     """Shows progress, tells `on_round`, and keeps the micro-batch for a simulation that goes on."""
 
-    def __init__(
-        self,
-        measurements: Measurements,
-        micro_batch: int,
-        bar: Progress | None,
-        on_round: Callable[[dict], None] | None,
-    ):
-        self.measurements, self.micro_batch = measurements, micro_batch
-        self.bar, self.on_round = bar, on_round
+    measurements: Measurements
+    micro_batch: int
+    bar: Progress | None
+    on_round: Callable[[dict], None] | None
 
     def saves(self) -> dict:
         return {"micro_batch": self.micro_batch}

@@ -67,9 +67,6 @@ SPELLED = {  # as functions of the library are called; other names in lower case
 DEMO = {"quantize_1bit": False}  # DeMo is DisTrO with values
 IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is given in full
 
-PeerLayout = Literal["each", "shard_map", "vmap", "pmap"]
-
-
 CALLED = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
 """What keys of a run file are called here, besides their last names."""
 
@@ -84,12 +81,13 @@ class SimulatedConfig:
 
     Attributes:
       rows: Examples of a round, over all peers.
-      least: Peers without which a round cannot be.
+      min_clients, init_min_clients: Peers without which a round cannot be.
       witness_nodes: Peers elected as witnesses; 0 is all.
     """
 
     rows: int
-    least: int
+    min_clients: int
+    init_min_clients: int
     witness_nodes: int
     verification_percent: int
     max_round_train_time: int
@@ -100,16 +98,6 @@ class SimulatedConfig:
     warmup_time: int = 2**32
     round_witness_time: int = 1
     cooldown_time: int = 1
-
-    @property
-    def init_min_clients(self) -> int:
-        """Peers with which an epoch begins."""
-        return self.least
-
-    @property
-    def min_clients(self) -> int:
-        """Peers below which an epoch ends early."""
-        return self.least
 
     def batch_size(self, tokens: int) -> int:
         """Return the examples of a round, which are always as many."""
@@ -133,7 +121,7 @@ class Arguments(Table):
     shuffle: bool
     micro_batch: int | None
     dtype: Literal["float32", "bfloat16"]
-    layout: PeerLayout
+    layout: runfile.Peers.model_fields["layout"].annotation
     stacked: tuple[str, ...]
     eval_every: int
     correlation_every: int | None
@@ -151,11 +139,13 @@ class Arguments(Table):
 
     def config(self, rows: int) -> SimulatedConfig:
         """Return what the coordinator reads, for rounds of so many examples."""
-        witnesses = WITNESSES if self.peers > WITNESSES else 0
+        many = self.peers > WITNESSES
+        least = WITNESSES if many else 1
         return SimulatedConfig(
             rows=rows,
-            least=witnesses or 1,
-            witness_nodes=witnesses,
+            min_clients=least,
+            init_min_clients=least,
+            witness_nodes=WITNESSES if many else 0,
             verification_percent=self.verification_percent,
             max_round_train_time=self.max_round_train_time,
         )

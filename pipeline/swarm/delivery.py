@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pipeline.optim.optimizer import Tree
@@ -38,27 +39,23 @@ class Delivery(Protocol):
         """Bring what peers did to all that are present, as bytes."""
 
 
+@dataclass(frozen=True)
 class SimulatedDelivery:
     """Messages that are encoded, perhaps tampered with, and decoded here; links are simulated.
 
     Everybody applies what decoding the bytes gives, the sender too.
 
-    Args:
+    Attributes:
       settings: What a round reads of the run.
       programs: The run's programs.
       faults: The run's schedule of faults.
       timed: Returns a block whose time counts for a phase of the round.
     """
 
-    def __init__(
-        self,
-        settings: RoundSettings,
-        programs: Programs,
-        faults: FaultSchedule,
-        timed: Callable[[str], AbstractContextManager[None]],
-    ):
-        self.settings, self.programs, self.faults = settings, programs, faults
-        self.timed = timed
+    settings: RoundSettings
+    programs: Programs
+    faults: FaultSchedule
+    timed: Callable[[str], AbstractContextManager[None]]
 
     def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
         """Bring what peers did to all that are present, as bytes."""
@@ -75,19 +72,16 @@ class SimulatedDelivery:
                     received[peer] = exchange.receive(one, peer, round_, form)
                 except wire.WireError:
                     continue
-        arrivals = self.faults.delay(self._arrivals(sent, done, round_, present), step)
-        return Delivered(sent, others, receivers, received, arrivals)
+        if self.settings.on_wall_clock:
+            arrivals = {peer: done[peer].seconds for peer in sent}
+        else:
+            arrivals = self._arrivals(sent, round_, present)
+        return Delivered(sent, others, receivers, received, self.faults.delay(arrivals, step))
 
     def _arrivals(
-        self,
-        sent: Mapping[int, Sent],
-        done: Mapping[int, Done],
-        round_: Round,
-        present: Sequence[int],
+        self, sent: Mapping[int, Sent], round_: Round, present: Sequence[int]
     ) -> dict[int, float]:
-        """Seconds of the run's clock until each message is at every peer, if nothing goes wrong."""
-        if self.settings.on_wall_clock:
-            return {peer: done[peer].seconds for peer in sent}
+        """Simulated seconds until each message is at every peer, if nothing goes wrong."""
         tokens = {peer: round_.sequences[peer] * self.settings.row_tokens for peer in sent}
         sizes = {peer: len(one.payload) for peer, one in sent.items()}
         overlapped = self.programs.optimizer.overlapped
