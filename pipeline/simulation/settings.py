@@ -67,6 +67,7 @@ SPELLED = {  # as functions of the library are called; other names in lower case
 DEMO = {"quantize_1bit": False}  # DeMo is DisTrO with values
 IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is given in full
 
+PeerLayout = runfile.Peers.model_fields["layout"].annotation
 CALLED = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
 """What keys of a run file are called here, besides their last names."""
 
@@ -121,7 +122,7 @@ class Arguments(Table):
     shuffle: bool
     micro_batch: int | None
     dtype: Literal["float32", "bfloat16"]
-    layout: runfile.Peers.model_fields["layout"].annotation
+    layout: PeerLayout
     stacked: tuple[str, ...]
     eval_every: int
     correlation_every: int | None
