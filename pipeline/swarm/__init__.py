@@ -1,1 +1,1 @@
-"""Simulated peers: their rounds, their faults, and what a training begins with."""
+"""A round of all peers and the loop around it; simulated peers, their faults, and their start."""
