@@ -13,9 +13,10 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Optimizer
 from pipeline.programs.optimizers import Setting, build, learning_rate_of, optimizer_of
 from pipeline.runfile.explain import validate
-from pipeline.runfile.fault_kinds import KINDS, check_faults
+from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.optimizer_table import AnyOptimizer, Compressing, OptimizerVariant
 from pipeline.runfile.psyche import MAX_CLIENTS
+from pipeline.runfile.run import check_faults
 from pipeline.runfile.schedule import AnySchedule
 from pipeline.runfile.table import Table, wrong
 from pipeline.runfile.tables import Schedule
