@@ -167,14 +167,16 @@ class Rounds:
     def audit(self) -> None:
         """Checks all rounds, as an auditor with no arrays to replay."""
         from pipeline.audit import audit
+        from pipeline.swarm.round_settings import RoundSettings
 
         setup = SimpleNamespace(
             run=self.run,
+            settings=RoundSettings.of(self.run),
             programs=SimpleNamespace(
                 form=SimpleNamespace(kept=False), optimizer=SimpleNamespace(overlapped=0.0)
             ),
             start=SimpleNamespace(
-                progress=lambda run: self.begin, state=SimpleNamespace(own=[{}]), step=0
+                progress=lambda settings: self.begin, state=SimpleNamespace(own=[{}]), step=0
             ),
         )
         began = time.process_time()
