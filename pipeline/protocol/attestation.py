@@ -84,10 +84,7 @@ def attest(
 
 
 def proven(
-    attestation: Attestation,
-    seed: int,
-    commitments: Mapping[int, str],
-    others: Mapping[int, str],
+    attestation: Attestation, seed: int, commitments: Mapping[int, str], others: Mapping[int, str]
 ) -> dict[int, str]:
     """Return, by peer, the commitment of each message that the witness proves to hold.
 

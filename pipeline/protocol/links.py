@@ -116,14 +116,9 @@ def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, s
 
 
 def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
-    """Return the seconds that a joining peer takes to fetch the params.
+    """Return the seconds that a joining peer takes to fetch `size` bytes: params and shared state.
 
     It fetches from many others at once, so its own downlink is the limit.
-
-    Args:
-      links: The `[links]` table.
-      peer: The joining peer.
-      size: Size of the params and of what the optimizer shares, bytes.
     """
     mbps = _of(links, "download_mbps", peer)
     return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
