@@ -43,10 +43,7 @@ def result(
 ) -> tuple[TaskResult, Scores]:
     """Ask the questions, and return the result and each choice's scores.
 
-    Args:
-      asked: The questions.
-      model: Model that is asked.
-      advance: Called with the number of requests that have been scored since the last call.
+    `advance` is called with the number of requests that have been scored since the last call.
     """
     scores = choices.scores_of(
         asked, model.log_likelihoods(asked.requests, advance or (lambda _: None))
