@@ -17,9 +17,8 @@ from jax import lax
 from models.parts import softmax_average
 from models.rope import RotaryTable
 
-KeysAndValues = tuple[
-    jax.Array, jax.Array
-]  # keys [B, K, S, h], already rotated, and values [B, K, S, w]
+# keys [B, K, S, h], already rotated, and values [B, K, S, w]
+KeysAndValues = tuple[jax.Array, jax.Array]
 
 
 class Cache(NamedTuple):

@@ -222,16 +222,10 @@ def _through(
     scan: bool,
     remat: str,
 ) -> jax.Array:
-    """Pass x through stacked layers, scanned or one after the other.
+    """Pass x through layers that `_stack` stacked: call(layer, x_ND, of_layer) -> x_ND for each.
 
-    Args:
-      layers: Layers as `_stack` makes them.
-      x_ND: Input of the first layer.
-      call: call(layer, x_ND, of_layer) -> x_ND.
-      each: What differs from layer to layer, a tree of arrays with a leading axis; or None.
-      scan: Whether to use `lax.scan`, whose compile time does not grow with depth.
-      remat: What of a layer is kept for the backward pass, as one of REMAT; the rest is computed
-        again there, from the layer's input.
+    `each` is what differs from layer to layer, a tree of arrays with a leading axis, or None;
+    `scan` and `remat` are as in `Architecture.features`.
     """
     graph, stacked = nnx.split(layers)
 
