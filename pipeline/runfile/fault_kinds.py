@@ -120,12 +120,7 @@ def check_faults(
 ) -> None:
     """Check that faults fit the rest of their run.
 
-    Args:
-      schedule: The faults.
-      peers: `[peers]`.
-      config: `[config]`.
-      optimizer: Its table; None for one that has none.
-      said: Returns what errors call a key of a run file.
+    `optimizer` is its table, None for one that has none; said(key) is what errors call a key.
 
     Raises:
       PydanticCustomError: A fault does not fit, with its key and what was expected.
@@ -185,8 +180,6 @@ def _misfit(
         text = '"matmul" with it, since cuDNN computes in bfloat16 only'
         return "kind", f"{said('peers.attention')} = {text}"
     if fault.kind == "false_verifier" and not config.verification_percent:
-        return (
-            "kind",
-            f"{said('config.verification_percent')} above 0 with it, so that peers verify",
-        )
+        text = "above 0 with it, so that peers verify"
+        return "kind", f"{said('config.verification_percent')} {text}"
     return None

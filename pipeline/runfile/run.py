@@ -23,16 +23,7 @@ from pipeline.runfile.psyche import (
     read_config,
 )
 from pipeline.runfile.table import Table, missing, wrong
-from pipeline.runfile.tables import (
-    Export,
-    Faults,
-    HeldOut,
-    Links,
-    Peers,
-    Pins,
-    Runtime,
-    Witness,
-)
+from pipeline.runfile.tables import Export, Faults, HeldOut, Links, Peers, Pins, Runtime, Witness
 from pipeline.runfile.windows import Snapshots
 from pipeline.toml_file import read_toml
 
@@ -124,10 +115,8 @@ class Run(Table):
         if limit.batch != batch:
             raise wrong(("download", "limit", "batch"), f"{batch}, the largest batch of [config]")
         if limit.max_seq_len != length:
-            raise wrong(
-                ("download", "limit", "max_seq_len"),
-                f"{length}, the value of model.LLM.max_seq_len",
-            )
+            text = f"{length}, the value of model.LLM.max_seq_len"
+            raise wrong(("download", "limit", "max_seq_len"), text)
         if limit.steps < self.config.total_steps:
             steps = self.config.total_steps
             raise wrong(("download", "limit", "steps"), f"at least config.total_steps ({steps})")
