@@ -1,9 +1,8 @@
-"""Text into tokens: the sources of packages, a user's files, and the tokenizers for them."""
+"""Text into tokens: the sources of packages and a user's files, whole, held out and limited."""
 
 import gzip
 import hashlib
 import json
-import os
 import socket
 import tracemalloc
 from importlib import metadata
@@ -12,11 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from pipeline import runfile, sources
-from pipeline.runfile.data import DataCorpus, Limit, ShuffleDontShuffle
+from pipeline.runfile.data import DataCorpus, Limit
 from pipeline.sources import choice, corpus
 from pipeline.sources.text import (
     documents,
@@ -31,35 +30,22 @@ from pipeline.sources.text.tokenizing import END
 from pipeline.stage.artifacts import listing_sha256, sha256_file
 from pipeline.stage.given_files import stamp
 from pipeline.stage.keys import PROJECT, RUN_FILE
-from pipeline.stage.progress import Progress
+from tests.pipeline.sources.corpora import (
+    content,
+    every_text,
+    fetch,
+    location,
+    put,
+    read,
+    stories,
+    texts,
+    write_lines,
+    write_tokenizer,
+)
 from tests.pipeline.sources.options import options, refusal
-from tests.pipeline.trained_run import make_tokenizer
-from tests.servers.hub import REPO, Hub, running_hub
 
-BOS = {"eos_token": "<bos>"}
+pytestmark = pytest.mark.usefixtures("here")
 LETTERS = "abcdefghijklmnop"
-BAR = Progress("download", total=1, unit="byte")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> None:
-    """So that a tokenizer's folder has a short name."""
-    monkeypatch.chdir(tmp_path)
-
-
-def location(vocab_size: int | None = 300, held_out_percent=30.0, **fields) -> DataCorpus:
-    if "tokenizer" in fields:
-        vocab_size = None
-        if isinstance(fields["tokenizer"], Path):
-            fields["tokenizer"] = fields["tokenizer"].name
-    if "path" in fields:
-        fields["path"] = str(fields["path"])
-    return DataCorpus(
-        vocab_size=vocab_size,
-        held_out_percent=held_out_percent,
-        shuffle=ShuffleDontShuffle(),
-        **fields,
-    )
 
 
 @pytest.fixture
@@ -87,57 +73,6 @@ def fetch_sources(root: Path, folder: Path, where: DataCorpus):
         patch.setattr("sysconfig.get_path", lambda name: str(root))
         patch.setattr(package_sources, "find", lambda: sources_in(root))
         return sources.fetch(where, folder, options(folder / "store"))
-
-
-def fetch(path: Path, folder: Path, limit: Limit | None = None, **fields):
-    """A user's text."""
-    folder.mkdir()
-    where = location(**({"vocab_size": 260} | fields), path=path)
-    return sources.fetch(where, folder, options(folder.parent / "store", limit))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def read(folder: Path, split: str, token_size_in_bytes: int = 2) -> np.ndarray:
-    paths = sorted((folder / split).iterdir())
-    return np.concatenate([np.fromfile(path, f"<u{token_size_in_bytes}") for path in paths])
-
-
-def texts(folder: Path, split: str, end: str = END, token_size_in_bytes: int = 2) -> list[str]:
-    """The documents of a split, decoded."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
-    ids = read(folder, split, token_size_in_bytes).tolist()
-    *documents, rest = tokenizer.decode(ids, skip_special_tokens=False).split(end)
-    assert rest == ""
-    return documents
-
-
-def every_text(folder: Path, end: str = END) -> list[str]:
-    """The documents of both splits, sorted."""
-    return sorted(texts(folder, "train", end) + texts(folder, "held_out", end))
-
-
-def put(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
-
-
-def write_lines(path: Path, *values: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(value)}\n" for value in values), encoding="utf-8")
-    return path
-
-
-def stories(count: int) -> list[str]:
-    return [f"Story {n}, of {'very ' * (n % 7)}many words.\n" for n in range(count)]
 
 
 # ---- Python's own sources ----
@@ -503,127 +438,6 @@ def test_a_survey_tells_the_files_and_reads_none(tmp_path):
     assert [(file.split, file.size) for file in one.files] == [("train", 700), ("held_out", 300)]
 
 
-# ---- Bad text ----
-
-
-def test_a_path_without_text_or_with_a_name_that_breaks_a_line_is_refused(tmp_path):
-    message = refusal(fetch, tmp_path / "no", tmp_path / "out")
-    assert f"Corpus.path: found no {tmp_path / 'no'}, expected a text file" in message
-    (tmp_path / "folder").mkdir()
-    assert refusal(fetch, tmp_path / "folder", tmp_path / "out2").endswith(
-        f"found no text in {tmp_path / 'folder'}"
-    )
-    (tmp_path / "folder" / "a.txt").touch()
-    assert "left out 1 empty files: a.txt" in refusal(fetch, tmp_path / "folder", tmp_path / "out3")
-    assert "found no text in" in refusal(fetch, tmp_path / "folder" / "a.txt", tmp_path / "out4")
-    put(tmp_path / "folder", {"a\nb.txt": b"text"})
-    message = refusal(fetch, tmp_path / "folder", tmp_path / "out6")
-    assert "found a file named 'a\\nb.txt'" in message
-    path = write_lines(tmp_path / "empty.jsonl", *[{"text": ""}] * 30)
-    given = write_tokenizer(tmp_path / "given")
-    message = refusal(fetch, path, tmp_path / "out5", tokenizer=given)
-    assert message == f"{path}: found no text in what is the train split"
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (b'{"text": "a"', "expected a JSON object: "),
-        (b"{'text': 'a'}", "expected a JSON object: "),
-        (b"[" * 100_000, "expected a JSON object: "),
-        (b'{"text": ' + b"9" * 5000 + b"}", "expected a JSON object: "),
-        (b"[1, 2]", "found a list, expected an object with the key 'text'"),
-        (b'"text"', "found \"text\", expected an object with the key 'text'"),
-        (b"null", "found null, expected an object with the key 'text'"),
-        (b'{"Text": "a", "n": 1}', "found the keys 'Text', 'n', expected 'text' (text_key)"),
-        (b"{}", "found the keys none, expected 'text' (text_key) among them"),
-        (b'{"text": null}', "'text' is null, expected a string"),
-        (b'{"text": ["a"]}', "'text' is a list, expected a string"),
-        (b'{"text": {"a": 1}}', "'text' is an object, expected a string"),
-        (b'{"text": 1.5}', "'text' is 1.5, expected a string"),
-        (b'{"text": "a\xff"}', "found byte 0xff at byte 11 of the line, expected UTF-8"),
-        (b'{"text": "ab\\ud800"}', "half a surrogate pair, U+D800, at character 2"),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_a_bad_line_is_refused_with_its_file_and_number(tmp_path, line, said):
-    path = tmp_path / "a.jsonl"
-    good = b'{"text": "good"}\n'
-    path.write_bytes(good * 2 + line + b"\n" + good * 40)
-    given = write_tokenizer(tmp_path / "given")
-    for name, how in (("trained", {}), ("given", {"tokenizer": given})):
-        message = refusal(fetch, path, tmp_path / f"out-{name}", **how)
-        assert message.startswith(f"{path}: line 3: ")
-        assert said in message
-
-
-def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines, "LINE_BYTES", 100)
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "ok"}\n' + b" " * 10**6)
-    message = refusal(fetch, tmp_path / "a.jsonl", tmp_path / "out")
-    assert message.startswith(f"{tmp_path / 'a.jsonl'}: line 2: over 100 bytes")
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "plain"])
-def test_damaged_gzip_is_refused(tmp_path, damage):
-    data = gzip.compress("".join(json.dumps({"text": s}) + "\n" for s in stories(99)).encode())
-    data = {
-        "cut": data[:-20],
-        "flipped": data[:200] + bytes([data[200] ^ 255]) + data[201:],
-        "plain": b'{"text": "plain"}\n' * 9,
-    }[damage]
-    (tmp_path / "a.jsonl.gz").write_bytes(data)
-    message = refusal(fetch, tmp_path / "a.jsonl.gz", tmp_path / "out")
-    assert message.startswith(f"{tmp_path / 'a.jsonl.gz'}: after line ")
-    assert message.endswith("expected whole gzip data")
-
-
-@pytest.mark.parametrize("at", [0, 5, 4095, 4096, 4097, 8192, 8999])
-def test_text_that_is_no_utf8_is_refused_with_the_byte(tmp_path, monkeypatch, at):
-    monkeypatch.setattr(text_file, "BLOCK", 4096)
-    data = bytearray("ä\n".encode() * 3000)
-    if at == 8999:
-        del data[-2:]  # ends within a character
-    else:
-        data[at // 3 * 3 + 1] = ord("a")  # where the second byte of ä should be
-    for name, begin in (("a.txt", b""), ("mark.txt", b"\xef\xbb\xbf")):
-        (tmp_path / name).write_bytes(begin + data)
-        given = write_tokenizer(tmp_path / f"given-{name}")
-        message = refusal(fetch, tmp_path / name, tmp_path / f"out-{name}", tokenizer=given)
-        byte = len(begin) + at // 3 * 3
-        assert message == f"{tmp_path / name}: found byte 0xc3 at byte {byte}, expected UTF-8"
-
-
-def test_gzip_data_that_unpack_to_nothing_but_room_are_refused_soon(tmp_path):
-    bomb = tmp_path / "a.jsonl.gz"
-    bomb.write_bytes(gzip.compress(b"\n" * 10**7))
-    said = refusal(fetch, bomb, tmp_path / "out")
-    assert said.startswith(f"{bomb}: ") and "expected at most 200 times as many of text" in said
-    assert "unpack to 4194" in said  # of ten million
-
-
-@pytest.mark.parametrize("when", [(tokenizing, "write_split"), (corpus, "sha256_file")])
-def test_a_file_that_changes_while_it_is_read_or_hashed_is_refused(
-    tmp_path, monkeypatch, lines, when
-):
-    found = getattr(*when)
-
-    def append_and(*arguments):
-        with open(lines, "a") as file:
-            file.write('{"text": "more"}\n')
-        return found(*arguments)
-
-    monkeypatch.setattr(*when, append_and)
-    assert refusal(fetch, lines, tmp_path / "out").startswith(f"{lines}: changed while it was read")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_refused(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", {"text": "a"})
-    path.chmod(0)
-    assert refusal(fetch, path, tmp_path / "out").startswith(f"{path}: Permission denied")
-
-
 # ---- Large text ----
 
 
@@ -695,219 +509,3 @@ def test_a_tokenizer_is_trained_on_the_beginning_of_a_long_text(tmp_path, monkey
     assert '"ab"' in tokenizer and '"xy"' not in tokenizer
     (warning,) = fetched.warnings
     assert warning == f"{path}: the first 2,000 characters trained the tokenizer"
-
-
-# ---- A tokenizer that is given ----
-
-
-def write_tokenizer(folder: Path, more: int = 0, **said: object) -> Path:
-    """A tokenizer's folder: bytes, some merges, <bos>, </s> and `more` added tokens."""
-    folder.mkdir(parents=True)
-    text = [f"{story}\n" for story in stories(30)]
-    tokenizer = tokenizing.train_tokenizer(text, 300, "a test")
-    made = json.loads(tokenizer.to_str())
-    made["added_tokens"] = []  # END and PAD are words like any other here
-    tokenizer = Tokenizer.from_str(json.dumps(made))
-    tokenizer.add_special_tokens(["<bos>", "</s>"])
-    tokenizer.add_tokens([f"<extra{n}>" for n in range(more)])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A </s>", special_tokens=[("<bos>", 300), ("</s>", 301)]
-    )
-    tokenizer.enable_truncation(5)
-    tokenizer.enable_padding(length=50)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for name, value in said.items():
-        (folder / f"{name}.json").write_text(json.dumps(value))
-    return folder
-
-
-@pytest.fixture
-def lines(tmp_path) -> Path:
-    return write_lines(tmp_path / "a.jsonl", *({"text": one} for one in stories(100)))
-
-
-def test_a_given_tokenizer_makes_the_tokens_with_its_end_behind_each_document(tmp_path, lines):
-    given = write_tokenizer(tmp_path / "given")
-    (given / "modeling.py").write_text("not ours")
-    (given / "vocab.txt").write_text("a\n")
-    fetched = fetch(lines, tmp_path / "out", tokenizer=given)
-    assert (fetched.vocab_size, fetched.token_size_in_bytes) == (302, 2)
-    assert every_text(tmp_path / "out", "</s>") == sorted(stories(100))
-    # as the tokenizer itself has them, without <bos>, padding and truncation
-    plain = Tokenizer.from_file(str(given / "tokenizer.json"))
-    plain.no_padding()
-    plain.no_truncation()
-    first = plain.encode(texts(tmp_path / "out", "train", "</s>")[0], add_special_tokens=False).ids
-    assert read(tmp_path / "out", "train")[: len(first) + 1].tolist() == [*first, 301]
-    copied = content(tmp_path / "out" / "tokenizer")
-    assert copied == {name: (given / name).read_bytes() for name in ("tokenizer.json", "vocab.txt")}
-    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in copied.items()]
-    said = fetched.source["tokenizer"]
-    assert said["sha256"] == hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
-    assert (said["read"], said["commit"]) == ("given", None)
-    assert fetched.warnings == ()
-
-
-def test_a_given_tokenizer_in_an_older_form_is_converted(tmp_path, lines):
-    given = tmp_path / "given"
-    given.mkdir()
-    before = make_tokenizer()
-    before.model.save(str(given))
-    said = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
-    assert "Corpus.tokenizer: given: found vocab.json without tokenizer.json, expected " in said
-    (given / "config.json").write_text('{"model_type": "gpt2"}')  # says of which class it is
-    fetched = fetch(lines, tmp_path / "other", tokenizer=given)
-    assert every_text(tmp_path / "other", "<|endoftext|>") == sorted(stories(100))
-    first = texts(tmp_path / "other", "train", "<|endoftext|>")[0]
-    ids = before.encode(first).ids
-    assert read(tmp_path / "other", "train")[: len(ids) + 1].tolist() == [*ids, 0]
-    assert fetched.vocab_size == 258
-    names = {"merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"}
-    assert set(content(tmp_path / "other" / "tokenizer")) == names
-
-
-def test_a_large_vocabulary_makes_tokens_of_four_bytes_and_is_another_source(tmp_path, lines):
-    hashes = set()
-    for more, size in ((2**16 - 302, 2), (2**16 - 301, 4)):
-        given = write_tokenizer(tmp_path / f"given{size}", more)
-        fetched = fetch(lines, tmp_path / f"out{size}", tokenizer=given)
-        assert (fetched.vocab_size, fetched.token_size_in_bytes) == (302 + more, size)
-        assert read(tmp_path / f"out{size}", "train", size).max() == 301
-        hashes.add(fetched.source["sha256"])
-    assert len(hashes) == 2
-
-
-@pytest.mark.parametrize(
-    ("said", "end"),
-    [
-        ({}, "</s>"),
-        ({"tokenizer_config": BOS}, "<bos>"),
-        ({"tokenizer_config": {"eos_token": {"content": "<bos>", "lstrip": False}}}, "<bos>"),
-        ({"special_tokens_map": {"eos_token": {"content": "<bos>"}}}, "<bos>"),
-        ({"tokenizer_config": {"eos_token": None}, "special_tokens_map": BOS}, "<bos>"),
-        ({"tokenizer_config": {"eos_token": "</s>"}, "special_tokens_map": BOS}, "</s>"),
-    ],
-)
-def test_the_end_token_is_the_one_that_the_tokenizer_names(tmp_path, lines, said, end):
-    given = write_tokenizer(tmp_path / "given", **said)
-    fetch(lines, tmp_path / "out", tokenizer=given)
-    index = Tokenizer.from_file(str(given / "tokenizer.json")).token_to_id(end)
-    both = np.concatenate([read(tmp_path / "out", split) for split in ("train", "held_out")])
-    assert np.sum(both == index) == 100
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ({"eos_token": "<none>"}, "eos_token is '<none>', expected a token of the tokenizer.json"),
-        ({"eos_token": 2}, "eos_token is 2, expected a string"),
-        ([], "found list, expected a table"),
-    ],
-)
-def test_an_end_token_that_is_none_is_refused(tmp_path, lines, said, expected):
-    given = write_tokenizer(tmp_path / "given", tokenizer_config=said)
-    message = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
-    assert message.startswith("given/tokenizer_config.json: ")
-    assert expected in message
-
-
-def test_a_link_out_of_a_tokenizers_folder_is_refused(tmp_path, lines):
-    given = Path(write_tokenizer(tmp_path / "given"))
-    (tmp_path / "secret").write_text("ours")
-    (given / "vocab.txt").symlink_to("../secret")
-    said = refusal(fetch, lines, tmp_path / "out", tokenizer=str(given))
-    assert said.startswith(f"{given / 'vocab.txt'}: a link to {tmp_path}/secret")
-
-
-def test_what_is_no_tokenizer_for_the_text_is_refused(tmp_path, lines):
-    given = tmp_path / "given"
-    given.mkdir()
-    message = refusal(fetch, lines, tmp_path / "out", tokenizer=given)
-    assert message.endswith("Corpus.tokenizer: given: found no tokenizer.json, expected one")
-    (given / "tokenizer.json").write_text("{}")
-    message = refusal(fetch, lines, tmp_path / "out2", tokenizer=given)
-    assert message.startswith("given/tokenizer.json: expected a tokenizer")
-    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(given / "tokenizer.json"))
-    message = refusal(fetch, lines, tmp_path / "out3", tokenizer=given)
-    assert "given has no token that ends a document, expected eos_token" in message
-    few = Tokenizer(models.WordLevel({"</s>": 0, "Story": 1}, unk_token="[UNK]"))
-    few.save(str(given / "tokenizer.json"))
-    message = refusal(fetch, lines, tmp_path / "out4", tokenizer=given)
-    assert message.startswith("the tokenizer cannot encode this text: ")
-
-
-def test_a_sentencepiece_tokenizer_without_pre_tokenizer_works(tmp_path, lines):
-    """As Llama 2's: spaces are a letter, and unknown characters are bytes."""
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    vocab |= {f"<0x{n:02X}>": 3 + n for n in range(256)}
-    for letter in sorted({*"".join(stories(100)), "▁"} - {" ", "\n"}):
-        vocab[letter] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    tokenizer.normalizer = normalizers.Sequence(spaces)
-    bytes_last = [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), *bytes_last])
-    given = tmp_path / "given"
-    given.mkdir()
-    tokenizer.save(str(given / "tokenizer.json"))
-    fetched = fetch(lines, tmp_path / "out", tokenizer=given)
-    assert fetched.vocab_size == len(vocab)
-    ids = read(tmp_path / "out", "train")
-    (first,) = np.flatnonzero(ids == 2)[:1]
-    assert tokenizer.decode(ids[:first].tolist()) in stories(100)
-
-
-# ---- A tokenizer on the hub ----
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch) -> Hub:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with running_hub(monkeypatch, tmp_path / "home") as served:
-        yield served
-
-
-def test_a_tokenizer_on_the_hub_is_the_one_of_its_revision(tmp_path, hub, lines):
-    folders = [write_tokenizer(tmp_path / str(n), n) for n in (1, 2)]
-    (folders[0] / "model.safetensors").write_bytes(b"large")
-    (folders[0] / "tokenizer.py").write_text("not ours")
-    old, new = (hub.add(folder) for folder in folders)
-    hub.refs["v1"] = old
-    cases = (old, old, 303), ("v1", old, 303), (None, new, 304)
-    for number, (revision, commit, vocab_size) in enumerate(cases):
-        out = tmp_path / f"out{number}"
-        fetched = fetch(lines, out, tokenizer=REPO, tokenizer_revision=revision)
-        assert fetched.vocab_size == vocab_size
-        assert set(content(out / "tokenizer")) == {"tokenizer.json"}
-        said = fetched.source["tokenizer"]
-        assert (said["read"], said["revision"], said["commit"]) == (REPO, revision, commit)
-        # what moves is said; a commit does not
-        warned = f"is commit {commit} today; set tokenizer_revision to that"
-        assert [warned in warning for warning in fetched.warnings] == [True] * (revision != commit)
-    assert not [place for _, place, _ in hub.seen if "safetensors" in place or ".py" in place]
-
-
-def test_a_tokenizer_that_was_fetched_is_there_without_the_hub(tmp_path, hub, lines, monkeypatch):
-    hub.add(write_tokenizer(tmp_path / "given"))
-    fetch(lines, tmp_path / "one", tokenizer=REPO)
-    asked = len(hub.seen)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    fetch(lines, tmp_path / "other", tokenizer=REPO)
-    assert len(hub.seen) == asked
-    assert content(tmp_path / "one") == content(tmp_path / "other")
-
-
-@pytest.mark.parametrize(
-    ("name", "revision"), [("ours/other", None), (REPO, "v2"), ("./no/folder", None), (REPO, None)]
-)
-def test_a_tokenizer_that_the_hub_does_not_have_is_refused(tmp_path, hub, lines, name, revision):
-    hub.commit({"config.json": b"{}", "tokenizer/tokenizer.json": b"{}"})
-    how = {"tokenizer": name, "tokenizer_revision": revision}
-    message = refusal(fetch, lines, tmp_path / "out", **how)
-    assert message.startswith(f"model.LLM.data_location.Corpus.tokenizer: {name}")
-    there = name == REPO and revision is None
-    assert message.endswith(
-        ": found no tokenizer.json, expected one"
-        if there
-        else "expected a folder with a tokenizer.json, or owner/name on the hub"
-    )
