@@ -56,14 +56,7 @@ class BucketFile(BaseModel):
 
 
 class _Upload(NamedTuple):
-    """An upload that has begun.
-
-    Attributes:
-      url: the server's address for it, which whoever knows it may write to.
-      name: the file, in errors.
-      size: bytes of the whole file.
-      crc32c: their checksum in hexadecimal.
-    """
+    """An upload that has begun; whoever knows its address may write to it. CRC32C is in hex."""
 
     url: str
     name: str

@@ -33,9 +33,7 @@ def told() -> Iterator[None]:
 class TransientError(Exception):
     """A failure that another attempt may fix: a connection cut or stalled, a busy server.
 
-    Args:
-      message: one line, without credentials.
-      retry_after: value of the server's Retry-After header; None without one.
+    The message is one line without credentials; `retry_after` is the server's Retry-After header.
     """
 
     def __init__(self, message: str, retry_after: str | None = None):

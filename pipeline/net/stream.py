@@ -72,10 +72,7 @@ class Streams:
         weakref.finalize(self, self._closed.set)
 
     def read(self, ranges: Ranges) -> list[bytes]:
-        """Return the bytes of these ranges, in order; what is not cached is fetched.
-
-        Args:
-          ranges: (origin, start, stop) each, in bytes.
+        """Return the bytes of ranges, (origin, start, stop) each, in order; some may be cached.
 
         Raises:
           LockstepError: a range is outside its file, or cannot be fetched.

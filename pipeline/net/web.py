@@ -90,12 +90,7 @@ def head(request: Request, network: Network) -> Version:
 
 
 class Pages:
-    """The pages of one listing, which all together are limited (limits.py).
-
-    Args:
-      network: limits of time and attempts.
-      most_bytes: at most, of all pages.
-    """
+    """The pages of one listing, which all together have `most_bytes` at most (limits.py)."""
 
     def __init__(self, network: Network, most_bytes: int = limits.LISTING_BYTES):
         self._network, self._most_bytes = network, most_bytes

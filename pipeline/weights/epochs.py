@@ -29,14 +29,7 @@ the folder above this one, once `lockstep push` has put it there.
 
 
 def push(
-    run: runfile.Run,
-    key: str,
-    params: Tree,
-    last: Round,
-    *,
-    init: Path,
-    shards: Path,
-    aside: Path,
+    run: runfile.Run, key: str, params: Tree, last: Round, *, init: Path, shards: Path, aside: Path
 ) -> None:
     """Push the params to where `[config] checkpointers` say; what goes wrong is a warning.
 
