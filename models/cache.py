@@ -57,13 +57,7 @@ class CachedAttention(nnx.Module):
     def step(
         self, x_ND: jax.Array, tokens: NewTokens, kept: KeysAndValues
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Return the output for new tokens, [N, D], and what is kept with theirs.
-
-        Args:
-          x_ND: Normalised input.
-          tokens: Where the new tokens stand.
-          kept: Keys and values of the layer.
-        """
+        """Return the output for new tokens, [N, D], and what is kept; the input is normalised."""
         q_BTKGh, k_BTKh, v_BTKw = self.heads(x_ND, tokens)
         keys, values = (
             lax.dynamic_update_slice(old, new.transpose(0, 2, 1, 3), (0, 0, tokens.used, 0))

@@ -103,12 +103,7 @@ def _downloaded(
 def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, size: int) -> float:
     """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 
-    Args:
-      links: The `[links]` table.
-      verifier: The peer that recomputes the step.
-      peer: The peer whose state it fetches.
-      tokens: Tokens of the step.
-      size: Size of the state, bytes.
+    The step has so many tokens, and the state `size` bytes.
     """
     mbps = min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", verifier))
     fetch = _of(links, "latency_seconds", peer) + _transfer(size, mbps)
