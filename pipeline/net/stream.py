@@ -53,11 +53,8 @@ class _Piece:
 class Streams:
     """A cache of ranges of remote files. Any thread may read; none keeps the process alive.
 
-    Args:
-      network: at most `connections` requests run at once, and at most `cache_bytes` are held.
-
-    Attributes:
-      held_bytes: bytes of all pieces, those being fetched included.
+    At most `network.connections` requests run at once, and at most `network.cache_bytes` are held;
+    `held_bytes` counts all pieces, those being fetched included.
     """
 
     def __init__(self, network: Network):
