@@ -219,12 +219,7 @@ class BucketFolder:
         return url
 
     def _send(self, upload: _Upload, piece: bytes, start: int) -> BucketFile | int:
-        """Send bytes from `start` on, or none to ask; return how many arrived, or the whole file.
-
-        Raises:
-          TransientError: the connection was cut or stalled, or the server is busy.
-          LockstepError: the server refuses, or says what cannot be.
-        """
+        """Send bytes from `start` on, none to ask; return how many arrived, or the whole file."""
         end = start + len(piece)
         span = f"{start}-{end - 1}" if piece else "*"
         url, is_ours = upload.url, upload.url.startswith(f"{google_auth.endpoint()}/")

@@ -148,11 +148,7 @@ def read_whole(
 def _paced(
     answer: urllib3.BaseHTTPResponse, most: int, name: str, network: Network
 ) -> Iterator[bytes]:
-    """Yield a body, or its first `most` bytes, in pieces; a server that hardly sends has stalled.
-
-    Raises:
-      TransientError: fewer than LEAST_BYTES came within `stall_seconds`.
-    """
+    """Yield a body, or its first `most` bytes, in pieces; a server that hardly sends stalls."""
     since, received = time.monotonic(), 0
     while most and (piece := answer.read1(min(PIECE_BYTES, most))):
         most -= len(piece)

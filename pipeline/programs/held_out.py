@@ -110,11 +110,8 @@ def numbers(
 ) -> dict[str, float | int | None]:
     """Return the numbers of metrics/evaluate.json that a held-out loss gives.
 
-    Args:
-      loss: The loss, nats per predicted token that counts.
-      data: The rows that it was measured on; `tokens` and `bytes` are those that are predicted.
-      tokenizer: Tokenizer of the model, if it has one.
-      notes: Gains the reason if bits per byte are unknown.
+    The loss is in nats per predicted token that counts; `tokens` and `bytes` of the rows are those
+    that are predicted. `notes` gains the reason if bits per byte are unknown.
     """
     rows_NW, columns = data
     rows = split(rows_NW, columns)
