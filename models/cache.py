@@ -17,9 +17,8 @@ from jax import lax
 from models.parts import softmax_average
 from models.rope import RotaryTable
 
-KeysAndValues = tuple[
-    jax.Array, jax.Array
-]  # keys [B, K, S, h], already rotated, and values [B, K, S, w]
+# keys [B, K, S, h], already rotated, and values [B, K, S, w]
+KeysAndValues = tuple[jax.Array, jax.Array]
 
 
 class Cache(NamedTuple):
@@ -58,13 +57,7 @@ class CachedAttention(nnx.Module):
     def step(
         self, x_ND: jax.Array, tokens: NewTokens, kept: KeysAndValues
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Return the output for new tokens, [N, D], and what is kept with theirs.
-
-        Args:
-          x_ND: Normalised input.
-          tokens: Where the new tokens stand.
-          kept: Keys and values of the layer.
-        """
+        """Return the output for new tokens, [N, D], and what is kept; the input is normalised."""
         q_BTKGh, k_BTKh, v_BTKw = self.heads(x_ND, tokens)
         keys, values = (
             lax.dynamic_update_slice(old, new.transpose(0, 2, 1, 3), (0, 0, tokens.used, 0))

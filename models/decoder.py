@@ -46,11 +46,7 @@ class Context(NamedTuple):
 class Layer(nnx.Module):
     """Attention, then an MLP, each normalised before and added to its input.
 
-    Args:
-      config: Config of the model.
-      attention: Class of the attention, made as attention(config, rngs=...).
-      mlp: Makes the MLP, as mlp(config, rngs=...).
-      rngs: Random streams.
+    The two are made as attention(config, rngs=...) and mlp(config, rngs=...).
     """
 
     def __init__(
@@ -83,11 +79,8 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """Groups of like layers, each with params stacked on axis 0.
 
-    Args:
-      config: Config of the model.
-      groups: Name of each group -> how many layers it has, and what makes one, called with rngs.
-        A group of 0 layers is left out.
-      rngs: Random streams.
+    `groups` maps the name of each to how many layers it has, and to what makes one, called with
+    rngs. A group of 0 layers is left out.
     """
 
     def __init__(
@@ -148,10 +141,7 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         """Return the final hidden states x_ND of new tokens, and the cache with theirs.
 
-        Args:
-          tokens_BT: New tokens.
-          cache: What was kept of the tokens before them.
-          layers: Params of each group: stacked, to be scanned, or a sequence of each layer's own.
+        `layers` has each group's params: stacked, to be scanned, or a sequence of each layer's own.
         """
         config, (B, T), S = self.config, tokens_BT.shape, cache.layers[0][0].shape[2]
         positions_BT = jnp.maximum(cache.used + jnp.arange(T) - cache.first_B[:, None], 0)
@@ -222,16 +212,10 @@ def _through(
     scan: bool,
     remat: str,
 ) -> jax.Array:
-    """Pass x through stacked layers, scanned or one after the other.
+    """Pass x through layers that `_stack` stacked: call(layer, x_ND, of_layer) -> x_ND for each.
 
-    Args:
-      layers: Layers as `_stack` makes them.
-      x_ND: Input of the first layer.
-      call: call(layer, x_ND, of_layer) -> x_ND.
-      each: What differs from layer to layer, a tree of arrays with a leading axis; or None.
-      scan: Whether to use `lax.scan`, whose compile time does not grow with depth.
-      remat: What of a layer is kept for the backward pass, as one of REMAT; the rest is computed
-        again there, from the layer's input.
+    `each` is what differs from layer to layer, a tree of arrays with a leading axis, or None;
+    `scan` and `remat` are as in `Architecture.features`.
     """
     graph, stacked = nnx.split(layers)
 

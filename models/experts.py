@@ -124,11 +124,8 @@ class Experts(nnx.Module):
     """
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
-        std, width, inner = (
-            config.initializer_range,
-            config.hidden_size,
-            config.moe_intermediate_size,
-        )
+        std = config.initializer_range
+        width, inner = config.hidden_size, config.moe_intermediate_size
 
         def kernels(width_in: int, width_out: int) -> nnx.Param:
             shape = config.n_routed_experts, width_in, width_out

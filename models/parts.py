@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-KeyCount = (
-    int | jax.Array | None
-)  # number of keys that a query sees, with its own; None: all before
+# number of keys that a query sees, with its own; None: all before
+KeyCount = int | jax.Array | None
 
 
 class Embedding(nnx.Module):

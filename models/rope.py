@@ -216,11 +216,7 @@ def _powers(theta: float, dim: int) -> np.ndarray:
 def scaled_frequencies(rope: Rope, dim: int, length: int, most: int) -> tuple[np.ndarray, float]:
     """Return the frequencies, [dim / 2] float32, and the factor of cosines and sines.
 
-    Args:
-      rope: Settings of the embedding.
-      dim: Size of the vectors to rotate.
-      length: Number of tokens.
-      most: max_position_embeddings of the config.
+    Arguments as in `RotaryTable`.
     """
     match rope.rope_type:
         case "linear":

@@ -116,11 +116,7 @@ def opened(
 
 
 def _follow(
-    method: str,
-    request: Request,
-    network: Network,
-    headers: dict[str, str],
-    content: bytes | None,
+    method: str, request: Request, network: Network, headers: dict[str, str], content: bytes | None
 ) -> urllib3.BaseHTTPResponse:
     """Return the answer behind all redirects."""
     url, said = request.url, {"Accept-Encoding": "identity"} | request.headers | headers

@@ -235,11 +235,7 @@ def _ask(files: "AbstractFileSystem", network: Network, method: str, *of: Any, *
 
 
 def _within(seconds: float, files: "AbstractFileSystem", method: str, *of: Any, **how: Any) -> Any:
-    """Return what a method of a file system returns.
-
-    Raises:
-      TimeoutError: that took longer than so many seconds.
-    """
+    """What a method of a file system returns; TimeoutError if it takes longer."""
     if files.async_impl:
         from fsspec import asyn
 

@@ -56,14 +56,7 @@ class BucketFile(BaseModel):
 
 
 class _Upload(NamedTuple):
-    """An upload that has begun.
-
-    Attributes:
-      url: the server's address for it, which whoever knows it may write to.
-      name: the file, in errors.
-      size: bytes of the whole file.
-      crc32c: their checksum in hexadecimal.
-    """
+    """An upload that has begun; whoever knows its address may write to it. CRC32C is in hex."""
 
     url: str
     name: str
@@ -226,12 +219,7 @@ class BucketFolder:
         return url
 
     def _send(self, upload: _Upload, piece: bytes, start: int) -> BucketFile | int:
-        """Send bytes from `start` on, or none to ask; return how many arrived, or the whole file.
-
-        Raises:
-          TransientError: the connection was cut or stalled, or the server is busy.
-          LockstepError: the server refuses, or says what cannot be.
-        """
+        """Send bytes from `start` on, none to ask; return how many arrived, or the whole file."""
         end = start + len(piece)
         span = f"{start}-{end - 1}" if piece else "*"
         url, is_ours = upload.url, upload.url.startswith(f"{google_auth.endpoint()}/")

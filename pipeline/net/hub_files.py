@@ -70,15 +70,10 @@ def list_repo(
     *,
     folders: bool = False,
 ) -> Repository:
-    """Return the files of a repository.
+    """Return the files of a repository: datasets/owner/name, or a model's, owner/name.
 
-    Args:
-      repo: datasets/owner/name; or owner/name of a model, whose folders are left out.
-      revision: a commit, a branch or a tag; None is the main branch.
-      where: the repository, in errors.
-      network: limits of time and attempts.
-      expected: end of the error if there is no such repository or revision: "expected ...".
-      folders: whether a model's folders are listed too.
+    The revision is a commit, a branch or a tag; None is the main branch. `folders` says whether a
+    model's folders are listed too. Errors call the repository `where`, and end with `expected`.
 
     Raises:
       LockstepError: it does not exist, may not be read, or its listing has no end.
@@ -127,15 +122,8 @@ def download(
 ) -> Path:
     """Download some of a model's files, those that are not in the store yet.
 
-    Args:
-      name: the repository, for errors.
-      repo_id: owner/name, of a model.
-      revision: a commit, a branch or a tag; None is the main branch.
-      cache: the folder of the store.
-      patterns: shell patterns of the files.
-      expected: ends the error message.
-      network: limits of time and attempts.
-      progress: `progress(total=..., unit=...)` is the bar.
+    `patterns` are shell patterns of the files, and `cache` is the folder of the store. The revision
+    is as in `list_repo`. Errors call the repository `name`, and end with `expected`.
 
     Returns:
       The folder of the files, named after the commit; it does not exist if no file matches.

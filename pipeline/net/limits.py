@@ -17,12 +17,7 @@ LISTING_BYTES, LISTING_PAGES, LISTING_SECONDS = 2**26, 10_000, 600.0
 
 
 class ListingLimit:
-    """What one listing has cost, of all its pages together.
-
-    Args:
-      name: the listing, in errors.
-      most_bytes: at most, of all its pages.
-    """
+    """What one listing, `name` in errors, has cost: all its pages have `most_bytes` at most."""
 
     def __init__(self, name: str, most_bytes: int = LISTING_BYTES):
         self._name, self._pages, self._bytes = name, 0, 0

@@ -33,9 +33,7 @@ def told() -> Iterator[None]:
 class TransientError(Exception):
     """A failure that another attempt may fix: a connection cut or stalled, a busy server.
 
-    Args:
-      message: one line, without credentials.
-      retry_after: value of the server's Retry-After header; None without one.
+    The message is one line without credentials; `retry_after` is the server's Retry-After header.
     """
 
     def __init__(self, message: str, retry_after: str | None = None):
@@ -55,11 +53,8 @@ class Attempts:
     """Counts failures in a row, and waits after each.
 
     urllib3's back-off: 0 s, then 0.5 s * 2**(failures - 1) plus up to 0.5 s of jitter, at most
-    30 s; or what the server's Retry-After asks for, at most 30 s.
-
-    Args:
-      network: its `attempts` failures in a row are the last.
-      cancelled: ends a wait.
+    30 s; or what the server's Retry-After asks for, at most 30 s. `network.attempts` failures in a
+    row are the last; `cancelled` ends a wait.
     """
 
     def __init__(self, network: Network, cancelled: Event | None = None):

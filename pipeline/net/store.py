@@ -92,12 +92,7 @@ def remembered(
 ) -> AnyTable:
     """Return what `ask` lists and keep it in the store; offline, return what is kept.
 
-    Args:
-      store: the folder.
-      kind: type that `ask` returns.
-      asked: full name of what is listed.
-      where: the same, in errors.
-      ask: asks a server.
+    `asked` is the full name of what is listed, and `where` the same in errors.
 
     Raises:
       LockstepError: see `ask`; or the process is offline and this was never listed.
@@ -196,11 +191,7 @@ def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
 
 
 def _fill(
-    transfer: Transfer,
-    part: BinaryIO,
-    network: Network,
-    count: Callable[[int], None],
-    stop: Event,
+    transfer: Transfer, part: BinaryIO, network: Network, count: Callable[[int], None], stop: Event
 ) -> str:
     """Fetch the missing bytes of a partial file, verify the whole, and return its SHA-256."""
     origin, size = transfer.origin, transfer.size

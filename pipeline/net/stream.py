@@ -53,11 +53,8 @@ class _Piece:
 class Streams:
     """A cache of ranges of remote files. Any thread may read; none keeps the process alive.
 
-    Args:
-      network: at most `connections` requests run at once, and at most `cache_bytes` are held.
-
-    Attributes:
-      held_bytes: bytes of all pieces, those being fetched included.
+    At most `network.connections` requests run at once, and at most `network.cache_bytes` are held;
+    `held_bytes` counts all pieces, those being fetched included.
     """
 
     def __init__(self, network: Network):
@@ -72,10 +69,7 @@ class Streams:
         weakref.finalize(self, self._closed.set)
 
     def read(self, ranges: Ranges) -> list[bytes]:
-        """Return the bytes of these ranges, in order; what is not cached is fetched.
-
-        Args:
-          ranges: (origin, start, stop) each, in bytes.
+        """Return the bytes of ranges, (origin, start, stop) each, in order; some may be cached.
 
         Raises:
           LockstepError: a range is outside its file, or cannot be fetched.

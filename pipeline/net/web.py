@@ -90,12 +90,7 @@ def head(request: Request, network: Network) -> Version:
 
 
 class Pages:
-    """The pages of one listing, which all together are limited (limits.py).
-
-    Args:
-      network: limits of time and attempts.
-      most_bytes: at most, of all pages.
-    """
+    """The pages of one listing, which all together have `most_bytes` at most (limits.py)."""
 
     def __init__(self, network: Network, most_bytes: int = limits.LISTING_BYTES):
         self._network, self._most_bytes = network, most_bytes
@@ -153,11 +148,7 @@ def read_whole(
 def _paced(
     answer: urllib3.BaseHTTPResponse, most: int, name: str, network: Network
 ) -> Iterator[bytes]:
-    """Yield a body, or its first `most` bytes, in pieces; a server that hardly sends has stalled.
-
-    Raises:
-      TransientError: fewer than LEAST_BYTES came within `stall_seconds`.
-    """
+    """Yield a body, or its first `most` bytes, in pieces; a server that hardly sends stalls."""
     since, received = time.monotonic(), 0
     while most and (piece := answer.read1(min(PIECE_BYTES, most))):
         most -= len(piece)

@@ -70,9 +70,7 @@ def on_groups(
 ) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
     """Return what measures lots of rows on device groups side by side, for `mean_loss`.
 
-    Args:
-      measure: Each row's cross-entropy, `Programs.measure`.
-      params_on: A copy of the params on each device group that may help.
+    `measure` is `Programs.measure`; each device group that may help has a copy of the params.
     """
 
     def of(lots: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -93,12 +91,8 @@ def exported_loss(
 ) -> float:
     """Return the held-out loss of an exported model, nats per predicted token that counts.
 
-    Args:
-      features: The model's, as in `Exported.features`.
-      head: The model's, as in `Exported.head`.
-      params: Its params, in float32.
-      data: Held-out rows; at least one.
-      peers: `[peers]`: how many rows are measured at once, and on how many devices.
+    `features` and `head` are those of `Exported`, and params float32; there is a row at least.
+    `[peers]` says how many rows are measured at once, and on how many devices.
     """
     rows_NW, columns = data
 
@@ -116,11 +110,8 @@ def numbers(
 ) -> dict[str, float | int | None]:
     """Return the numbers of metrics/evaluate.json that a held-out loss gives.
 
-    Args:
-      loss: The loss, nats per predicted token that counts.
-      data: The rows that it was measured on; `tokens` and `bytes` are those that are predicted.
-      tokenizer: Tokenizer of the model, if it has one.
-      notes: Gains the reason if bits per byte are unknown.
+    The loss is in nats per predicted token that counts; `tokens` and `bytes` of the rows are those
+    that are predicted. `notes` gains the reason if bits per byte are unknown.
     """
     rows_NW, columns = data
     rows = split(rows_NW, columns)
@@ -142,12 +133,7 @@ def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]
 
     In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
     for each of its bytes. A special token, such as the end of a document, has no bytes of text, but
-    its bits count in bits per byte.
-
-    Args:
-      tokens_P: The tokens that are predicted.
-      tokenizer: Tokenizer of the model, if it has one.
-      notes: Gains the reason if the bytes are unknown.
+    its bits count in bits per byte. `notes` gains the reason if the bytes are unknown.
     """
     if tokenizer is None:
         notes.append("there is no tokenizer.json, so bits per byte are unknown")

@@ -31,13 +31,9 @@ MOST_UNROLLED = 1000  # layers: XLA takes about a second for each
 def programs_of(
     run: runfile.Run, hf_config: dict, first_step: int = 0, columns: tuple[Column, ...] = PLAIN
 ) -> Programs:
-    """Return a run's programs.
+    """Return a run's programs; arguments as in `LanguageModel`.
 
-    Args:
-      run: The whole run.
-      hf_config: The model's `config.json`.
-      first_step: Rounds trained by the run that this one extends, 0 for a new run.
-      columns: Columns of the data's rows.
+    `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
 
     Raises:
       LockstepError: The run asks for what this model or this data does not support.
@@ -129,9 +125,7 @@ class LanguageModel:
     def balance(self, optimizer: Optimizer, speed: float) -> Optimizer:
         """Keep the optimizer from params whose gradient is the load of experts.
 
-        Args:
-          optimizer: The optimizer of all other params.
-          speed: `[peers] balance_speed`.
+        Those move by `speed`, which is `[peers] balance_speed`; the optimizer moves all others.
 
         Raises:
           LockstepError: There is a speed, and the model has no such param.

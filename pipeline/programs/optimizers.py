@@ -60,9 +60,7 @@ def learning_rate_of(table: schedule.ScheduleVariant) -> LearningRate:
 def learning_rate_of_run(run: Run, first_step: int = 0) -> LearningRate:
     """Return a run's learning rate by step.
 
-    Args:
-      run: The whole run.
-      first_step: Rounds trained by the run that this one extends, 0 for a new run.
+    `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
     """
     learning_rate = learning_rate_of(run.llm.lr_schedule)
     if not first_step:
@@ -86,12 +84,7 @@ class Setting(NamedTuple):
 
 
 def build(table: tables.OptimizerVariant, setting: Setting, groups: Collection[str]) -> Optimizer:
-    """Return the optimizer of `model.LLM.optimizer`.
-
-    Args:
-      table: The variant, with its settings.
-      setting: Settings besides the table.
-      groups: All top-level groups of the params.
+    """Return the optimizer of `model.LLM.optimizer`; `groups` are all top-level groups of params.
 
     Raises:
       LockstepError: The variant has no optimizer, cannot overlap, or names an unknown group.

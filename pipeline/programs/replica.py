@@ -17,14 +17,7 @@ from pipeline.programs.train_step import PeerResult, Programs, Work
 
 @dataclass(frozen=True)
 class Replica:
-    """What all peers agree on, on the devices of one group.
-
-    Attributes:
-      programs: The run's jitted programs.
-      group: The device group that holds the two trees.
-      params: Params.
-      shared: The optimizer's one copy.
-    """
+    """What all peers agree on, params and the optimizer's shared state, on one device group."""
 
     programs: Programs
     group: DeviceGroup

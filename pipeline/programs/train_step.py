@@ -39,8 +39,7 @@ class Agreed(NamedTuple):
 class Work(NamedTuple):
     """What a peer trains on in a round, or in one of its local steps.
 
-    rows_MB: Rows in micro-batches, padded to one shape: arrays [M, B, ...]. count: How many rows
-      are real.
+    Rows are in micro-batches, arrays [M, B, ...]; those after the first `count` are padding.
     """
 
     rows_MB: Tree
@@ -146,13 +145,7 @@ class Programs:
         return self.keep_cut(optim.align(self.optimizer, own, params, step))
 
     def work(self, rows_N: Tree, most: int, size: int) -> Work:
-        """Return a peer's work of a round: its rows, cut for its local steps.
-
-        Args:
-          rows_N: Rows assigned to the peer, NumPy arrays [N, ...].
-          most: The most rows that any peer is assigned, so that there is one shape.
-          size: Rows in a micro-batch.
-        """
+        """Return a peer's work of a round, cut for its local steps as `micro_batches` cuts rows."""
         count = len(jax.tree.leaves(rows_N)[0])
         return Work(micro_batches(rows_N, most, size, self.optimizer.inner_steps), count)
 

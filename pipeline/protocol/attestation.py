@@ -84,18 +84,12 @@ def attest(
 
 
 def proven(
-    attestation: Attestation,
-    seed: int,
-    commitments: Mapping[int, str],
-    others: Mapping[int, str],
+    attestation: Attestation, seed: int, commitments: Mapping[int, str], others: Mapping[int, str]
 ) -> dict[int, str]:
     """Return, by peer, the commitment of each message that the witness proves to hold.
 
-    Args:
-      attestation: The witness's attestation.
-      seed: The round's seed.
-      commitments: Each sender's commitment, hex.
-      others: An equivocator's other commitment.
+    `seed` is the round's. `commitments` are those of the senders, hex, and `others` the other ones
+    of equivocators.
     """
     claimed, has_other = {}, set(attestation.others)
     for peer in attestation.received:

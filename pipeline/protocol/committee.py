@@ -132,10 +132,7 @@ def tie_breakers(
 ) -> tuple[int, ...]:
     """Return the peers that settle a dispute: 3, or 1 where fewer are left, so no vote is tied.
 
-    Args:
-      random_seed: The round's seed.
-      peers: The epoch's peers, in its order.
-      parties: The two peers in dispute, who have no vote.
+    `peers` are the epoch's, in its order; the two parties to the dispute have no vote.
     """
     first = order(random_seed, len(peers), "committee", 3 + len(parties))
     others = [peers[i] for i in first if peers[i] not in parties]

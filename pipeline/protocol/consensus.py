@@ -21,13 +21,8 @@ def judge(
     - a sender of which two witnesses prove to hold different messages of the same round;
     - the trainer or the verifier that lost a dispute.
 
-    A disputed message is not applied if the dispute is not settled.
-
-    Args:
-      round_: The round.
-      evidence: What was sent and said in it.
-      limit: max_round_train_time, seconds.
-      quorum: Number of witnesses needed.
+    A disputed message is not applied if the dispute is not settled. `limit` is max_round_train_time
+    in seconds, and `quorum` the number of witnesses needed.
     """
     supported, lied = _witnessing(round_, evidence, in_time(evidence.arrivals, limit), quorum)
     disputed, rulings = set(), defaultdict(list)
@@ -58,10 +53,7 @@ def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
 def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
     """Return the attestations of the round's witnesses if all of them are honest.
 
-    Args:
-      round_: The round.
-      evidence: What was sent in it; its attestations are ignored.
-      limit: max_round_train_time, seconds.
+    Attestations in the evidence are ignored; `limit` is max_round_train_time in seconds.
     """
     arrived = dict.fromkeys(in_time(evidence.arrivals, limit))
     refused = tuple(peer for peer in evidence.broken if peer in arrived)

@@ -62,27 +62,7 @@ from pipeline.protocol.events import (
 def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -> CoordinatorState:
     """Return a run at time 0, without members, that trains round `step` from `data_index` next."""
     return CoordinatorState(
-        settings=settings,
-        max_seq_len=max_seq_len,
-        run_state=RunState.WaitingForMembers,
-        since=0.0,
-        step=step,
-        epoch=0,
-        data_index=data_index,
-        height=0,
-        epoch_start=0.0,
-        pending_pause=False,
-        seed=0,
-        spoken=(),
-        participants=(),
-        peers=(),
-        exited=(),
-        pending=(),
-        ejected=(),
-        untrained=(),
-        missed=None,
-        checkpoint=None,
-        checkpointer=None,
+        settings=settings, max_seq_len=max_seq_len, step=step, data_index=data_index
     )
 
 

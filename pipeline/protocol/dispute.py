@@ -42,13 +42,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Ruling:
-    """The tie-breakers' reports on a disputed step.
-
-    Attributes:
-      verifier: The verifier.
-      peer: The trainer.
-      found: Result that each tie-breaker reports.
-    """
+    """The result that each tie-breaker reports on the step of `peer` that `verifier` disputes."""
 
     verifier: int
     peer: int

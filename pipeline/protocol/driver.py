@@ -8,28 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import LockstepError
-from pipeline.protocol import committee, coordinator
+from pipeline.protocol import committee, coordinator, events
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.consensus import in_time, judge
 from pipeline.protocol.coordinator import participant
-from pipeline.protocol.events import (
-    MAX_PEERS,
-    Checkpointed,
-    CoordinatorError,
-    CoordinatorState,
-    Eject,
-    HealthCheck,
-    Join,
-    Leave,
-    Pause,
-    Resume,
-    RunState,
-    Settings,
-    Tick,
-    Untrained,
-    WarmupWitness,
-    WitnessReport,
-)
+from pipeline.protocol.events import CoordinatorError, CoordinatorState, RunState, Settings
 from pipeline.protocol.round import Decision, Evidence, Round
 
 
@@ -99,10 +82,10 @@ def start(
     Raises:
       LockstepError: The run could not train a single round.
     """
-    if not settings.init_min_clients <= count <= MAX_PEERS:
+    if not settings.init_min_clients <= count <= events.MAX_PEERS:
         raise LockstepError(
             f"[peers] count = {count}, expected {settings.init_min_clients} "
-            f"([config] init_min_clients) to {MAX_PEERS}"
+            f"([config] init_min_clients) to {events.MAX_PEERS}"
         )
     if start_step >= settings.total_steps:
         raise LockstepError(
@@ -127,8 +110,10 @@ def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
     peers, state, count = tuple(peers), progress.state, len(progress.load_seconds)
     for peer in peers:
         if not 0 <= peer < count:
-            raise CoordinatorError(state, Join((peer,)), f"expected one of the run's {count} peers")
-    state = coordinator.tick(state, Join(peers)) if peers else state
+            raise CoordinatorError(
+                state, events.Join((peer,)), f"expected one of the run's {count} peers"
+            )
+    state = coordinator.tick(state, events.Join(peers)) if peers else state
     fresh = (*progress.fresh, *peers) if progress.begun else progress.fresh
     back = set(peers)
     left = tuple(peer for peer in progress.left if peer not in back)
@@ -155,13 +140,13 @@ def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
       CoordinatorError: A peer neither takes part nor has asked to.
     """
     peers, state = tuple(peers), progress.state
-    state = coordinator.tick(state, Leave(peers, progress.now)) if peers else state
+    state = coordinator.tick(state, events.Leave(peers, progress.now)) if peers else state
     return replace(progress, state=state, left=(*progress.left, *peers))
 
 
 def pause(progress: RunProgress) -> RunProgress:
     """Return the run after its owner paused it: the epoch ends with the round in progress."""
-    return replace(progress, state=coordinator.tick(progress.state, Pause(progress.now)))
+    return replace(progress, state=coordinator.tick(progress.state, events.Pause(progress.now)))
 
 
 def resume(progress: RunProgress) -> RunProgress:
@@ -176,9 +161,9 @@ def resume(progress: RunProgress) -> RunProgress:
     healthy = progress.state.healthy_members
     members = tuple(r.peer for r in progress.state.peers if r.peer in healthy)
     paused = _advance(progress)
-    state = coordinator.tick(paused.state, Resume(paused.now))
+    state = coordinator.tick(paused.state, events.Resume(paused.now))
     if members and state.run_state != RunState.Finished:
-        state = coordinator.tick(state, Join(members))
+        state = coordinator.tick(state, events.Join(members))
     return replace(paused, state=state)
 
 
@@ -193,15 +178,12 @@ def checkpointer(progress: RunProgress) -> int | None:
 def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
     """Return the run after a member stored the params that ended its epoch.
 
-    Args:
-      progress: The run, in the cooldown of the epoch.
-      peer: The member.
-      params: SHA-256 of the params, hex.
+    `params` is their SHA-256 in hex.
 
     Raises:
       CoordinatorError: The epoch goes on, the peer is not a member, or others were stored before.
     """
-    event = Checkpointed(peer, progress.now, params)
+    event = events.Checkpointed(peer, progress.now, params)
     return replace(progress, state=coordinator.tick(progress.state, event))
 
 
@@ -232,11 +214,6 @@ def finish_round(
     Proven liars are out of the run (`consensus.judge`). The sequences of every message that is not
     applied are given out again.
 
-    Args:
-      progress: The run, in the round.
-      round_: The round.
-      evidence: What was sent and said in it.
-
     Raises:
       ValueError: The round is not the one in progress, or messages are not from its trainers.
     """
@@ -251,37 +228,30 @@ def finish_round(
 
     spoke = state.since + train_seconds
     if waited:
-        state = coordinator.tick(state, Tick(spoke, round_.seed))
+        state = coordinator.tick(state, events.Tick(spoke, round_.seed))
     for attestation in evidence.attestations:
         heard = attestation.heard(round_.seed)
-        state = coordinator.tick(state, WitnessReport(attestation.witness, spoke, heard))
+        state = coordinator.tick(state, events.WitnessReport(attestation.witness, spoke, heard))
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     applied, ejected = judge(round_, evidence, limit, quorum)
     if ejected:
-        state = coordinator.tick(state, Eject(tuple(ejected), spoke))
+        state = coordinator.tick(state, events.Eject(tuple(ejected), spoke))
     dropped = _unheard(state, evidence.silent, quorum)
     if dropped:
         speaker = evidence.attestations[0].witness
-        state = coordinator.tick(state, HealthCheck(speaker, dropped, spoke))
+        state = coordinator.tick(state, events.HealthCheck(speaker, dropped, spoke))
     untrained = round_.assignment.keys() - set(applied)
     left = tuple(round_.assignment[peer] for peer in sorted(untrained))
     if left:
-        state = coordinator.tick(state, Untrained(left, spoke))
+        state = coordinator.tick(state, events.Untrained(left, spoke))
 
     joined = set(round_.joined)
     fresh = tuple(peer for peer in progress.fresh if peer not in joined)
     progress = replace(progress, state=state, fresh=fresh)
     progress = _advance(progress, spoke + evidence.settle_seconds)
-    return progress, Decision(
-        applied=applied,
-        late=late,
-        dropped=dropped,
-        ejected=ejected,
-        quorum=quorum,
-        train_seconds=train_seconds,
-        now=progress.now,
-    )
+    now = progress.now
+    return progress, Decision(applied, late, dropped, ejected, quorum, train_seconds, now)
 
 
 def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
@@ -339,10 +309,10 @@ def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
         after, heard = state, [participant(record.peer) for record in state.peers]
         for witness in state.witnesses:
             bloom = Bloom.of(heard, f"lockstep/bloom:{state.seed}:{witness}:warmup".encode())
-            event = WarmupWitness(witness, state.since + loaded, seed, bloom)
+            event = events.WarmupWitness(witness, state.since + loaded, seed, bloom)
             after = coordinator.tick(after, event)
     else:
-        after = coordinator.tick(state, Tick(now, seed))
+        after = coordinator.tick(state, events.Tick(now, seed))
     if after == state:
         raise CoordinatorError(state, "the clock", "waits for members that never come")
     return replace(progress, state=after)

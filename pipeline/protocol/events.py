@@ -190,9 +190,9 @@ class PeerRecord:
     state: ClientState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorState:
-    """A run, between two events.
+    """A run, between two events; by default at time 0, without members.
 
     Attributes:
       settings: The run's `[config]`.
@@ -220,25 +220,25 @@ class CoordinatorState:
 
     settings: Settings
     max_seq_len: int
-    run_state: RunState
-    since: float
+    run_state: RunState = RunState.WaitingForMembers
+    since: float = 0.0
     step: int
-    epoch: int
+    epoch: int = 0
     data_index: int
-    height: int
-    epoch_start: float
-    pending_pause: bool
-    seed: int
-    spoken: tuple[int, ...]
-    participants: tuple[Bloom, ...]
-    peers: tuple[PeerRecord, ...]
-    exited: tuple[PeerRecord, ...]
-    pending: tuple[int, ...]
-    ejected: tuple[int, ...]
-    untrained: tuple[Span, ...]
-    missed: tuple[Span, ...] | None
-    checkpoint: str | None
-    checkpointer: int | None
+    height: int = 0
+    epoch_start: float = 0.0
+    pending_pause: bool = False
+    seed: int = 0
+    spoken: tuple[int, ...] = ()
+    participants: tuple[Bloom, ...] = ()
+    peers: tuple[PeerRecord, ...] = ()
+    exited: tuple[PeerRecord, ...] = ()
+    pending: tuple[int, ...] = ()
+    ejected: tuple[int, ...] = ()
+    untrained: tuple[Span, ...] = ()
+    missed: tuple[Span, ...] | None = None
+    checkpoint: str | None = None
+    checkpointer: int | None = None
 
     # Elections and the assignment follow from the fields; each is computed once for a state.
 

@@ -103,12 +103,7 @@ def _downloaded(
 def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, size: int) -> float:
     """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 
-    Args:
-      links: The `[links]` table.
-      verifier: The peer that recomputes the step.
-      peer: The peer whose state it fetches.
-      tokens: Tokens of the step.
-      size: Size of the state, bytes.
+    The step has so many tokens, and the state `size` bytes.
     """
     mbps = min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", verifier))
     fetch = _of(links, "latency_seconds", peer) + _transfer(size, mbps)
@@ -116,14 +111,9 @@ def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, s
 
 
 def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
-    """Return the seconds that a joining peer takes to fetch the params.
+    """Return the seconds that a joining peer takes to fetch `size` bytes: params and shared state.
 
     It fetches from many others at once, so its own downlink is the limit.
-
-    Args:
-      links: The `[links]` table.
-      peer: The joining peer.
-      size: Size of the params and of what the optimizer shares, bytes.
     """
     mbps = _of(links, "download_mbps", peer)
     return _of(links, "latency_seconds", peer) + _transfer(size, mbps)

@@ -113,9 +113,8 @@ def _variant(variant: Variant, path: tuple[str, ...]) -> Iterator[str]:
     if variant.takes_table():
         yield from _table(variant, (*path, tag))
     else:
-        meaning = (
-            f"{type(variant).__doc__} {type(variant).model_fields[variant.newtype].description}"
-        )
+        field = type(variant).model_fields[variant.newtype]
+        meaning = f"{type(variant).__doc__} {field.description}"
         value = toml(getattr(variant, variant.newtype))
         yield from ["", _header(path), *_comment(meaning), f"{tag} = {value}"]
 

@@ -156,19 +156,16 @@ class Quantized(OuterSteps):
         if in_blocks and block is None:
             raise wrong("quantize", "quantize_block beside it, the elements of a block")
         if block is not None and not in_blocks:
-            raise wrong(
-                "quantize_block", "no quantize_block: only int, qsgd, two_bit and sign have it"
-            )
+            text = "no quantize_block: only int, qsgd, two_bit and sign have it"
+            raise wrong("quantize_block", text)
         if kind in ("two_bit", "sign") and not feedback:
             raise wrong("quantize", "error_feedback above 0 beside it, or the rest is lost")
         if feedback and kind is None:
             text = "no error_feedback without quantize, since nothing is rounded"
             raise wrong("error_feedback", text)
         if feedback and kind in ("qsgd8", "qsgd4"):
-            raise wrong(
-                "error_feedback",
-                f"none with quantize = {kind}, whose errors can grow when fed back",
-            )
+            text = f"none with quantize = {kind}, whose errors can grow when fed back"
+            raise wrong("error_feedback", text)
         return self
 
 

@@ -73,13 +73,7 @@ class Coordinator(Table):
         return int(whole) + (fraction >= 0.5)
 
     def last_index(self, max_seq_len: int, first_step: int = 0, index: int = 0) -> int:
-        """Return the data index after the run's last round, with the batch ramp.
-
-        Args:
-          max_seq_len: Length of a sequence in tokens.
-          first_step: Rounds taken already.
-          index: Data index after these rounds.
-        """
+        """Return the data index after the run's last round; arguments as in `sizes`."""
         sizes = self.sizes(max_seq_len, first_step, index)
         return index + sum(size * rounds for size, rounds in sizes)
 
@@ -206,10 +200,9 @@ def read_config(table: Any) -> Any:
         return table
     if not isinstance(table, dict):
         raise wrong((), "a table")
-    older = [key for key in OlderConfig.model_fields if key not in CurrentConfig.model_fields]
-    current = [key for key in CurrentConfig.model_fields if key not in OlderConfig.model_fields]
-    found_older = [key for key in older if key in table]
-    found_current = [key for key in current if key in table]
+    older, current = OlderConfig.model_fields, CurrentConfig.model_fields
+    found_older = [key for key in older if key in table and key not in current]
+    found_current = [key for key in current if key in table and key not in older]
     if found_older and found_current:
         raise wrong(
             found_older[0],

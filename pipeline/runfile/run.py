@@ -127,10 +127,8 @@ class Run(Table):
         if limit.batch != batch:
             raise wrong(("download", "limit", "batch"), f"{batch}, the largest batch of [config]")
         if limit.max_seq_len != length:
-            raise wrong(
-                ("download", "limit", "max_seq_len"),
-                f"{length}, the value of model.LLM.max_seq_len",
-            )
+            text = f"{length}, the value of model.LLM.max_seq_len"
+            raise wrong(("download", "limit", "max_seq_len"), text)
         if limit.steps < self.config.total_steps:
             steps = self.config.total_steps
             raise wrong(("download", "limit", "steps"), f"at least config.total_steps ({steps})")
@@ -227,12 +225,7 @@ def check_faults(
 ) -> None:
     """Check that faults fit the rest of their run.
 
-    Args:
-      schedule: The faults.
-      peers: `[peers]`.
-      config: `[config]`.
-      optimizer: Its table; None for one that has none.
-      said: Returns what errors call a key of a run file.
+    `optimizer` is its table, None for one that has none; said(key) is what errors call a key.
 
     Raises:
       PydanticCustomError: A fault does not fit, with its key and what was expected.

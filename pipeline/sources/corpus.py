@@ -21,15 +21,7 @@ import tokenizers
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataCorpus, Limit
-from pipeline.sources import (
-    HELD_OUT,
-    TOKENIZER,
-    TRAIN,
-    Fetched,
-    FetchOptions,
-    Survey,
-    SurveyedFile,
-)
+from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.choice import max_tokens
 from pipeline.sources.text import (
     given_tokenizer,
@@ -50,15 +42,7 @@ TRAINED_CHARACTERS = 2**28  # at most, of the train text, to train a tokenizer
 
 
 class Text(NamedTuple):
-    """The text of a corpus.
-
-    Attributes:
-      read: description.
-      root: the file or folder.
-      files: its files, in order.
-      whole: whether only whole files may be held out.
-      warnings: one line each, for the user.
-    """
+    """The text of a corpus; `whole` says whether only whole files of it may be held out."""
 
     read: str
     root: Path

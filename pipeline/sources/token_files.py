@@ -62,10 +62,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
         unproven=tuple(
             file.sha256
             for file, one in zip(files, chosen, strict=True)
-            if file.is_here
-            and (
-                one.file.origin.checksum is None or one.tokens * listing.size < one.file.origin.size
-            )
+            if file.is_here and _is_unproven(one, listing.size)
         ),
         warnings=warnings,
     )

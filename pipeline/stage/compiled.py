@@ -19,11 +19,7 @@ DIGEST = 32  # bytes
 
 
 class CheckedCache:
-    """A cache of compiled programs, as JAX asks for one.
-
-    Args:
-      path: Its folder; made if it does not exist.
-    """
+    """A cache of compiled programs, as JAX asks for one, in a folder that it makes."""
 
     def __init__(self, path: str | os.PathLike):
         self._path = Path(path)  # by this name JAX logs it

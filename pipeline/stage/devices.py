@@ -89,8 +89,7 @@ def keep_compiled(folder: os.PathLike) -> None:
 def describe(processes: int = 1) -> dict[str, str]:
     """Return what of this machine and process can change the bits of a result.
 
-    Args:
-      processes: `[peers] processes`: they add up what their devices have in an order of their own.
+    Several `processes` of a peer add up what their devices have in an order of their own.
     """
     import jax
     import jaxlib
@@ -111,11 +110,7 @@ def describe(processes: int = 1) -> dict[str, str]:
 def difference(
     trained: Mapping[str, str], processes: int = 1
 ) -> tuple[str, str | None, str | None] | None:
-    """Return the first thing of `describe` that is another here than where a run was trained.
-
-    Args:
-      trained: What `describe` returned there.
-      processes: Processes that a peer has here.
+    """Return the first thing that `describe` says otherwise here than where a run was trained.
 
     Returns:
       Its name, what it is here and what it was there; or None where all is equal.

@@ -96,12 +96,8 @@ def check_inside(path: Path, folder: Path) -> None:
 def check_file(path: Path, folder: Path | None = None, *, most: int | None = None) -> None:
     """Check that a path is a regular file, and that no link leads to it out of `folder`.
 
-    A read of a pipe may never end, and one of a device may never stop giving bytes.
-
-    Args:
-      path: The file, or a link to it.
-      folder: Where it has to be; None: anywhere.
-      most: Its largest size in bytes; None: any.
+    A read of a pipe may never end, and one of a device may never stop giving bytes. `most` is the
+    largest size in bytes; with None, any size and any place will do.
 
     Raises:
       LockstepError: it is something else, larger, or not there.

@@ -19,12 +19,8 @@ def prepare(
 ) -> AskedQuestions | None:
     """Return the questions of a run's held-out text for a model, or None if there are too few.
 
-    Args:
-      run: The whole run.
-      shards: Folder that the stage download left.
-      model: Model that is asked.
-      count: Number of questions, at most.
-      notes: Gains the reason if there are none.
+    There are `count` at most; `notes` gains the reason if there are none. `shards` is the folder
+    that the stage download left.
     """
     texts = held_out_texts.documents(run, shards, model.tokenizer)
     found = next_line.questions(texts)
@@ -43,10 +39,7 @@ def result(
 ) -> tuple[TaskResult, Scores]:
     """Ask the questions, and return the result and each choice's scores.
 
-    Args:
-      asked: The questions.
-      model: Model that is asked.
-      advance: Called with the number of requests that have been scored since the last call.
+    `advance` is called with the number of requests that have been scored since the last call.
     """
     scores = choices.scores_of(
         asked, model.log_likelihoods(asked.requests, advance or (lambda _: None))

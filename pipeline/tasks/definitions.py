@@ -70,11 +70,7 @@ def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
     """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone.
 
     The libraries say nothing but errors, and show their bars in a terminal only. Templates are
-    rendered in a sandbox.
-
-    Args:
-      folder: The folder.
-      trusted: `[evaluate] trust_task_code`.
+    rendered in a sandbox. `trusted` is `[evaluate] trust_task_code`.
     """
     with ExitStack() as before:
         for library in ("lm_eval", "datasets", "huggingface_hub"):
@@ -106,12 +102,9 @@ def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
 
 
 def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[Loaded]:
-    """Load tasks and their data, which `data_in(folder)` keeps; what is there is not asked for.
+    """Load a run file's tasks and their data, which `data_in(folder)` keeps.
 
-    Args:
-      names: The names of the run file.
-      folder: Where data are kept.
-      trusted: `[evaluate] trust_task_code`.
+    What is there is not asked for. `trusted` is `[evaluate] trust_task_code`.
 
     Raises:
       LockstepError: A name is no task's, its data cannot be had, it is code that is not trusted, or

@@ -95,8 +95,7 @@ def run_tasks(
 def _set_examples(name: str, task: "Task", settings: runfile.Evaluate) -> None:
     """Set the number of solved examples as `lm_eval.simple_evaluate` does, and their seed.
 
-    Raises:
-      LockstepError: There are fewer documents to show; `name` is the task's in the run file.
+    There must be as many documents to show; `name` is the task's in the run file.
     """
     by_definition = task.get_config("num_fewshot")
     if settings.few_shot is not None and by_definition != 0:

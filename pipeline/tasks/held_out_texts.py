@@ -20,12 +20,8 @@ def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterato
     """Yield the documents of the held-out split; one that continues in another file, in parts.
 
     There are none where nothing is held out, or where rows have columns beside their tokens: such
-    rows hold conversations or packed texts, whose lines do not follow one another.
-
-    Args:
-      run: The whole run.
-      shards: Folder that the stage download left.
-      tokenizer: What the tokens stand for; a special token ends a document.
+    rows hold conversations or packed texts, whose lines do not follow one another. A special token
+    of the tokenizer ends a document; `shards` is the folder that the stage download left.
     """
     listed, length = read_shards(shards), run.llm.max_seq_len
     if not run.held_out.sequences or listed.columns != PLAIN:

@@ -5,8 +5,7 @@ requests get the same numbers but for rounding.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -27,12 +26,7 @@ REMEMBERED = 64  # texts whose tokens are kept: the choices of a question share 
 
 
 class LmEvalModel(TemplateLM):
-    """A model of ours, with lm_eval's methods.
-
-    Args:
-      model: The model.
-      seed: Seed of texts that a task samples.
-    """
+    """A model of ours, with lm_eval's methods; `seed` is that of texts that a task samples."""
 
     def __init__(self, model: TaskModel, seed: int = 0):
         super().__init__()
@@ -91,9 +85,9 @@ class LmEvalModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        with _bar(len(requests)) as advance:
+        with Progress("evaluate", total=len(requests), unit="request") as bar:
             found = self.model.log_likelihoods(
-                [(context, continuation) for _, context, continuation in requests], advance
+                [(context, continuation) for _, context, continuation in requests], bar.advance
             )
         return [(score.log_likelihood, score.greedy) for score in found]
 
@@ -130,7 +124,7 @@ class LmEvalModel(TemplateLM):
         """
         texts = [""] * len(requests)
         writers = {group: self.model.writer(group) for group in self.model.params_on}
-        with _bar(len(requests)) as advance:
+        with Progress("evaluate", total=len(requests), unit="request") as bar:
 
             def write(lot: _Prompts, group: DeviceGroup) -> None:
                 written = writers[group].write(
@@ -144,7 +138,7 @@ class LmEvalModel(TemplateLM):
                 )
                 for number, tokens in zip(lot.numbers, written, strict=True):
                     texts[number] = cut_at_stops(self.tok_decode(tokens), lot.stops, None)
-                advance(len(lot.numbers))
+                bar.advance(len(lot.numbers))
 
             side_by_side(list(writers), self._prompts(requests), write)
         return texts
@@ -187,9 +181,3 @@ class _Prompts(NamedTuple):
     stops: list[str]
     max_new_tokens: int
     sampling: Sampling
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
-    with Progress("evaluate", total=total, unit="request") as bar:
-        yield bar.advance

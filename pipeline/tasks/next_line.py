@@ -43,15 +43,11 @@ class _Line(NamedTuple):
 
 
 def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
-    """Yield all questions, in an order that is drawn.
+    """Yield all questions of some documents, in an order that is drawn.
 
     A line can be asked for if it is neither very short nor very long, and the line before it is not
     blank. The other choices are such lines of other documents, distinct from it, from each other
     and from the lines before it.
-
-    Args:
-      texts: Documents.
-      seed: Seed of all draws.
     """
     found = (line for number, text in enumerate(texts) for line in _lines(number, text))
     lines = {_draw(seed, line.context, line.indentation, line.text): line for line in found}

@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 
 class PsycheTask(NamedTuple):
-    """One of Psyche's tasks.
-
-    Attributes:
-      lm_eval: Name of the same task in lm_eval.
-      main: The metric that Psyche shows.
-    """
+    """One of Psyche's tasks: its name in lm_eval, and the metric that Psyche shows."""
 
     lm_eval: str
     main: str

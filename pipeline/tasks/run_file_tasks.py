@@ -41,12 +41,7 @@ class RunFileTasks:
             self.asked = ask_next_line.prepare(run, shards, model, count, notes)
 
     def score(
-        self,
-        model: TaskModel,
-        folder: Path | None = None,
-        named: str = "",
-        *,
-        quiet: bool = False,
+        self, model: TaskModel, folder: Path | None = None, named: str = "", *, quiet: bool = False
     ) -> list[TaskResult]:
         """Return the results of all tasks.
 

@@ -18,12 +18,7 @@ SHARES = ("acc", "exact_match")  # metrics whose names begin so are shares of do
 
 
 class Metric(NamedTuple):
-    """One number of a task.
-
-    Attributes:
-      value: The number.
-      stderr: Its standard error over documents, or None if it is unknown.
-    """
+    """One number of a task, and its standard error over documents, or None if it is unknown."""
 
     value: float
     stderr: float | None
@@ -98,18 +93,10 @@ def one_line(result: TaskResult) -> str:
 
 
 class Score(NamedTuple):
-    """One metric of one task.
+    """One metric of one task, with the 95 % interval, or None if it is unknown.
 
-    Attributes:
-      task: Name of the task.
-      metric: Name of the metric.
-      value: The number.
-      interval: 95 % interval, or None if it is unknown.
-      chance: What a guess gives, or None if the metric is no share of right answers.
-      documents: Number of documents.
-      few_shot: Number of solved examples before each.
-      sha256: Hash of the task's documents.
-      source: Where they come from.
+    `chance` is what a guess gives, or None if the metric is no share of right answers; other fields
+    are those of `TaskResult`.
     """
 
     task: str

@@ -23,13 +23,9 @@ def to_jsonl(questions: Iterable[Question]) -> str:
 
 
 def write(folder: Path, named: str, asked: AskedQuestions, scores: Scores) -> None:
-    """Write next_line.jsonl, next_line.yaml and next_line.scores.jsonl.
+    """Write next_line.jsonl, next_line.yaml and next_line.scores.jsonl to a folder.
 
-    Args:
-      folder: Folder to write to.
-      named: Its path as the definition names it, from where lm_eval runs.
-      asked: The questions.
-      scores: Log-likelihoods of their choices.
+    The definition names the folder `named`: its path from where lm_eval runs.
     """
     definition = {
         "task": NAME,

@@ -62,13 +62,7 @@ class TaskModel(NamedTuple):
 def of_folder(
     exported: Exported, folder: Path, params_on: Mapping[DeviceGroup, Tree], batch_size: int
 ) -> TaskModel:
-    """Return the model of an exported folder.
-
-    Args:
-      exported: The folder, as `exported.read` reads it.
-      folder: The folder.
-      params_on: Its params on each device group that may help.
-      batch_size: Requests that are computed at once.
+    """Return the model of an exported folder, which `exported.read` has read.
 
     Raises:
       LockstepError: It has no tokenizer, or no token that may begin a text.

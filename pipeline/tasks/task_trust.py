@@ -56,9 +56,7 @@ PLAIN = (
 def check_yaml(path: Path, *, functions: bool) -> None:
     """Check a stranger's YAML file before it is parsed, since parsers are recursive.
 
-    Args:
-      path: The file.
-      functions: Whether it may name functions.
+    `functions` says whether it may name functions.
 
     Raises:
       LockstepError: It is no regular file; it is too large, or too deep; or it names code.
@@ -124,9 +122,7 @@ def replaced(places: dict[tuple[Any, str], Any]) -> Iterator[None]:
 def loading(*, own: bool, trusted: bool) -> Iterator[None]:
     """Refuse what would run code that is not lm_eval's, while the block loads a task.
 
-    Args:
-      own: Whether it is defined by lm_eval itself.
-      trusted: `[evaluate] trust_task_code`.
+    `own` says whether lm_eval itself defines it; `trusted` is `[evaluate] trust_task_code`.
 
     Raises:
       LockstepError: It would.
@@ -249,8 +245,8 @@ class Templates(ImmutableSandboxedEnvironment):
           SecurityError: It is.
         """
         if operator == "**":
-            bits = abs(left).bit_length() * right if _integers(left, right) else 0
-            too_large = bits > DIGITS
+            whole = isinstance(left, int) and isinstance(right, int)
+            too_large = whole and abs(left).bit_length() * right > DIGITS
         else:
             pairs = ((left, right), (right, left))
             too_large = any(
@@ -262,10 +258,6 @@ class Templates(ImmutableSandboxedEnvironment):
         if too_large:
             raise SecurityError(f"the result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
-
-
-def _integers(*values: Any) -> bool:
-    return all(isinstance(value, int) for value in values)
 
 
 def _regex_replace(text: str, pattern: str, new: str, count: int = 0) -> str:

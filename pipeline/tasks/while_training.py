@@ -66,10 +66,7 @@ class TrainingScores:
     def take(self, step: int, params: Callable[[], Tree], *, last: bool = False) -> None:
         """Score the params after a round, if it is one of those; on a thread, return at once.
 
-        Args:
-          step: The round.
-          params: Returns a copy of the params.
-          last: Whether it is the last round, which is always scored.
+        The last round is always scored. `params` returns a copy of the params.
         """
         if not self.every or (step % self.every and not last):
             return
@@ -111,12 +108,7 @@ def of_run(run: runfile.Run, hf_config: dict[str, Any], paths: Paths) -> Trainin
 
     Tasks are as defined but for their number of documents, so the scores depend on `[evaluate]
     every`, `sample` and `sample_tasks` alone. They are computed on devices that no peer uses, if
-    there are any.
-
-    Args:
-      run: The whole run.
-      hf_config: The model's config.json.
-      paths: Paths of the stage train.
+    there are any. `hf_config` is the model's config.json, `paths` are those of the stage train.
 
     Raises:
       LockstepError: There is no tokenizer, or a task of lm_eval is not to be had.

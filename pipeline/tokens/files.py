@@ -25,11 +25,7 @@ OPEN_FILES = 512  # a process may have about a thousand
 
 
 class TokenFiles:
-    """Token files, opened when first read; the last OPEN_FILES of them stay open.
-
-    Attributes:
-      has_streams: whether any file is remote.
-    """
+    """Token files, opened when first read; the last OPEN_FILES of them stay open."""
 
     def __init__(self, folder: Path, files: Sequence[ShardFile], row_bytes: int, network: Network):
         self._files, self._row_bytes = files, row_bytes
@@ -38,7 +34,7 @@ class TokenFiles:
         is_zeros = [not file.is_here and file.origin.url == ZEROS for file in files]
         self._is_zeros_F = np.array(is_zeros, bool)
         self._is_far_F = ~(self._is_here_F | self._is_zeros_F)
-        self.has_streams = bool(self._is_far_F.any())
+        self.has_streams = bool(self._is_far_F.any())  # whether any file is remote
         if self.has_streams:
             from pipeline.net.stream import Streams
 

@@ -33,10 +33,7 @@ class GrowthError(ValueError):
 
 
 def check(definition: dict[str, Any]) -> None:
-    """Check how far a text can grow as it is encoded, and tokens as they are decoded.
-
-    Args:
-      definition: Content of a tokenizer.json.
+    """Check how far a tokenizer.json lets a text grow as it is encoded, and tokens as decoded.
 
     Raises:
       GrowthError: Too far.

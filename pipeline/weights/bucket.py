@@ -160,9 +160,8 @@ def _fetch(
     transfers = [
         Transfer(f"{remote.name}/{name}", origin, origin.size) for name, origin in files.items()
     ]
-    with Progress(
-        "convert", total=sum(origin.size for origin in files.values()), unit="byte"
-    ) as bar:
+    total = sum(origin.size for origin in files.values())
+    with Progress("convert", total=total, unit="byte") as bar:
         return dict(zip(files, store.fetch(transfers, cache, network, bar), strict=True))
 
 

@@ -58,12 +58,9 @@ class Checkpoints:
         self._saving: Future | None = None
 
     def save(self, step: int, state: Tree, rest: dict) -> None:
-        """Start saving the state after `step`, once the previous save is done.
+        """Start saving the state after round `step`, once the previous save is done.
 
-        Args:
-          step: The round.
-          state: Arrays on the host, which nobody changes from now on.
-          rest: Everything else, as JSON.
+        The state's arrays are on the host, and nobody changes them from now on; `rest` is JSON.
 
         Raises:
           LockstepError: The previous save failed.

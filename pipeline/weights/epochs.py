@@ -29,25 +29,12 @@ the folder above this one, once `lockstep push` has put it there.
 
 
 def push(
-    run: runfile.Run,
-    key: str,
-    params: Tree,
-    last: Round,
-    *,
-    init: Path,
-    shards: Path,
-    aside: Path,
+    run: runfile.Run, key: str, params: Tree, last: Round, *, init: Path, shards: Path, aside: Path
 ) -> None:
     """Push the params to where `[config] checkpointers` say; what goes wrong is a warning.
 
-    Args:
-      run: The whole run.
-      key: Key of its stage train.
-      params: The params, nested dicts on the host.
-      last: The epoch's last round.
-      init: What stage convert left.
-      shards: What stage download left.
-      aside: Folder to write the files to; it is removed.
+    `key` is that of the run's stage train, and `last` the epoch's last round. `init` and `shards`
+    are what the stages convert and download left; `aside`, where the files are written, is removed.
     """
     shutil.rmtree(aside, ignore_errors=True)  # left by a kill
     with writes(aside):

@@ -89,11 +89,7 @@ class Exported(NamedTuple):
 
 
 def read(folder: Path, *, scan: bool = False) -> Exported:
-    """Read an exported folder.
-
-    Args:
-      folder: A Hugging Face folder.
-      scan: Whether layers run as a loop, as `[peers] scan_layers`.
+    """Read an exported folder; `scan` says whether layers run as a loop, as `[peers] scan_layers`.
 
     Raises:
       LockstepError: A file of it is missing or damaged.
@@ -114,12 +110,7 @@ def computing(
 ) -> Exported:
     """Return a model that computes as its export will, while it may still be in training.
 
-    Args:
-      hf_config: Content of its config.json.
-      params: Its params.
-      tokenizer: Its tokenizer, if it has one.
-      where: What errors call its config.json.
-      scan: Whether layers run as a loop, as `[peers] scan_layers`.
+    Errors call its config.json `where`; `scan` is as in `read`.
 
     Raises:
       LockstepError: The model is unknown, or its config asks for what is not supported.

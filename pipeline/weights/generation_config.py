@@ -16,12 +16,8 @@ def make(checkpoint: Path, model: dict[str, Any], folder: Path) -> dict[str, Any
 
     The ids of beginning and padding are the tokenizer's, else the checkpoint's, else those of
     config.json. A text ends at any id that one of the three ends it with, such as a chat's end of
-    turn besides the end of text. Ids beyond the model's vocabulary are ignored.
-
-    Args:
-      checkpoint: Folder of the checkpoint, which may hold a generation_config.json of its own.
-      model: Content of config.json.
-      folder: Folder of the export, with its tokenizer if it has one.
+    turn besides the end of text. Ids beyond the model's vocabulary are ignored. `model` is the
+    content of config.json, and `folder` that of the export, with its tokenizer if it has one.
     """
     path, special, tokens = checkpoint / NAME, _special_tokens(folder), {}
     own = _settings(read_json(path)) if path.exists() else {"_from_model_config": True}

@@ -27,17 +27,11 @@ def write(
     checkpoint: Path,
     advance: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Write a model that was trained.
+    """Write a model that was trained on sequences of `max_seq_len` tokens.
 
-    Args:
-      folder: Existing folder to write to.
-      model: Content of the model's config.json.
-      max_seq_len: Tokens of a sequence that it was trained on.
-      params: Params, see `hf.write_folder`.
-      dtype: Dtype of the tensors: float32, bfloat16 or float16.
-      tokenizer: Folder of the tokenizer that made the tokens, where there is one.
-      checkpoint: Folder of the model that training began with; its tokenizer is the second choice.
-      advance: Called with the number of bytes of each piece of the params.
+    `tokenizer` is the folder of the one that made the tokens, where there is one. The second choice
+    is that of `checkpoint`, the folder of the model that training began with. `model` is the
+    content of config.json; other arguments are as in `hf.write_folder`.
     """
     model = with_context(model, max_seq_len)
     hf.write_folder(folder, model, params, dtype, advance=advance)

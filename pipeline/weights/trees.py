@@ -31,10 +31,7 @@ def load_tree(path: Path, like: Tree) -> Tree:
 def fitted(arrays: dict[str, np.ndarray], like: Tree, path: Path) -> Tree:
     """Return arrays, by their paths joined with "/", in the structure of `like`.
 
-    Args:
-      arrays: The arrays.
-      like: A tree of arrays of the same shapes and dtypes.
-      path: Where they were read, for errors.
+    `path` is where they were read, for errors.
 
     Raises:
       LockstepError: A tensor is missing, unexpected, of another shape or dtype than in `like`, or

@@ -24,14 +24,9 @@ def push(
 ) -> runfile.CheckpointHub | runfile.CheckpointGcs:
     """Push the files of a checkpoint, and return it with the version that it is read by.
 
-    Args:
-      checkpoint: Where to.
-      files: Its files, by their names; a bucket takes those of the model, without folders.
-      step: The last trained round.
-      epoch: The epoch of that round.
-      run: Key of the run's stage train.
-      private: Whether a repository that is created on the hub is private.
-      audited: Whether an audit accepted it.
+    Files are by their names; a bucket takes those of the model, without folders. `step` is the last
+    trained round, and `run` the key of the run's stage train. `private` concerns a repository that
+    is created on the hub, and `audited` says whether an audit accepted the checkpoint.
 
     Raises:
       LockstepError: The server refused, or cannot be reached.

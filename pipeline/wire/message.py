@@ -128,12 +128,7 @@ class Form:
 
 
 def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
-    """Return the form of an optimizer's messages; computes no arrays.
-
-    Args:
-      optimizer: The optimizer.
-      params: Params or their shapes.
-      layout: "lockstep" or "psyche".
+    """Return the form of an optimizer's messages for params, or their shapes; computes no arrays.
 
     Raises:
       LockstepError: Psyche has no such messages.

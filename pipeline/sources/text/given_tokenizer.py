@@ -91,12 +91,7 @@ def copy_tokenizer(location: DataCorpus, target: Path, options: FetchOptions) ->
             raise LockstepError(f"{name}: found no tokenizer.json, expected one")
         tokenizer = load_tokenizer(folder / TOKENIZER)
         end = _end_token(folder, tokenizer)
-    source = {
-        "read": location.tokenizer,
-        "revision": revision,
-        "commit": commit,
-        "sha256": sha256,
-    }
+    source = {"read": location.tokenizer, "revision": revision, "commit": commit, "sha256": sha256}
     return CorpusTokenizer(tokenizer, end, vocab_size(tokenizer), {"tokenizer": source}, warnings)
 
 
