@@ -64,13 +64,7 @@ def write(path: Path, data: Rows, indices: np.ndarray) -> None:
 
 
 def read(path: Path, columns: tuple[Column, ...], run: runfile.Run, vocab_size: int) -> GivenRows:
-    """Read what a stranger may have written.
-
-    Args:
-      path: The file.
-      columns: Columns of the rows.
-      run: The run that they are of.
-      vocab_size: Bound of the token ids.
+    """Read what a stranger may have written, with token ids below `vocab_size`.
 
     Raises:
       LockstepError: The rows are not such as this run's data can have.
