@@ -14,13 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Terminal(Observer):
-    """Tells the monitor and the terminal of each round.
-
-    Args:
-      bar: The bar of the training's rounds.
-      monitor: The monitor, whose numbers the bar shows.
-      timed: Returns a block whose time counts for a phase of the round.
-    """
+    """Tells the monitor and the terminal of each round, in a block that is `timed`."""
 
     def __init__(
         self, bar: Progress, monitor: Monitor, timed: Callable[[str], AbstractContextManager[None]]
