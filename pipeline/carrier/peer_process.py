@@ -9,14 +9,7 @@ import traceback
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
-from pipeline.carrier.frames import (
-    AnswerHeader,
-    Buffer,
-    FrameError,
-    RequestHeader,
-    decode,
-    encode,
-)
+from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, RequestHeader, decode, encode
 from pipeline.carrier.operation_tables import Asked, Create, Exit, Hello, Outcome
 from pipeline.errors import brief
 

@@ -16,12 +16,7 @@ from pipeline.weights import upload
 
 
 def push(
-    run: Path,
-    root: Path,
-    destinations: Iterable[str],
-    *,
-    private: bool,
-    with_proof: bool = False,
+    run: Path, root: Path, destinations: Iterable[str], *, private: bool, with_proof: bool = False
 ) -> None:
     """Push a run's export, and print how to load it from each destination.
 

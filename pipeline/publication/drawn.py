@@ -10,11 +10,7 @@ Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
 
 
 def draw(
-    transcript: Transcript,
-    windows: list[runfile.Window],
-    seed: str | None,
-    count: int,
-    kept: bool,
+    transcript: Transcript, windows: list[runfile.Window], seed: str | None, count: int, kept: bool
 ) -> Drawn:
     """Draw `count` windows, each with the peers to replay: the last window, and others.
 
