@@ -9,13 +9,7 @@ from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.progress import size
 from pipeline.tasks.scores import main_scores
 
-SHOWN_STAGES = (
-    "train",
-    "witness",
-    "export",
-    "evaluate",
-    "report",
-)  # stages whose results are shown
+SHOWN_STAGES = ("train", "witness", "export", "evaluate", "report")
 LINES_OF_TEXT = 6
 
 
