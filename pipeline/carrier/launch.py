@@ -29,14 +29,9 @@ def remote_peers(
     keeps: Callable[[int], bool],
     absent: Sequence[int] = (),
 ) -> RemotePeers:
-    """Start the peers' processes, and give them the state to begin with.
+    """Start the peers' processes, and give them the state to begin with, as `RemotePeers` takes it.
 
-    Args:
-      setup: Programs and settings of the run.
-      state: State to begin with.
-      scratch: Folder of the training in progress, for the keys and the peers' logs.
-      keeps: Function from a round to whether the whole state is asked for after it.
-      absent: Peers that were absent when `state` was saved.
+    `scratch`, the folder of the training in progress, gets the keys and the peers' logs.
     """
     run = setup.run
     answer, limit = run.runtime.answer_seconds, run.config.max_round_train_time

@@ -38,12 +38,7 @@ class Worker(Protocol):
 
 
 class PeerProcess(ABC):
-    """The process of a peer: it reads requests, has them done and answers them.
-
-    Args:
-      peer: The peer.
-      rank: Which of its processes this is.
-    """
+    """The process of a peer: it reads requests, has them done and answers them."""
 
     def __init__(self, peer: int, rank: Rank = Rank()):  # noqa: B008 (it is immutable)
         self.peer, self.rank = peer, rank
@@ -55,9 +50,7 @@ class PeerProcess(ABC):
     def create(self, create: Create, gang: str) -> Worker:
         """Return the worker for a run; it then does the operation `create` itself.
 
-        Args:
-          create: Arguments of the operation.
-          gang: Address at which the first of a peer's several processes coordinates them.
+        The first of a peer's several processes coordinates them at the address `gang`.
 
         Raises:
           LockstepError: This process cannot take part in such a run.

@@ -117,8 +117,7 @@ class Processes(Carrier):
     def close(self) -> None:
         """End the processes that this one started, and let go of the others."""
         self._send_exit(self._of)
-        children = [process.child for process in self._of.values() if process.child]
-        _end(children)
+        _end([process.child for process in self._of.values() if process.child])
         self.hub.close()
 
     def _send_exit(self, places: Iterable[Place]) -> None:
