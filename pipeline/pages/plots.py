@@ -127,12 +127,7 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
 def comparison_pictures(
     runs: Mapping[str, list[dict]], held_out: Mapping[str, list[dict]]
 ) -> list[Picture]:
-    """Plot the losses of several runs by step and bytes, and those held out where measured.
-
-    Args:
-      runs: Rows of loss.tsv by run.
-      held_out: Rows of held_out.tsv by run.
-    """
+    """Plot rows of loss.tsv of several runs by step and bytes, and of held_out.tsv if measured."""
     by_bytes = BY_BYTES._replace(label="sent by each peer (logarithmic)", logarithmic=True)
     pictures = [
         _compared("losses_by_step", BY_STEP, runs, "loss", "training loss"),
