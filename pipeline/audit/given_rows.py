@@ -22,13 +22,7 @@ from pipeline.weights.trees import load_arrays, save_tree
 
 
 class GivenRows:
-    """Rows by their index; stands in for `tokens.Sequences`.
-
-    Args:
-      name: Name of the file, in errors.
-      indices_N: Indices, ascending.
-      rows_NW: A row for each.
-    """
+    """Rows by their ascending indices; stands in for `tokens.Sequences`. Errors name the file."""
 
     def __init__(self, name: str, indices_N: np.ndarray, rows_NW: np.ndarray):
         self.name, self.indices_N, self.rows_NW = name, indices_N, rows_NW

@@ -35,13 +35,8 @@ from pipeline.weights import hf
 class Bundle(NamedTuple):
     """A bundle, read and checked.
 
-    Attributes:
-      manifest: bundle.json.
-      replay: What it is repeated with.
-      window: The window to replay.
-      peers: Peers whose steps are recomputed.
-      audited: What the audit, which needs no training, finds about the bundle's peer.
-      why: Why bits cannot be compared here, or None.
+    The steps of `peers` are recomputed. The audit, which needs no training, finds `audited` about
+    the bundle's peer. Bits cannot be compared here because of `why`, if it is not None.
     """
 
     manifest: BundleManifest

@@ -85,10 +85,7 @@ def _devices_of(run: runfile.Run, count: int, backend: str, place: Place) -> dic
 def gpus_of(number: int, count: int, parts: int) -> str:
     """Return the GPUs of a process, as CUDA names them; processes beyond their number share them.
 
-    Args:
-      number: Number of the process among those of all peers.
-      count: Number of the host's GPUs.
-      parts: GPUs of a process.
+    Processes of all peers are numbered, the host has `count` GPUs and a process has `parts`.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = named.split(",") if named else [str(gpu) for gpu in range(count)]

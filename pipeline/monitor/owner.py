@@ -47,12 +47,7 @@ class Stops(Observer):
 
 
 class Pauses(Observer):
-    """Waits while the run is paused; its checkpoint is saved already.
-
-    Args:
-      monitor: Knows whether the owner wants a pause, and shows it.
-      stops: Ends the process meanwhile, if it is asked to.
-    """
+    """Waits while the run is paused, or is asked to stop; its checkpoint is saved already."""
 
     def __init__(self, monitor: Monitor, stops: Stops):
         self.monitor, self.stops = monitor, stops

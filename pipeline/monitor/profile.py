@@ -60,10 +60,6 @@ class Profile(Observer):
 
     Inside a phase of a profiled round, what JAX was told to compute is waited for, so that its time
     counts where it was asked for; the same is computed in the same order, so the bits are the same.
-
-    Args:
-      run: The whole run.
-      folder: The training's work in progress, `data/runs/<key>`.
     """
 
     def __init__(self, run: runfile.Run, folder: Path):

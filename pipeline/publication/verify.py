@@ -111,12 +111,8 @@ def verify(
 ) -> Proven:
     """Check a publication whose files are as its list says.
 
-    Args:
-      folder: The publication.
-      aside: An existing folder, for what is made again to be compared.
-      publication: Its list of files.
-      run: Its run.
-      seed: What the reader asked the windows to be drawn with, or None.
+    What is made again to be compared is put `aside`, in an existing folder. `seed` is what the
+    reader asked the windows to be drawn with, or None.
 
     Raises:
       LockstepError: Something in it contradicts the rest.
