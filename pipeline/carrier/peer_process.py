@@ -1,7 +1,4 @@
-"""A peer's process, whichever carrier brings requests and whatever library computes.
-
-It reads requests one after the other, has a `Worker` do them, and answers.
-"""
+"""A peer's process, whichever carrier brings requests and whatever library computes."""
 
 import os
 import secrets

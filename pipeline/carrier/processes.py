@@ -128,7 +128,6 @@ class Processes(Carrier):
         return [(peer, rank) for rank in range(self.ranks)]
 
     def _gang(self, peer: int) -> list[_Process]:
-        """The processes of a peer."""
         return [self._of.setdefault(place, _Process()) for place in self._places(peer)]
 
     # ---- What is asked and heard ----

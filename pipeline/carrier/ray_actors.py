@@ -131,7 +131,6 @@ class RayActors(Carrier):
             self._take(peer_of[answer])
 
     def _take(self, peer: int) -> None:
-        """Take the answer of an actor, which has come."""
         call = self._open[peer]
         try:
             buffers = [memoryview(one) for one in ray.get(call.answer)]
