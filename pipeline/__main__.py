@@ -168,8 +168,8 @@ def status(
     if as_json:
         print(json.dumps(found.to_json()))
         return
-    for line in show.lines(found):
-        print(shown(line))
+    for name, text in show.rows(found):
+        print(shown(f"{name:<10} {text}"))
 
 
 @app.command()

@@ -33,7 +33,6 @@ def show(paths: Paths) -> int:
 
 
 def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
-    """Names and values, top to bottom."""
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
     loss = "not measured, since nothing is held out"
