@@ -22,7 +22,7 @@ from pipeline.weights.trees import load_arrays, save_tree
 
 
 class GivenRows:
-    """Rows by their ascending indices; stands in for `tokens.Sequences`. Errors name the file."""
+    """Rows by their ascending indices; stands in for `tokens.Sequences`. `name` is the file's."""
 
     def __init__(self, name: str, indices_N: np.ndarray, rows_NW: np.ndarray):
         self.name, self.indices_N, self.rows_NW = name, indices_N, rows_NW

@@ -76,7 +76,7 @@ def show(folder: Path, max_gb: int) -> int:
 def read(folder: Path, max_gb: int) -> Bundle:
     """Read a bundle, and check all that can be checked without training.
 
-    Its files may have `max_gb` 10^9 bytes together.
+    Its files may have at most `max_gb` 10^9 bytes together.
 
     Raises:
       LockstepError: A file is missing, was added or changed, or contradicts the others.

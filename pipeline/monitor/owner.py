@@ -47,7 +47,7 @@ class Stops(Observer):
 
 
 class Pauses(Observer):
-    """Waits while the run is paused, or is asked to stop; its checkpoint is saved already."""
+    """Waits while the run is paused and nobody asks it to stop; its checkpoint is saved already."""
 
     def __init__(self, monitor: Monitor, stops: Stops):
         self.monitor, self.stops = monitor, stops

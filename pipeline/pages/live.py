@@ -75,7 +75,7 @@ class GrowingRows:
 
 
 def watch(root: Path, page: Path, every: float) -> None:
-    """Write the page anew, `every` so many seconds, until the training has ended, or Ctrl-C.
+    """Write the page anew, each time after `every` seconds, until the training ends, or Ctrl-C.
 
     Raises:
       LockstepError: There is no training in progress.
@@ -102,7 +102,7 @@ def watch(root: Path, page: Path, every: float) -> None:
 
 
 def render(seen: Training, recorded: Recorded, every: float | None) -> str:
-    """Return the page; a browser loads it again after `every` seconds. None: training is over."""
+    """Return the page; a browser loads it again after `every` seconds, or never if it is None."""
     rows, scores = recorded.rows, recorded.scores
     losses, held_out = curves.trained(rows), curves.held_out(rows, recorded.before)
     said = dict(show.rows(seen)) if every else {"round": f"{len(rows)} rounds", "state": "over"}
