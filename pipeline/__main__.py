@@ -168,8 +168,8 @@ def status(
     if as_json:
         print(json.dumps(found.to_json()))
         return
-    for line in show.lines(found):
-        print(shown(line))
+    for name, text in show.rows(found):
+        print(shown(f"{name:<10} {text}"))
 
 
 @app.command()
@@ -291,8 +291,7 @@ def plan(
 def sidecar(
     connect: Annotated[str, typer.Option(help="HOST:PORT where the trainer listens.")],
     secret: Annotated[
-        Path,
-        typer.Option(envvar="LOCKSTEP_SECRET", help="A copy of the peer's secret, mode 600."),
+        Path, typer.Option(envvar="LOCKSTEP_SECRET", help="A copy of the peer's secret, mode 600.")
     ],
     peer: Annotated[
         int | None, typer.Option(min=0, help="Number of the peer; its secret says which.")

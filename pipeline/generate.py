@@ -35,10 +35,6 @@ class Wish(NamedTuple):
 class Continuations:
     """The model of an exported folder, continuing texts.
 
-    Args:
-      folder: The exported folder.
-      wish: How texts are continued.
-
     Raises:
       LockstepError: The folder is no export, it was refused, or it has no tokenizer.
     """

@@ -138,7 +138,10 @@ def main(
     """Be the process of one peer."""
     address = endpoint(init_method)
     theirs = PeerSecret.read(secret)
-    _check(world_size, rank, backend)
+    if backend not in ("cpu", "cuda"):
+        raise LockstepError(f"--backend {backend}, expected cpu or cuda")
+    if rank >= world_size:
+        raise LockstepError(f"--rank {rank}, expected less than --world-size {world_size}")
     if peer not in (None, theirs.peer):
         raise LockstepError(f"{secret}: of peer {theirs.peer}, expected --peer {peer}")
     if world_size != len(theirs.private):
@@ -156,13 +159,6 @@ def main(
     if world_size > 1:
         sys.stdout.flush()
         os._exit(0)  # jax.distributed would wait for the others, of which one may be gone
-
-
-def _check(world_size: int, rank: int, backend: str) -> None:
-    if backend not in ("cpu", "cuda"):
-        raise LockstepError(f"--backend {backend}, expected cpu or cuda")
-    if rank >= world_size:
-        raise LockstepError(f"--rank {rank}, expected less than --world-size {world_size}")
 
 
 def _free_address(trainer: str) -> str:

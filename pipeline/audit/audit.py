@@ -14,12 +14,7 @@ from pipeline.protocol.round import Message, Round
 from pipeline.swarm.begin import Setup
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import TABLES, Entry
-from pipeline.transcript.follow import (
-    ContradictionError,
-    begin_round,
-    differing,
-    finish_round,
-)
+from pipeline.transcript.follow import ContradictionError, begin_round, differing, finish_round
 from pipeline.transcript.state import State, hashes
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
@@ -59,13 +54,8 @@ def audit_rounds(
 
     Seed, assignment, verifiers and witnesses follow from the run file and the rounds before; what
     honest witnesses attest follows from what was sent; the decision follows from what was sent and
-    attested.
-
-    Args:
-      setup: The auditor's own set-up of the run.
-      transcript: The transcript to check.
-      windows: The only windows whose payloads the transcript has; None if it has all.
-      last: The last round that it must have; None for the run's.
+    attested. The transcript may have the payloads of some `windows` only, and end with round `last`
+    instead of the run's.
     """
     findings: list[Finding] = []
     run, form, start = setup.run, setup.programs.form, setup.start

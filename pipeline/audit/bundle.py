@@ -66,15 +66,7 @@ def repeatable(findings: Sequence[Finding], window: runfile.Window, peer: int) -
 def write(
     folder: Path, replay: Replay, window: runfile.Window, peer: int, findings: Sequence[Finding]
 ) -> None:
-    """Write the bundle of what a replay found of a peer in a window: of its `repeatable` findings.
-
-    Args:
-      folder: Folder to fill.
-      replay: What the auditor replayed with.
-      window: Window in which something was found.
-      peer: Peer that is to blame.
-      findings: What was found.
-    """
+    """Write the bundle of the `repeatable` findings on a peer in a window."""
     transcript = replay.transcript
     entries = list(transcript.window(window))
     peers = replayed(replay, entries, findings)
@@ -106,12 +98,8 @@ def replayed(
 ) -> tuple[int, ...]:
     """Return the peers whose steps must be recomputed to show the findings.
 
-    That is the liar or, if it made a false check of another peer's step, that peer.
-
-    Args:
-      replay: What to replay with.
-      entries: Rounds of the window.
-      findings: Findings about one peer in these rounds.
+    That is the liar or, if it made a false check of another peer's step, that peer. All findings
+    are about one peer in these rounds.
     """
     rounds, peers = {entry.round.step: entry for entry in entries}, set()
     for finding in findings:
@@ -137,11 +125,7 @@ def files_of(
 ) -> set[str]:
     """Return the transcript's files that a window's replay needs whole.
 
-    Args:
-      transcript: The transcript.
-      entries: Rounds of the window.
-      window: The window.
-      peers: Peers whose steps are recomputed; without any, messages are decoded and no more.
+    Without `peers`, whose steps are recomputed, messages are decoded and no more.
     """
     evidences = [entry.evidence for entry in entries]
     sent = [m for e in evidences for m in (*e.messages.values(), *e.others.values())]

@@ -14,10 +14,7 @@ RUN = "run.json"
 def read_run(folder: Path, max_gb: int) -> runfile.Run:
     """Return the run that a bundle is of.
 
-    Args:
-      folder: The bundle.
-      max_gb: The most that its files may have together, 10^9 bytes: each will be hashed, and most
-        will be in memory.
+    Its files have at most `max_gb` 10^9 bytes together: each is hashed, most will be in memory.
 
     Raises:
       LockstepError: The bundle is too large, has something else than files, or no valid run.

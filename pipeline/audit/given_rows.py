@@ -22,13 +22,7 @@ from pipeline.weights.trees import load_arrays, save_tree
 
 
 class GivenRows:
-    """Rows by their index; stands in for `tokens.Sequences`.
-
-    Args:
-      name: Name of the file, in errors.
-      indices_N: Indices, ascending.
-      rows_NW: A row for each.
-    """
+    """Rows by their ascending indices; stands in for `tokens.Sequences`. `name` is the file's."""
 
     def __init__(self, name: str, indices_N: np.ndarray, rows_NW: np.ndarray):
         self.name, self.indices_N, self.rows_NW = name, indices_N, rows_NW
@@ -64,13 +58,7 @@ def write(path: Path, data: Rows, indices: np.ndarray) -> None:
 
 
 def read(path: Path, columns: tuple[Column, ...], run: runfile.Run, vocab_size: int) -> GivenRows:
-    """Read what a stranger may have written.
-
-    Args:
-      path: The file.
-      columns: Columns of the rows.
-      run: The run that they are of.
-      vocab_size: Bound of the token ids.
+    """Read what a stranger may have written, with token ids below `vocab_size`.
 
     Raises:
       LockstepError: The rows are not such as this run's data can have.

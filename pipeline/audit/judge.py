@@ -18,15 +18,9 @@ def judge(
     windows: Sequence[runfile.Window],
     replayed: Sequence[tuple[runfile.Window, int]],
 ) -> Verdict:
-    """Return the verdict on a transcript: everything in it follows from the arguments.
+    """Return the verdict on an audited transcript: everything in it follows from the arguments.
 
-    Args:
-      run: The whole run.
-      transcript: The transcript, audited.
-      findings: All findings, by round.
-      why: Why bits could not be compared, or None.
-      windows: The run's windows.
-      replayed: The windows that were replayed, each with a peer.
+    `why` is why bits could not be compared, and `windows` are all of the run's.
     """
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)

@@ -35,13 +35,8 @@ from pipeline.weights import hf
 class Bundle(NamedTuple):
     """A bundle, read and checked.
 
-    Attributes:
-      manifest: bundle.json.
-      replay: What it is repeated with.
-      window: The window to replay.
-      peers: Peers whose steps are recomputed.
-      audited: What the audit, which needs no training, finds about the bundle's peer.
-      why: Why bits cannot be compared here, or None.
+    The steps of `peers` are recomputed. The audit, which needs no training, finds `audited` about
+    the bundle's peer. Bits cannot be compared here because of `why`, if it is not None.
     """
 
     manifest: BundleManifest
@@ -54,10 +49,6 @@ class Bundle(NamedTuple):
 
 def show(folder: Path, max_gb: int) -> int:
     """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1.
-
-    Args:
-      folder: The bundle.
-      max_gb: The argument of `read`.
 
     Raises:
       LockstepError: It is not a bundle, or not as it was written.
@@ -85,9 +76,7 @@ def show(folder: Path, max_gb: int) -> int:
 def read(folder: Path, max_gb: int) -> Bundle:
     """Read a bundle, and check all that can be checked without training.
 
-    Args:
-      folder: The bundle.
-      max_gb: The most that its files may have together, 10^9 bytes.
+    Its files may have at most `max_gb` 10^9 bytes together.
 
     Raises:
       LockstepError: A file is missing, was added or changed, or contradicts the others.
@@ -186,11 +175,9 @@ def _check_claims(
         _refuse(path, f"peer {manifest.peer}, expected a peer below {run.peers.count}")
     for finding in manifest.findings:
         if finding.peer != manifest.peer or finding.round not in window.rounds:
-            _refuse(
-                path,
-                f"a finding of peer {finding.peer}, round {finding.round}, expected of "
-                f"peer {manifest.peer} in rounds {window.first} to {window.last}",
-            )
+            found = f"a finding of peer {finding.peer}, round {finding.round}"
+            expected = f"peer {manifest.peer} in rounds {window.first} to {window.last}"
+            _refuse(path, f"{found}, expected of {expected}")
 
 
 def _refuse_contradictions(transcript: Transcript, findings: Iterable[Finding]) -> None:

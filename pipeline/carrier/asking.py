@@ -59,10 +59,8 @@ class Asking:
     ) -> dict[int, Given]:
         """Send each peer its request at once, and return the answers that are what was asked for.
 
-        Args:
-          asked: The requests, of one operation.
-          like: The trees that the arrays of each answer are the leaves of, by name.
-          seconds: How long they may take; `self.seconds` by default.
+        The requests are of one operation. The arrays of each answer are the leaves of the trees in
+        `like`, one tree after the other. By default, answers may take `self.seconds`.
         """
         answers = self.carrier.ask(asked, self.seconds if seconds is None else seconds)
         self.take_losses()
@@ -81,10 +79,7 @@ class Asking:
     ) -> list[CaseResult]:
         """Ask the present peers until each of `count` cases has a result, and return the results.
 
-        Args:
-          count: How many cases there are.
-          ask: Function that takes the cases without a result, asks peers about some of them, and
-            returns results by case.
+        `ask` takes the cases without a result, asks peers about some, and returns results by case.
 
         Raises:
           LockstepError: No peer is left.

@@ -130,6 +130,5 @@ class Carrier(ABC):
         return None
 
     def _close_request(self, peer: int, answer: Answered) -> None:
-        """Close a peer's open request with its answer."""
         del self._open[peer]
         self._answers[peer] = answer

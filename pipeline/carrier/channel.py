@@ -99,9 +99,8 @@ class Hub:
         if connection is None:
             return None
         try:
-            self.socket.send_multipart(
-                [connection, *_parts(buffers)], flags=zmq.DONTWAIT, copy=False
-            )
+            parts = [connection, *_parts(buffers)]
+            self.socket.send_multipart(parts, flags=zmq.DONTWAIT, copy=False)
         except zmq.ZMQError:
             return None
         return connection
@@ -127,13 +126,7 @@ class Hub:
 
 
 class Line:
-    """A process's end. It connects again whenever a connection ends.
-
-    Args:
-      address: The trainer's, tcp://HOST:PORT.
-      secret: The peer's keys.
-      rank: Which of the peer's processes this is.
-    """
+    """A process's end. It connects to tcp://HOST:PORT again whenever a connection ends."""
 
     def __init__(self, address: str, secret: PeerSecret, rank: int = 0):
         self.address, self.secret, self.rank = address, secret, rank
@@ -225,9 +218,8 @@ class Line:
             self.connected, self.since = False, now
         else:
             self.failures += 1
-        self.again = now + min(
-            RECONNECT_SECONDS[0] * 2 ** min(self.failures, 10), RECONNECT_SECONDS[1]
-        )
+        first, longest = RECONNECT_SECONDS
+        self.again = now + min(first * 2 ** min(self.failures, 10), longest)
 
 
 class _Only:
@@ -251,11 +243,7 @@ def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
 
 
 def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
-    """Return the buffers of which these are the parts, and let go of each part that is copied.
-
-    Raises:
-      FrameError: These are not the parts of a message, or it has more than `most` bytes.
-    """
+    """Return the buffers of which these are the parts, and let go of each part that is copied."""
     parts.reverse()
     first = parts.pop().buffer
     count = int.from_bytes(first, "little")

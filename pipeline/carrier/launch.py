@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,7 +14,6 @@ from pipeline.carrier.processes import Processes
 from pipeline.carrier.remote_peers import Patience, RemotePeers
 from pipeline.carrier.secret import Place, Secrets
 from pipeline.errors import LockstepError
-from pipeline.optim.optimizer import Tree
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 
@@ -29,14 +27,9 @@ def remote_peers(
     keeps: Callable[[int], bool],
     absent: Sequence[int] = (),
 ) -> RemotePeers:
-    """Start the peers' processes, and give them the state to begin with.
+    """Start the peers' processes, and give them the state to begin with, as `RemotePeers` takes it.
 
-    Args:
-      setup: Programs and settings of the run.
-      state: State to begin with.
-      scratch: Folder of the training in progress, for the keys and the peers' logs.
-      keeps: Function from a round to whether the whole state is asked for after it.
-      absent: Peers that were absent when `state` was saved.
+    `scratch`, the folder of the training in progress, gets the keys and the peers' logs.
     """
     run = setup.run
     answer, limit = run.runtime.answer_seconds, run.config.max_round_train_time
@@ -58,42 +51,26 @@ def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
     if runtime.carrier == "ray":
         return _ray(run, environment, backend)
     peers, ranks = run.peers.count, run.peers.processes
-    hub = Hub(
-        f"tcp://{runtime.listen}",
-        Secrets(scratch / "secrets", peers, ranks),
-        SMALL_BYTES + 4 * _bytes((state.params, state.shared, setup.start.state.own[0])),
-    )
-    devices_of = partial(_devices_of, run, jax.local_device_count(), backend)
-    return Processes(
-        hub,
-        scratch,
-        frozenset(range(peers)).difference(runtime.by_hand),
-        lambda place: environment | devices_of(place),
-        backend,
-        ranks,
-    )
+    states = jax.tree.leaves((state.params, state.shared, setup.start.state.own[0]))
+    message_bytes = SMALL_BYTES + 4 * sum(leaf.nbytes for leaf in states)
+    hub = Hub(f"tcp://{runtime.listen}", Secrets(scratch / "secrets", peers, ranks), message_bytes)
+    count, parts = jax.local_device_count(), run.peers.fsdp // ranks
 
+    def environment_of(place: Place) -> dict[str, str]:
+        """Give one of a peer's processes its devices of this host."""
+        peer, rank = place
+        if backend == "cpu":
+            return environment | {"JAX_NUM_CPU_DEVICES": str(parts)}
+        return environment | {"CUDA_VISIBLE_DEVICES": gpus_of(peer * ranks + rank, count, parts)}
 
-def _bytes(tree: Tree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-
-
-def _devices_of(run: runfile.Run, count: int, backend: str, place: Place) -> dict[str, str]:
-    """Return the environment that gives one of a peer's processes its devices of this host."""
-    peer, rank = place
-    parts = run.peers.fsdp // run.peers.processes
-    if backend == "cpu":
-        return {"JAX_NUM_CPU_DEVICES": str(parts)}
-    return {"CUDA_VISIBLE_DEVICES": gpus_of(peer * run.peers.processes + rank, count, parts)}
+    spawned = frozenset(range(peers)).difference(runtime.by_hand)
+    return Processes(hub, scratch, spawned, environment_of, backend, ranks)
 
 
 def gpus_of(number: int, count: int, parts: int) -> str:
     """Return the GPUs of a process, as CUDA names them; processes beyond their number share them.
 
-    Args:
-      number: Number of the process among those of all peers.
-      count: Number of the host's GPUs.
-      parts: GPUs of a process.
+    Processes of all peers are numbered, the host has `count` GPUs and a process has `parts`.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = named.split(",") if named else [str(gpu) for gpu in range(count)]

@@ -227,13 +227,7 @@ class Asked(NamedTuple):
         return cls(checked(OPERATIONS[name].takes, header.values, f"what {name} takes"), arrays)
 
     def buffers(self, trainer: str, number: int, gang: str = "") -> list[Buffer]:
-        """Return the request as buffers.
-
-        Args:
-          trainer: Name of the trainer's process.
-          number: Number of the request.
-          gang: Address at which the first of a peer's several processes coordinates them.
-        """
+        """Return the request as buffers; the arguments are fields of `RequestHeader`."""
         header = RequestHeader(
             trainer=trainer,
             number=number,

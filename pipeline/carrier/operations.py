@@ -63,14 +63,7 @@ def _rows(arrays: Arrays) -> np.ndarray:
 
 
 class Operations:
-    """A peer's state in its process, and what is done with it.
-
-    Args:
-      run: The whole run.
-      model: The model's `config.json`.
-      first_step: Rounds trained by the run that this one extends.
-      columns: Columns of the data's rows.
-    """
+    """A peer's state in its process, and what is done with it; arguments as of `tables.Create`."""
 
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
         self.run, self.programs = run, programs_of(run, model, first_step, columns)

@@ -1,7 +1,4 @@
-"""A peer's process, whichever carrier brings requests and whatever library computes.
-
-It reads requests one after the other, has a `Worker` do them, and answers.
-"""
+"""A peer's process, whichever carrier brings requests and whatever library computes."""
 
 import os
 import secrets
@@ -9,14 +6,7 @@ import traceback
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
-from pipeline.carrier.frames import (
-    AnswerHeader,
-    Buffer,
-    FrameError,
-    RequestHeader,
-    decode,
-    encode,
-)
+from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, RequestHeader, decode, encode
 from pipeline.carrier.operation_tables import Asked, Create, Exit, Hello, Outcome
 from pipeline.errors import brief
 
@@ -45,12 +35,7 @@ class Worker(Protocol):
 
 
 class PeerProcess(ABC):
-    """The process of a peer: it reads requests, has them done and answers them.
-
-    Args:
-      peer: The peer.
-      rank: Which of its processes this is.
-    """
+    """The process of a peer: it reads requests, has them done and answers them."""
 
     def __init__(self, peer: int, rank: Rank = Rank()):  # noqa: B008 (it is immutable)
         self.peer, self.rank = peer, rank
@@ -62,9 +47,7 @@ class PeerProcess(ABC):
     def create(self, create: Create, gang: str) -> Worker:
         """Return the worker for a run; it then does the operation `create` itself.
 
-        Args:
-          create: Arguments of the operation.
-          gang: Address at which the first of a peer's several processes coordinates them.
+        The first of a peer's several processes coordinates them at the address `gang`.
 
         Raises:
           LockstepError: This process cannot take part in such a run.

@@ -117,8 +117,7 @@ class Processes(Carrier):
     def close(self) -> None:
         """End the processes that this one started, and let go of the others."""
         self._send_exit(self._of)
-        children = [process.child for process in self._of.values() if process.child]
-        _end(children)
+        _end([process.child for process in self._of.values() if process.child])
         self.hub.close()
 
     def _send_exit(self, places: Iterable[Place]) -> None:
@@ -129,7 +128,6 @@ class Processes(Carrier):
         return [(peer, rank) for rank in range(self.ranks)]
 
     def _gang(self, peer: int) -> list[_Process]:
-        """The processes of a peer."""
         return [self._of.setdefault(place, _Process()) for place in self._places(peer)]
 
     # ---- What is asked and heard ----

@@ -131,7 +131,6 @@ class RayActors(Carrier):
             self._take(peer_of[answer])
 
     def _take(self, peer: int) -> None:
-        """Take the answer of an actor, which has come."""
         call = self._open[peer]
         try:
             buffers = [memoryview(one) for one in ray.get(call.answer)]
@@ -167,13 +166,7 @@ class RayActors(Carrier):
 def start(
     count: int, cluster: RayCluster, *, environment: Mapping[str, str], backend: str
 ) -> RayActors:
-    """Return a carrier to one actor for each peer.
-
-    Args:
-      count: Number of peers.
-      cluster: `[runtime.ray]`.
-      environment: Environment of the actors.
-      backend: "cpu" or "cuda".
+    """Return a carrier to one actor for each of `count` peers; `backend` is "cpu" or "cuda".
 
     Raises:
       LockstepError: Ray's token authentication is off, or there is no such cluster.

@@ -353,7 +353,6 @@ class RemotePeers(Asking):
             self._compiled.pop(peer, None)
 
     def _restore(self, own: Mapping[int, Tree]) -> None:
-        """Give peers a state of their own."""
         self.ask({peer: Asked(tables.Restore(), leaves(tree)) for peer, tree in own.items()})
         if self._verifies:
             distinct = {id(tree): tree for tree in own.values()}  # at a run's start all are one

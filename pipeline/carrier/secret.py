@@ -48,14 +48,10 @@ class TrainerSecret(Table):
 
 
 class Secrets:
-    """The keys of a run, in a folder: `trainer.json`, and `peer-N.json` for each peer.
+    """The keys of a run, in a folder: `trainer.json`, and `peer-N.json` for each of `count` peers.
 
-    Existing keys stay, since processes that were started by hand have them.
-
-    Args:
-      folder: Folder of the files.
-      count: Number of peers.
-      ranks: Number of processes of each peer.
+    Each peer has `ranks` processes. Existing keys stay, since processes that were started by hand
+    have them.
 
     Raises:
       LockstepError: A file is damaged, or others may read it.

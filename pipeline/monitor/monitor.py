@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -59,21 +58,15 @@ class Monitor:
 
     def __enter__(self) -> "Monitor":
         if self.run.runtime.metrics_port:
-            self._stack.enter_context(
-                prometheus.serving(self.folder, self.run.runtime.metrics_port)
-            )
+            serving = prometheus.serving(self.folder, self.run.runtime.metrics_port)
+            self._stack.enter_context(serving)
         self._stack.enter_context(self.tracker)
         self._write()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._write()
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*raised)
 
     def go_on(self) -> None:
         """Measure the rate from the next round on: the first round compiles, and a pause waits."""

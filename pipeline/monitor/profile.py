@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 
 import jax
 
@@ -44,11 +43,7 @@ class RoundTimes(Table):
 
 
 def times_of(runs: Path, key: str) -> RoundTimes | None:
-    """Return the times of a training, if it was profiled.
-
-    Args:
-      runs: The folder `data/runs`.
-      key: Key of the training.
+    """Return the times of a training, if it was profiled; `runs` is the folder `data/runs`.
 
     Raises:
       LockstepError: times.json is damaged.
@@ -65,10 +60,6 @@ class Profile(Observer):
 
     Inside a phase of a profiled round, what JAX was told to compute is waited for, so that its time
     counts where it was asked for; the same is computed in the same order, so the bits are the same.
-
-    Args:
-      run: The whole run.
-      folder: The training's work in progress, `data/runs/<key>`.
     """
 
     def __init__(self, run: runfile.Run, folder: Path):
@@ -79,9 +70,7 @@ class Profile(Observer):
     def __enter__(self) -> "Profile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._first is not None:
             self._write()
 

@@ -36,12 +36,6 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def lines(training: Training) -> Iterator[str]:
-    """Yield what `lockstep status` prints."""
-    for name, text in rows(training):
-        yield f"{name:<10} {text}"
-
-
 def rows(training: Training) -> Iterator[tuple[str, str]]:
     """Yield what is known of a training, by name."""
     status, peers = training.status, training.status.peers

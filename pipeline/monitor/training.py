@@ -46,7 +46,12 @@ class Training(NamedTuple):
     @property
     def disk_bytes(self) -> int:
         """Bytes of its work in progress."""
-        return _bytes_below(self.folder)
+        total = 0
+        for parent, _, names in os.walk(self.folder):
+            for name in names:
+                with suppress(FileNotFoundError):  # replaced or removed meanwhile
+                    total += os.stat(os.path.join(parent, name)).st_size
+        return total
 
     @property
     def free_bytes(self) -> int:
@@ -120,15 +125,4 @@ def newest(root: Path) -> Training:
             f"{runs}: no training in progress, expected one that runs or was killed; "
             "`lockstep summary` shows a finished one"
         )
-    return max(
-        trainings, key=lambda training: (training.process is not None, training.status.updated)
-    )
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):  # replaced or removed meanwhile
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total
+    return max(trainings, key=lambda one: (one.process is not None, one.status.updated))

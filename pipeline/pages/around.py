@@ -38,12 +38,7 @@ def read(made: Path, roots: Sequence[Path], project: Path) -> Around:
     """Return what belongs to a training.
 
     A made file names those that its stage read, by SHA-256. Of several verdicts or evaluations of
-    one training, those in the folders come before those in the cache.
-
-    Args:
-      made: The training's made file.
-      roots: Folders in whose `data/` the others may be.
-      project: Folder with DVC's cache.
+    one training, those in the `data/` of `roots` come before those in the cache of the `project`.
     """
     try:
         trained = read_made(made)

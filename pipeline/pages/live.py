@@ -42,11 +42,7 @@ class Recorded(NamedTuple):
 
 
 class GrowingRows:
-    """The rows of a transcript that grows, each line of it read once.
-
-    Args:
-      folder: Folder of the transcript.
-    """
+    """The rows of a transcript that grows, each line of it read once."""
 
     def __init__(self, folder: Path):
         header = Transcript(folder).header
@@ -79,12 +75,7 @@ class GrowingRows:
 
 
 def watch(root: Path, page: Path, every: float) -> None:
-    """Write the page again and again until the training has ended, or Ctrl-C.
-
-    Args:
-      root: The folder where `data/` lies.
-      page: The page.
-      every: Seconds between two versions of it.
+    """Write the page anew, each time after `every` seconds, until the training ends, or Ctrl-C.
 
     Raises:
       LockstepError: There is no training in progress.
@@ -111,13 +102,7 @@ def watch(root: Path, page: Path, every: float) -> None:
 
 
 def render(seen: Training, recorded: Recorded, every: float | None) -> str:
-    """Return the page.
-
-    Args:
-      seen: The training.
-      recorded: What it has recorded.
-      every: Seconds after which a browser loads it again; None: the training is over.
-    """
+    """Return the page; a browser loads it again after `every` seconds, or never if it is None."""
     rows, scores = recorded.rows, recorded.scores
     losses, held_out = curves.trained(rows), curves.held_out(rows, recorded.before)
     said = dict(show.rows(seen)) if every else {"round": f"{len(rows)} rounds", "state": "over"}

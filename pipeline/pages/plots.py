@@ -127,12 +127,7 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
 def comparison_pictures(
     runs: Mapping[str, list[dict]], held_out: Mapping[str, list[dict]]
 ) -> list[Picture]:
-    """Plot the losses of several runs by step and bytes, and those held out where measured.
-
-    Args:
-      runs: Rows of loss.tsv by run.
-      held_out: Rows of held_out.tsv by run.
-    """
+    """Plot rows of loss.tsv of several runs by step and bytes, and of held_out.tsv if measured."""
     by_bytes = BY_BYTES._replace(label="sent by each peer (logarithmic)", logarithmic=True)
     pictures = [
         _compared("losses_by_step", BY_STEP, runs, "loss", "training loss"),
@@ -195,7 +190,7 @@ def learning_rate_picture(rows: list[dict]) -> Picture:
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.3g}"))
 
-    drawn = [_png(partial(draw, theme=theme), SIZE, theme) for theme in THEMES]
+    drawn = _drawn(draw, SIZE)
     alt = f"Line plot: learning rate by step, {rates[0]:.3g} at first, at most {max(rates):.3g}, "
     alt += f"{rates[-1]:.3g} at the end."
     return Picture("learning_rate", "Learning rate by step", alt, *drawn)
@@ -211,7 +206,7 @@ def traffic_picture(results: Results) -> Picture:
     }
     # a lone peer receives nothing, and zero has no logarithm
     bars = [(name, count, size(count)) for name, count in sizes.items() if count]
-    drawn = [_traffic(bars, theme) for theme in THEMES]
+    drawn = _drawn(partial(_traffic, bars), (SIZE[0], 0.9 + 0.42 * len(bars)))
     alt = "Bar plot, bytes per peer and round: "
     alt += "; ".join(f"{name} {label}" for name, _, label in bars) + "."
     return Picture("traffic", "Bytes per peer and round", alt, *drawn)
@@ -258,26 +253,22 @@ def _curves(
     return _png(draw, SIZE, theme)
 
 
-def _traffic(bars: Sequence[tuple[str, float, str]], theme: Theme) -> bytes:
+def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes, theme: Theme) -> None:
     """Bars (name, bytes, label) on a logarithmic scale; the others compare to the last one."""
-
-    def draw(axes: Axes) -> None:
-        names, sizes, labels = zip(*bars, strict=True)
-        colours = [theme.held_out] * (len(bars) - 1) + [theme.train]
-        axes.barh(names, sizes, color=colours, height=0.62)
-        axes.set_xscale("log")
-        low, high = min(sizes), max(sizes)
-        axes.set_xlim(low / 5, high * (high / low * 5) ** 0.3)  # room for the labels
-        axes.invert_yaxis()
-        for row, (end, label) in enumerate(zip(sizes, labels, strict=True)):
-            style = {"textcoords": "offset points", "va": "center", "color": theme.ink}
-            axes.annotate(label, (end, row), (5, 0), **style)
-        axes.xaxis.set_major_formatter(EngFormatter("B"))
-        axes.set_xlabel("bytes per peer and round (logarithmic)")
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", visible=False)
-
-    return _png(draw, (SIZE[0], 0.9 + 0.42 * len(bars)), theme)
+    names, sizes, labels = zip(*bars, strict=True)
+    colours = [theme.held_out] * (len(bars) - 1) + [theme.train]
+    axes.barh(names, sizes, color=colours, height=0.62)
+    axes.set_xscale("log")
+    low, high = min(sizes), max(sizes)
+    axes.set_xlim(low / 5, high * (high / low * 5) ** 0.3)  # room for the labels
+    axes.invert_yaxis()
+    for row, (end, label) in enumerate(zip(sizes, labels, strict=True)):
+        style = {"textcoords": "offset points", "va": "center", "color": theme.ink}
+        axes.annotate(label, (end, row), (5, 0), **style)
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    axes.set_xlabel("bytes per peer and round (logarithmic)")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
 
 
 def tasks_picture(found: Sequence[Score]) -> Picture | None:
@@ -287,32 +278,28 @@ def tasks_picture(found: Sequence[Score]) -> Picture | None:
         return None
     said = "; ".join(f"{score.task} {score.metric} {score.text}" for score in shares)
     alt = f"Dot plot, shares of right answers with their 95 % intervals: {said}."
-    drawn = [_tasks(shares, theme) for theme in THEMES]
+    drawn = _drawn(partial(_tasks, shares), (SIZE[0], 1.2 + 0.42 * len(shares)))
     return Picture("tasks", "Shares of right answers, with 95 % intervals", alt, *drawn)
 
 
-def _tasks(shares: Sequence[Score], theme: Theme) -> bytes:
+def _tasks(shares: Sequence[Score], axes: Axes, theme: Theme) -> None:
     """A dot for each score, on the line of its interval, beside a mark at chance."""
-
-    def draw(axes: Axes) -> None:
-        score_style = {"color": theme.held_out, "lw": 2.5, "ms": 6}
-        chance_style = {"color": theme.alarm, "lw": 1.6}
-        for row, score in enumerate(shares):
-            axes.plot(score.interval or [score.value] * 2, [row, row], **score_style)
-            axes.plot(score.value, row, "o", **score_style)
-            axes.plot([score.chance] * 2, [row - 0.35, row + 0.35], **chance_style)
-        axes.plot([], [], "o-", label="score, 95 % interval", **score_style)
-        axes.plot([], [], label="chance", **chance_style)
-        axes.set_yticks(range(len(shares)), [f"{score.task}  {score.metric}" for score in shares])
-        axes.set_ylim(len(shares) - 0.5, -0.5)
-        axes.set_xlim(0, 1)
-        axes.set_xlabel("share of right answers")
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", visible=False)
-        above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2}
-        axes.legend(edgecolor="none", **above)  # inside, it would cover a score
-
-    return _png(draw, (SIZE[0], 1.2 + 0.42 * len(shares)), theme)
+    score_style = {"color": theme.held_out, "lw": 2.5, "ms": 6}
+    chance_style = {"color": theme.alarm, "lw": 1.6}
+    for row, score in enumerate(shares):
+        axes.plot(score.interval or [score.value] * 2, [row, row], **score_style)
+        axes.plot(score.value, row, "o", **score_style)
+        axes.plot([score.chance] * 2, [row - 0.35, row + 0.35], **chance_style)
+    axes.plot([], [], "o-", label="score, 95 % interval", **score_style)
+    axes.plot([], [], label="chance", **chance_style)
+    axes.set_yticks(range(len(shares)), [f"{score.task}  {score.metric}" for score in shares])
+    axes.set_ylim(len(shares) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of right answers")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2}
+    axes.legend(edgecolor="none", **above)  # inside, it would cover a score
 
 
 def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
@@ -327,25 +314,28 @@ def training_scores_picture(rows: Sequence[dict[str, str]]) -> Picture | None:
         return None
     ends = [f"{name} from {c[0][1]:.2f} to {c[-1][1]:.2f}" for name, c in curves.items()]
     alt = f"Line plot, shares of right answers by step: {'; '.join(ends)}."
-    drawn = [_training_scores(curves, theme) for theme in THEMES]
+    drawn = _drawn(partial(_training_scores, curves), SIZE)
     return Picture("tasks_by_step", "Shares of right answers while training", alt, *drawn)
 
 
-def _training_scores(curves: Mapping[str, list[tuple[float, ...]]], theme: Theme) -> bytes:
+def _training_scores(
+    curves: Mapping[str, list[tuple[float, ...]]], axes: Axes, theme: Theme
+) -> None:
     """A line for each task, in the band of its intervals."""
+    colours = cycle((theme.held_out, theme.alarm, theme.train, theme.ink))
+    for (name, points), colour in zip(curves.items(), colours, strict=False):
+        steps, values, lows, highs = zip(*points, strict=True)
+        axes.plot(steps, values, "o-", color=colour, lw=1.6, ms=3.5, label=name)
+        axes.fill_between(steps, lows, highs, color=colour, alpha=0.14, lw=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel("share of right answers")
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.legend(framealpha=0.9, edgecolor="none", loc="upper left")
 
-    def draw(axes: Axes) -> None:
-        colours = cycle((theme.held_out, theme.alarm, theme.train, theme.ink))
-        for (name, points), colour in zip(curves.items(), colours, strict=False):
-            steps, values, lows, highs = zip(*points, strict=True)
-            axes.plot(steps, values, "o-", color=colour, lw=1.6, ms=3.5, label=name)
-            axes.fill_between(steps, lows, highs, color=colour, alpha=0.14, lw=0)
-        axes.set_xlabel("step")
-        axes.set_ylabel("share of right answers")
-        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-        axes.legend(framealpha=0.9, edgecolor="none", loc="upper left")
 
-    return _png(draw, SIZE, theme)
+def _drawn(draw: Callable[[Axes, Theme], None], size: tuple[float, float]) -> list[bytes]:
+    """A plot for each of `THEMES`."""
+    return [_png(partial(draw, theme=theme), size, theme) for theme in THEMES]
 
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float], theme: Theme) -> bytes:

@@ -16,12 +16,7 @@ from pipeline.weights import upload
 
 
 def push(
-    run: Path,
-    root: Path,
-    destinations: Iterable[str],
-    *,
-    private: bool,
-    with_proof: bool = False,
+    run: Path, root: Path, destinations: Iterable[str], *, private: bool, with_proof: bool = False
 ) -> None:
     """Push a run's export, and print how to load it from each destination.
 
@@ -57,24 +52,11 @@ def push(
             if with_proof:
                 proof = sorted(path for path in published.rglob("*") if path.is_file())
                 files = {path.relative_to(published).as_posix(): path for path in proof}
-            _upload(paths, checkpoints, files, private=private)
-
-
-def _upload(
-    paths: Paths,
-    checkpoints: dict[str, runfile.CheckpointHub | runfile.CheckpointGcs],
-    files: dict[str, Path],
-    *,
-    private: bool,
-) -> None:
-    """Upload the files to each destination, and print how to load them from there."""
-    last = Transcript(paths.need("train") / "transcript").rounds[-1].round
-    key = paths.keys.key("train")
-    for name, checkpoint in checkpoints.items():
-        loaded = upload.push(
-            checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
-        )
-        print(
-            f"push: {name} has step {last.step} of run {key}; in [model.LLM], "
-            f"checkpoint = {toml(loaded)}"
-        )
+            last = Transcript(paths.need("train") / "transcript").rounds[-1].round
+            key = paths.keys.key("train")
+            for name, checkpoint in checkpoints.items():
+                loaded = upload.push(
+                    checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
+                )
+                how = f"in [model.LLM], checkpoint = {toml(loaded)}"
+                print(f"push: {name} has step {last.step} of run {key}; {how}")

@@ -78,11 +78,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         windows=windows,
         grid=_grid(verdict, windows, count),
         chances=chances(
-            verdict,
-            len(windows),
-            count,
-            kept=_are_kept(rounds),
-            percent=run.witness.replay_percent,
+            verdict, len(windows), count, kept=_are_kept(rounds), percent=run.witness.replay_percent
         ),
         prompt_and_rest=_split_text(results.evaluated),
         parameters=_parameters(run),

@@ -9,13 +9,7 @@ from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.progress import size
 from pipeline.tasks.scores import main_scores
 
-SHOWN_STAGES = (
-    "train",
-    "witness",
-    "export",
-    "evaluate",
-    "report",
-)  # stages whose results are shown
+SHOWN_STAGES = ("train", "witness", "export", "evaluate", "report")
 LINES_OF_TEXT = 6
 
 
@@ -39,7 +33,6 @@ def show(paths: Paths) -> int:
 
 
 def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
-    """Names and values, top to bottom."""
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
     loss = "not measured, since nothing is held out"

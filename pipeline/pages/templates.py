@@ -20,11 +20,7 @@ FILTERS = {
 
 
 def environment(*, escape: bool) -> Environment:
-    """Return what reads the templates beside this file; a missing value is an error.
-
-    Args:
-      escape: Whether values are escaped, as HTML needs.
-    """
+    """Return what reads the templates beside this file; HTML needs values that are escaped."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=escape,

@@ -19,13 +19,7 @@ PAGE = "data/comparison.html"
 
 
 def compare(names: Sequence[str], root: Path, page: Path) -> None:
-    """Write a page that shows trainings side by side.
-
-    Args:
-      names: Keys or folders, as `find.find` takes them.
-      root: The folder where `data/` lies.
-      page: The page.
-    """
+    """Write a page that shows trainings side by side; names are keys or folders, as for `read`."""
     runs = [read(name, root) for name in dict.fromkeys(names)]
     write_text(page, comparison.render(runs))
     print(f"report: {page}")

@@ -10,24 +10,14 @@ Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
 
 
 def draw(
-    transcript: Transcript,
-    windows: list[runfile.Window],
-    seed: str | None,
-    count: int,
-    kept: bool,
+    transcript: Transcript, windows: list[runfile.Window], seed: str | None, count: int, kept: bool
 ) -> Drawn:
     """Draw `count` windows, each with the peers to replay: the last window, and others.
 
     The seed is the SHA-256 of rounds.jsonl, and what a reader asked for. The last window ends in
     the params that are exported, so it is always drawn, and only its peers are left to chance. A
-    peer that sent nothing in a window is not drawn for it: its replay would show nothing.
-
-    Args:
-      transcript: The transcript.
-      windows: The run's windows.
-      seed: What a reader asked for, whom the author could not foresee; or None.
-      count: How many to draw; fewer if the run has fewer.
-      kept: Whether messages are kept; else a window is replayed for all its peers or none.
+    peer that sent nothing in a window is not drawn for it: its replay would show nothing. Unless
+    messages are `kept`, a window is replayed for all its peers or none.
     """
     senders = {
         window: sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})

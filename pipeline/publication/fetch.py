@@ -53,12 +53,7 @@ class Found(NamedTuple):
 
 
 def find(source: str, cache: Path, limits: Limits) -> Found:
-    """Find a publication, and check its list of files.
-
-    Args:
-      source: A folder, an address of one on a web server, or owner/name of a hub's repository.
-      cache: The store of downloads.
-      limits: What it may take.
+    """Find a publication, which `FORM` says how to name, and check its list of files.
 
     Raises:
       LockstepError: There is no publication, it is too large, or a file is missing or was added.

@@ -26,12 +26,8 @@ from pipeline.transcript.transcript import Transcript
 def show(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> None:
     """Publish a run into a folder, and print what it takes.
 
-    Args:
-      folder: Folder to make.
-      run: The run file.
-      root: Folder that holds `data/`.
-      windows: How many windows to draw; the last is always one of them.
-      seed: What a reader asked to draw with, whom the author could not foresee; or None.
+    So many `windows` are drawn, the last always among them, with the `seed` that a reader asked
+    for, whom the author could not foresee; or None.
     """
     publication = write(folder, run, root, windows, seed)
     export = sum(file.bytes for file in publication.exported.values())
@@ -100,7 +96,6 @@ def _check_public(run: runfile.Run, path: Path) -> None:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """All strings in nested tables and lists."""
     match value:
         case str():
             yield value

@@ -124,12 +124,6 @@ def check_card(
 
     These are named by their SHA-256. The rest of its text is its author's.
 
-    Args:
-      folder: The publication.
-      publication: Its list of files.
-      transcript: Its transcript.
-      evaluated: evaluate.json, whose numbers a card with results has.
-
     Raises:
       LockstepError: It names others, or has other results.
     """
@@ -175,14 +169,7 @@ def check_verdict(
     windows: list[runfile.Window],
     kept: bool,
 ) -> None:
-    """Check that a verdict is what its own findings and the transcript come to.
-
-    Args:
-      verdict: The published verdict.
-      run: The run.
-      transcript: The transcript, whose rounds were audited.
-      windows: The run's windows.
-      kept: Whether messages are kept.
+    """Check that a verdict is what its own findings and the audited transcript come to.
 
     Raises:
       LockstepError: A field is another.

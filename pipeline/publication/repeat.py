@@ -28,15 +28,7 @@ from pipeline.weights import exported, hf
 
 
 class Audited(NamedTuple):
-    """A published transcript, whose rounds were all computed again.
-
-    Attributes:
-      setup: What it was audited with.
-      transcript: The transcript.
-      windows: The run's windows.
-      drawn: The published ones.
-      findings: What the audit found.
-    """
+    """A published transcript, all rounds computed again, and its published (`drawn`) windows."""
 
     setup: Setup
     transcript: PublishedTranscript
@@ -131,13 +123,6 @@ def measure(
     said: Evaluated,
 ) -> Measured | None:
     """Measure again what evaluate.json says of held-out text; None where nothing was held out.
-
-    Args:
-      folder: The publication.
-      publication: Its list of files.
-      run: Its run.
-      transcript: Its transcript, whose header says whether something was held out.
-      said: evaluate.json.
 
     Raises:
       LockstepError: A number is another, or the sequences are not the first held-out ones.

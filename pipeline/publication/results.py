@@ -40,13 +40,7 @@ class Evaluated(Table):
 def compare(
     said: Evaluated, loss: float, data: held_out.HeldOutRows, tokenizer: Tokenizer | None
 ) -> None:
-    """Compare evaluate.json with what was measured here.
-
-    Args:
-      said: evaluate.json.
-      loss: The held-out loss, nats per token.
-      data: The rows that it was measured on.
-      tokenizer: Tokenizer of the model, if it has one.
+    """Compare evaluate.json with the held-out `loss` that was measured here, nats per token.
 
     Raises:
       LockstepError: A number is another.
@@ -65,10 +59,7 @@ def check(card: str, said: Evaluated | None) -> None:
     """Check that the results in a card's front matter are those of evaluate.json.
 
     The hub shows them beside the model. All held-out numbers are there, and of tasks some or all.
-
-    Args:
-      card: The card.
-      said: evaluate.json; or None of a card without results.
+    A card without results has no evaluate.json: `said` is None.
 
     Raises:
       LockstepError: A result is missing, was added, or is another.

@@ -59,20 +59,15 @@ class Proven(NamedTuple):
 
     def line(self) -> str:
         """Return what was proven and what was not, in one line."""
-        began, held = [], []
+        how = "" if self.bitwise else " within a tolerance"
+        parts = [f"verified{how}: {self.files} files as published"]
         if self.seed_of_weights is not None:
-            began = [f"the transcript begins with fresh weights of seed {self.seed_of_weights}"]
+            parts.append(f"the transcript begins with fresh weights of seed {self.seed_of_weights}")
+        parts += [f"the weights are the params after round {self.last}", self._windows()]
         if self.held_out is not None:
-            held = [_said_of(self.held_out)]
-        parts = [
-            f"verified{'' if self.bitwise else ' within a tolerance'}: {self.files} files as "
-            "published",
-            *began,
-            f"the weights are the params after round {self.last}",
-            self._windows(),
-            *held,
-            f"not proven: {', '.join(self._unproven())}, and where the sequences come from",
-        ]
+            parts.append(_said_of(self.held_out))
+        unproven = ", ".join(self._unproven())
+        parts.append(f"not proven: {unproven}, and where the sequences come from")
         return "; ".join(parts)
 
     def _windows(self) -> str:
@@ -111,12 +106,8 @@ def verify(
 ) -> Proven:
     """Check a publication whose files are as its list says.
 
-    Args:
-      folder: The publication.
-      aside: An existing folder, for what is made again to be compared.
-      publication: Its list of files.
-      run: Its run.
-      seed: What the reader asked the windows to be drawn with, or None.
+    What is made again to be compared is put `aside`, in an existing folder. `seed` is what the
+    reader asked the windows to be drawn with, or None.
 
     Raises:
       LockstepError: Something in it contradicts the rest.

@@ -46,15 +46,8 @@ def check(
 ) -> None:
     """Check that stage export makes the published weights of the params that were trained.
 
-    Where weights are float32 they are these params. Otherwise the transcript has them, and rounding
-    them must give the weights.
-
-    Args:
-      folder: The publication.
-      aside: An existing folder in which the weights are made again.
-      publication: Its list of files.
-      run: Its run.
-      transcript: Its transcript, whose header was audited.
+    Where weights are float32 they are these params. Otherwise the transcript, whose header was
+    audited, has them, and rounding them must give the weights: they are made again in `aside`.
 
     Raises:
       LockstepError: The weights, or config.json, are of another model.
@@ -82,11 +75,7 @@ def fresh_seed(run: runfile.Run, transcript: Transcript, *, bitwise: bool) -> in
     """Draw fresh weights again; return their seed, or None if the run did not begin with such.
 
     They are drawn on a CPU, of which another kind may give other last bits: then it is None too.
-
-    Args:
-      run: The run.
-      transcript: Its transcript, whose last params are of the model in its header.
-      bitwise: Whether bits of the training are those of this machine.
+    `bitwise` says whether bits of the training are those of this machine.
 
     Raises:
       LockstepError: The first snapshot has other params, though a CPU like this one made them.

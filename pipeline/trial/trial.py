@@ -34,9 +34,7 @@ SAVED = ("witness", "export")
 def take(arguments: Sequence[str], stage: Callable[[str, Path, Path], None]) -> None:
     """Train what the arguments say, and render the page.
 
-    Args:
-      arguments: The command line.
-      stage: Runs one stage, given its name, the run file and the root.
+    `stage` runs one stage, given its name, the run file and the root.
 
     Raises:
       LockstepError: The arguments do not describe a run, or a stage fails.

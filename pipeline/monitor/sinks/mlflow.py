@@ -40,7 +40,8 @@ class MlflowSink:
         if found:
             self._id = found[0].info.run_id
             client.update_run(self._id, status="RUNNING")
-            return max((point.step for point in self._points()), default=-1)
+            points = client.get_metric_history(self._id, FIRST)
+            return max((point.step for point in points), default=-1)
         self._id = client.create_run(number, run_name=run.name).info.run_id
         params = [Param(name, value) for name, value in _flat(run.settings, "")]
         client.log_batch(self._id, tags=[RunTag(TAG, run.key)])
@@ -59,9 +60,6 @@ class MlflowSink:
     def close(self, *, finished: bool) -> None:
         """Say how the training ended."""
         self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
-
-    def _points(self) -> list:
-        return self._client.get_metric_history(self._id, FIRST)
 
 
 def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:

@@ -32,9 +32,8 @@ class TensorBoardSink:
         self._events = EventsWriter(str(folder / "events"), f".{len(earlier):06}")
         self._write(last + 1, wall_time=now, session_log=SessionLog(status=SessionLog.START))
         if not earlier:
-            self._write(
-                0, wall_time=now, summary=_text("run_file", json.dumps(run.settings, indent=2))
-            )
+            summary = _text("run_file", json.dumps(run.settings, indent=2))
+            self._write(0, wall_time=now, summary=summary)
         self._events.flush()
         return last
 

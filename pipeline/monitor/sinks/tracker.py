@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from pipeline import runfile
@@ -90,9 +89,7 @@ class Tracker:
             self._begin(Transcript(self.folder / "transcript"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for feed in self._feeds:
             feed.end(finished=kind is None)
         until = time.monotonic() + PATIENCE_SECONDS
