@@ -22,15 +22,7 @@ MEASURED_AT_ONCE = 256  # examples of `eval_data`
 
 
 class Measurements(Observer):
-    """Measures a simulation, and keeps its curves.
-
-    Args:
-      asked: The arguments of the simulation.
-      peers: Its peers.
-      held_out: What the loss is measured on, or None.
-      log: Its curves, with the rows so far.
-      step: Rounds behind it.
-    """
+    """Measures a simulation after `step` rounds, on `held_out`, and adds to the curves of `log`."""
 
     def __init__(
         self,

@@ -84,16 +84,7 @@ class Kept:
 
 
 class Problem(NamedTuple):
-    """What is simulated.
-
-    Attributes:
-      asked: The arguments of `simulate`.
-      settings: What a round reads of them.
-      programs: Programs of a `LossTask`.
-      of_peers: The data of each peer.
-      held_out: What the loss is measured on, or None.
-      params: Params to begin with, nested dicts.
-    """
+    """What is simulated: programs of a `LossTask`, from these params, measured on `held_out`."""
 
     asked: Arguments
     settings: RoundSettings
@@ -130,15 +121,7 @@ def take_rounds(
     *,
     show_progress: bool,
 ) -> Result:
-    """Take the rounds that are left, and return the result.
-
-    Args:
-      problem: What is simulated.
-      kept: Its checkpoints.
-      log: Its curves, without rows yet.
-      on_round: Called with each row of the curve "train".
-      show_progress: Whether progress is shown.
-    """
+    """Take the rounds that are left, and return the result; `on_round` is called with each row."""
     asked, settings, programs, of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
     start = Start(State(params, shared, (own,) * asked.peers), 0, 0)

@@ -37,14 +37,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a run's peers agree on a round: honest ones by the rules, faulty ones as scheduled.
-
-    Attributes:
-      settings: What a round reads of the run.
-      peers: The run's peers.
-      faults: The run's schedule of faults.
-      timed: Returns a block whose time counts for a phase of the round.
-    """
+    """How a run's peers agree on a round: honest ones by the rules, faulty ones as scheduled."""
 
     settings: RoundSettings
     peers: RunningPeers

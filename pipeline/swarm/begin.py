@@ -112,13 +112,7 @@ def blank(
 ) -> Setup:
     """Return a set-up whose state is zeros that take no memory until they are written to.
 
-    Args:
-      run: The whole run.
-      hf_config: The model's `config.json`.
-      data: The rows to train on.
-      columns: Columns of the rows.
-      step: Rounds that are behind the run at its start: 0, unless it extends an earlier run.
-      data_index: Sequences that are behind it.
+    `step` rounds and `data_index` sequences are behind the run, 0 unless it extends another one.
     """
     programs = programs_of(run, hf_config, step, columns)
     params = programs.task.shapes

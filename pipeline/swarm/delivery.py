@@ -44,12 +44,6 @@ class SimulatedDelivery:
     """Messages that are encoded, perhaps tampered with, and decoded here; links are simulated.
 
     Everybody applies what decoding the bytes gives, the sender too.
-
-    Attributes:
-      settings: What a round reads of the run.
-      programs: The run's programs.
-      faults: The run's schedule of faults.
-      timed: Returns a block whose time counts for a phase of the round.
     """
 
     settings: RoundSettings

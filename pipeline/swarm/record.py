@@ -37,13 +37,10 @@ class Begun(NamedTuple):
 
 @dataclass
 class Record:
-    """The record of a training in progress.
+    """The record of a training in progress: what is None is not kept.
 
-    Attributes:
-      rounds: The file of its rounds, or the writer of its transcript; None keeps no rounds.
-      checkpoints: Its checkpoints; None keeps none.
-      every: Rounds between two checkpoints.
-      timed: Returns a block whose time counts for a phase of the round.
+    `rounds` is a file of rounds, or the writer of a transcript, which has payloads and snapshots
+    besides. A checkpoint is due after `every` rounds.
     """
 
     rounds: RoundsFile | None = None
@@ -80,11 +77,8 @@ class Record:
     ) -> None:
         """Append a round, and take the snapshot and the checkpoint that are due after it.
 
-        Args:
-          taken: The round.
-          state: Returns a copy of the whole state after it.
-          rest: Returns what a checkpoint holds besides.
-          save: Whether a checkpoint is saved though it is not due.
+        `state` returns a copy of the whole state after it, `rest` what a checkpoint holds besides;
+        with `save` a checkpoint is saved though it is not due.
 
         Raises:
           NotFiniteError: The state is due, and not finite.

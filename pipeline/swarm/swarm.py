@@ -54,14 +54,8 @@ class NotFiniteError(Exception):
 class Swarm:
     """A run's peers, and all that a round of them needs.
 
-    Args:
-      settings: What a round reads of the run.
-      peers: Peers that train.
-      data_of: Returns the rows that a peer is assigned some of.
-      faults: The run's schedule of faults.
-      delivery: The way for messages; by default over simulated links.
-      must_pause: Returns whether the run's owner asks for a pause.
-      timed: Returns a block whose time counts for a phase of the round.
+    data_of(peer) has the rows that the peer is assigned some of. timed(phase) is a block whose time
+    counts for a phase of the round. Messages go over simulated links by default.
     """
 
     def __init__(

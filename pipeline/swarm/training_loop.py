@@ -13,16 +13,7 @@ from pipeline.transcript.observer import Observer
 
 
 class TrainingLoop:
-    """A training in progress.
-
-    Args:
-      swarm: The run's peers.
-      begun: Where it begins, or goes on.
-      record: Its record.
-      last: Its last round.
-      observers: Who hears of its rounds.
-      name: What errors call it.
-    """
+    """A training in progress, up to its last round; errors call it `name`."""
 
     def __init__(
         self,
