@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LockstepError
-from pipeline.optim.expect import (
-    expect,
-    expect_counts,
-    expect_flags,
-    expect_groups,
-    expect_integer,
-)
+from pipeline.optim.expect import expect, expect_counts, expect_flags, expect_groups, expect_integer
 
 COUNTS = ("peers", "steps", "batch_size", "eval_every", "checkpoint_every", "max_round_train_time")
 MAYBE = ("correlation_every", "micro_batch")  # counts, or None

@@ -253,10 +253,7 @@ def asked_of(optimizer: Any, learning_rate: Any, others: Mapping[str, Any]) -> A
 
 
 def the_optimizer(
-    asked: Arguments,
-    optimizer: Any,
-    learning_rate: Any,
-    groups: Sequence[str],
+    asked: Arguments, optimizer: Any, learning_rate: Any, groups: Sequence[str]
 ) -> Optimizer:
     """Return the optimizer itself.
 

@@ -8,14 +8,7 @@ import jax.numpy as jnp
 
 from pipeline.optim.expect import expect_counts, expect_integer
 from pipeline.optim.optimizer import Tree
-from pipeline.optim.quantize.quantizer import (
-    Code,
-    from_blocks,
-    off_by,
-    pack,
-    to_blocks,
-    unpack,
-)
+from pipeline.optim.quantize.quantizer import Code, from_blocks, off_by, pack, to_blocks, unpack
 
 
 @dataclass(frozen=True)
