@@ -26,8 +26,6 @@ TESTS = (  # of all that is listed or generated
     "tests/pipeline/optim/test_expect.py::test_every_builder_is_tested",
     "tests/test_docs.py",
     "tests/test_habits.py",
-    # pipeline/optim has as many files as a room may have
-    "--deselect=tests/test_habits.py::test_no_room_has_more_files_than_a_reader_takes_in",
 )
 RUN = """
 from pathlib import Path
