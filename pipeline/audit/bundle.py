@@ -18,7 +18,7 @@ from pydantic import Field
 
 from pipeline import runfile
 from pipeline.audit import given_rows
-from pipeline.audit.bundle_files import RUN
+from pipeline.audit.given_bundle import RUN
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
 from pipeline.protocol.dispute import Hash

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from pipeline import runfile
-from pipeline.audit import bundle_files, given_rows, verdict_text
+from pipeline.audit import given_bundle, given_rows, verdict_text
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
 from pipeline.audit.bundle import (
     DECODED,
@@ -81,7 +81,7 @@ def read(folder: Path, max_gb: int) -> Bundle:
     Raises:
       LockstepError: A file is missing, was added or changed, or contradicts the others.
     """
-    run = bundle_files.read_run(folder, max_gb)
+    run = given_bundle.read_run(folder, max_gb)
     manifest = _read_manifest(folder)
     transcript = Transcript(folder / TRANSCRIPT)
     header, entries = transcript.header, transcript.rounds

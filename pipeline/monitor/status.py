@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.protocol.driver import RunProgress
-from pipeline.protocol.events import ClientState
+from pipeline.protocol.run_state import ClientState
 from pipeline.runfile.table import Table
 from pipeline.transcript.entry import Entry
 

@@ -35,27 +35,29 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.protocol.events import (
-    ACTIVE,
-    HALTED,
-    MAX_PEERS,
     Checkpointed,
-    ClientState,
-    CoordinatorError,
-    CoordinatorState,
     Eject,
     Event,
     HealthCheck,
     Join,
     Leave,
     Pause,
-    PeerRecord,
     Resume,
-    RunState,
-    Settings,
     Tick,
     Untrained,
     WarmupWitness,
     WitnessReport,
+)
+from pipeline.protocol.run_state import (
+    ACTIVE,
+    HALTED,
+    MAX_PEERS,
+    ClientState,
+    CoordinatorError,
+    CoordinatorState,
+    PeerRecord,
+    RunState,
+    Settings,
 )
 
 

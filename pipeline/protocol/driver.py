@@ -12,8 +12,14 @@ from pipeline.protocol import committee, coordinator, events
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.consensus import in_time, judge
 from pipeline.protocol.coordinator import participant
-from pipeline.protocol.events import CoordinatorError, CoordinatorState, RunState, Settings
 from pipeline.protocol.round import Decision, Evidence, Round
+from pipeline.protocol.run_state import (
+    MAX_PEERS,
+    CoordinatorError,
+    CoordinatorState,
+    RunState,
+    Settings,
+)
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,10 @@ def start(
     Raises:
       LockstepError: The run could not train a single round.
     """
-    if not settings.init_min_clients <= count <= events.MAX_PEERS:
+    if not settings.init_min_clients <= count <= MAX_PEERS:
         raise LockstepError(
             f"[peers] count = {count}, expected {settings.init_min_clients} "
-            f"([config] init_min_clients) to {events.MAX_PEERS}"
+            f"([config] init_min_clients) to {MAX_PEERS}"
         )
     if start_step >= settings.total_steps:
         raise LockstepError(

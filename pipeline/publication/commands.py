@@ -98,11 +98,11 @@ def replay(
     ] = 4,
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
-    from pipeline.audit import bundle_files
+    from pipeline.audit import given_bundle
     from pipeline.stage import allocator, devices
 
     allocator.tune()
-    devices.prepare(bundle_files.read_run(folder, max_gb))
+    devices.prepare(given_bundle.read_run(folder, max_gb))
     from pipeline.audit import rerun_bundle
 
     raise typer.Exit(rerun_bundle.show(folder, max_gb))
@@ -110,7 +110,7 @@ def replay(
 
 def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Proven":
     """Return what is proven of a publication; all that is printed meanwhile goes to stderr."""
-    from pipeline.audit import bundle_files
+    from pipeline.audit import given_bundle
     from pipeline.net import retry
     from pipeline.publication import aside, fetch
     from pipeline.publication.layout import PROOF
@@ -124,7 +124,7 @@ def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Pro
             with aside.folder(data / "runs", "verify", AGAIN) as place:
                 folder = found.bring(place)
                 with given_files.unchanged(folder / name for name in found.publication.files):
-                    run = bundle_files.read_run(folder / PROOF, limits.max_gb)
+                    run = given_bundle.read_run(folder / PROOF, limits.max_gb)
                     devices.prepare(run)
                     from pipeline.publication import verify as verifying
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.programs.train_step import Programs, Work
-from pipeline.protocol.events import Settings
+from pipeline.protocol.run_state import Settings
 from pipeline.swarm.peers import Rows
 
 

@@ -166,9 +166,9 @@ def _evaluate(folder: Path, out: Path) -> None:
 
 
 def _replay(folder: Path, out: Path) -> None:
-    from pipeline.audit import bundle_files
+    from pipeline.audit import given_bundle
 
-    bundle_files.read_run(folder, max_gb=1)
+    given_bundle.read_run(folder, max_gb=1)
 
 
 def _import(folder: Path, out: Path) -> None:

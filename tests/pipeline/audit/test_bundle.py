@@ -17,7 +17,7 @@ from ml_dtypes import float8_e4m3fn
 
 from pipeline import runfile
 from pipeline.__main__ import app
-from pipeline.audit import bundle, bundle_files, rerun_bundle
+from pipeline.audit import bundle, given_bundle, rerun_bundle
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import PROJECT, RUN_FILE
@@ -402,21 +402,21 @@ def test_what_could_harm_the_machine_is_refused_before_it_is_opened(tmp_path, ca
     change, said = STRANGE[case]
     write_json(tmp_path / "run.json", runfile.load(PROJECT / RUN_FILE).model_dump(mode="json"))
     (tmp_path / "transcript").mkdir()
-    assert bundle_files.read_run(tmp_path, 4).peers.threads == 4
+    assert given_bundle.read_run(tmp_path, 4).peers.threads == 4
     change(tmp_path)
     with pytest.raises(LockstepError, match=re.escape(said)):
-        bundle_files.read_run(tmp_path, 4)
+        given_bundle.read_run(tmp_path, 4)
 
 
 def test_the_sender_of_a_bundle_does_not_say_how_much_memory_there_is(tmp_path):
     run = runfile.load(PROJECT / RUN_FILE).model_dump(mode="json")
     run["runtime"]["memory_gb"] = 1e9
     write_json(tmp_path / "run.json", run)
-    assert bundle_files.read_run(tmp_path, 4).runtime.memory_gb is None
+    assert given_bundle.read_run(tmp_path, 4).runtime.memory_gb is None
 
 
 def test_the_files_of_a_bundle_are_checked_before_jax_is_imported():
-    code = "import sys, pipeline.audit.bundle_files; print('jax' in sys.modules)"
+    code = "import sys, pipeline.audit.given_bundle; print('jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
