@@ -37,8 +37,6 @@ from pipeline.swarm.record import Begun, Record
 from pipeline.swarm.swarm import NotFiniteError, Swarm
 from pipeline.swarm.training_loop import TrainingLoop
 from pipeline.tasks import while_training
-from pipeline.tokens.ids import check_ids
-from pipeline.tokens.shards import Shards, read_shards
 from pipeline.transcript import curves
 from pipeline.transcript.entry import TABLES, Entry, Header
 from pipeline.transcript.observer import Observer
@@ -58,9 +56,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     allocator.trim_after_compiling()
     tracker.check(run)
     cudnn.check(run, artifacts.read_json(init / "hf" / "config.json"))
-    _check_kind(run, shards, read_shards(shards))
-    setup = begin.read(run, init, shards)
-    _check_tokens(setup, shards)
+    setup = begin.read_to_train(run, init, shards)
     if late := in_time.check(run, setup.programs):
         log.warning(f"train: {late}")
     held_out_NW, _ = held_out.read(run, shards)
@@ -286,34 +282,3 @@ def _say_where(run: runfile.Run, peers: RunningPeers, header: Header) -> None:
     how = "bit for bit" if equal else "within a tolerance"
     log.info(f"train: attention by {run.peers.attention}, in {run.peers.precision}")
     log.info(f"train: on {device}, layout {layout}: an audit replays {how}")
-
-
-def _check_kind(run: runfile.Run, shards: Path, listed: Shards) -> None:
-    if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
-        raise LockstepError(
-            f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
-            "Pretraining, or Preprocessed data with labels"
-        )
-    length = listed.source.get("row_tokens", run.llm.max_seq_len)  # only Preprocessed has rows
-    if length != run.llm.max_seq_len:
-        raise LockstepError(
-            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the tokens of a "
-            f"row of {listed.source['read']}"
-        )
-
-
-def _check_tokens(setup: Setup, shards: Path) -> None:
-    run, start, found = setup.run, setup.start, len(setup.data)
-    needed = run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
-    if needed > found:
-        raise LockstepError(
-            f"{shards}: {found} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
-            f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
-        )
-    known, vocab_size = read_shards(shards).vocab_size, setup.hf_config["vocab_size"]
-    if known is not None and known > vocab_size:
-        log.warning(
-            f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
-            f"{vocab_size}: token ids beyond the model's vocabulary are rejected when read"
-        )
-    check_ids(shards, vocab_size, run.llm.max_seq_len)

@@ -1,5 +1,6 @@
 """What a training and its audit begin with: programs, data and the state before the first round."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,12 +21,15 @@ from pipeline.stage.artifacts import read_json
 from pipeline.swarm.fused_peers import FusedPeers
 from pipeline.swarm.peers import Rows, SimulatedPeers
 from pipeline.swarm.round_settings import RoundSettings
+from pipeline.tokens.ids import check_ids
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import Column, read_shards
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 from pipeline.weights.trees import load_nested, load_tree
 from pipeline.wire.commitment import tree_hash
+
+log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
@@ -91,6 +95,18 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     programs = programs_of(run, hf_config, trained_steps(init), columns)
     start = _read_start(init, run, programs)
     return Setup(run, hf_config, programs, rows(run, hf_config, shards), start)
+
+
+def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
+    """Read the same as `read`, and check that these rows are what the run can be trained on.
+
+    Raises:
+      LockstepError: They are of another kind, too few, or have token ids that the model lacks.
+    """
+    _check_kind(run, shards)
+    setup = read(run, init, shards)
+    _check_tokens(setup, shards)
+    return setup
 
 
 def rows(run: runfile.Run, hf_config: dict, shards: Path) -> Rows:
@@ -168,3 +184,35 @@ def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
     owned = tuple(load_tree(folder / name, own) for name in names)
     state = State(params, load_tree(folder / "shared.safetensors", shared), owned)
     return Start(state, earlier["step"], earlier["data_index"])
+
+
+def _check_kind(run: runfile.Run, shards: Path) -> None:
+    listed = read_shards(shards)
+    if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
+        raise LockstepError(
+            f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
+            "Pretraining, or Preprocessed data with labels"
+        )
+    length = listed.source.get("row_tokens", run.llm.max_seq_len)  # only Preprocessed has rows
+    if length != run.llm.max_seq_len:
+        raise LockstepError(
+            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the tokens of a "
+            f"row of {listed.source['read']}"
+        )
+
+
+def _check_tokens(setup: Setup, shards: Path) -> None:
+    run, start, found = setup.run, setup.start, len(setup.data)
+    needed = run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
+    if needed > found:
+        raise LockstepError(
+            f"{shards}: {found} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
+            f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
+        )
+    known, vocab_size = read_shards(shards).vocab_size, setup.hf_config["vocab_size"]
+    if known is not None and known > vocab_size:
+        log.warning(
+            f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
+            f"{vocab_size}: token ids beyond the model's vocabulary are rejected when read"
+        )
+    check_ids(shards, vocab_size, run.llm.max_seq_len)
