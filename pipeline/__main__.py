@@ -248,6 +248,12 @@ def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
     keys = Keys(run)
     for stage in STAGES:
         keys.key(stage)
+    if settings.workload.factory:
+        from pipeline.workload import sanity
+
+        for line in sanity.lines(settings):
+            print(shown(line))
+        return
     from pipeline.swarm import plan as plan_
 
     # of another run's model, which may lie there, nothing follows

@@ -27,6 +27,9 @@ from pipeline.stage.given_files import check_file, check_inside, expand, unchang
 from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub_model
+from pipeline.weights.trees import save_tree
+from pipeline.workload.description import FILE
+from pipeline.workload.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             f"model.LLM.architecture is {architecture}: this release cannot train it, "
             f"expected {', '.join(ARCHITECTURES)}"
         )
-    if checkpoint.tag() not in READABLE:
+    if checkpoint.tag() not in READABLE and not run.workload.factory:
         raise LockstepError(
             f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
             f"expected {' or '.join(READABLE)}"
@@ -62,6 +65,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
         log.info("convert: no peer trains before the first round, so none has params to give")
     with paths.building() as folder:
         match checkpoint:
+            case runfile.CheckpointEphemeral():  # of a workload alone
+                source = _workload(run, folder)
             case runfile.CheckpointInit():
                 source = _init(run, checkpoint, folder)
             case runfile.CheckpointHub() | runfile.CheckpointP2P():
@@ -116,6 +121,32 @@ def _cpu() -> jax.Device:
             f"JAX_PLATFORMS is {jax.config.jax_platforms!r}, expected cpu in it too: fresh "
             "weights are drawn there"
         ) from error
+
+
+# ---- A model of the user's own ----
+
+
+def _workload(run: runfile.Run, folder: Path) -> dict[str, Any]:
+    """Write the params that a workload begins with, and what it says of itself."""
+    worker = Worker(run, {"kind": "none"})
+    try:
+        described, params = worker.describe(), worker.init()
+    finally:
+        worker.close()
+    save_tree(folder / "params.safetensors", params)
+    artifacts.write_json(folder / FILE, described.model_dump(mode="json"))
+    log.info(
+        f"convert: workload {described.factory}, {described.parameters:,} parameters that travel, "
+        f"code and settings of hash {described.code[:12]}"
+    )
+    hashes = {name: artifacts.sha256_file(folder / name) for name in (FILE, "params.safetensors")}
+    return {
+        "factory": described.factory,
+        "parameters": described.parameters,
+        "seed": run.workload.seed,
+        "files": hashes,
+        "sha256": artifacts.listing_sha256(hashes.items()),
+    }
 
 
 # ---- A folder, the hub, a bucket ----

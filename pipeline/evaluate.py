@@ -6,10 +6,12 @@ Shapes in names: N sequences of T tokens, V vocabulary, P predictions.
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
@@ -18,26 +20,37 @@ from pipeline.programs.draw import Sampling
 from pipeline.programs.held_out import HeldOutRows
 from pipeline.programs.placement import device_groups
 from pipeline.programs.text_writer import TextWriter
+from pipeline.runfile.explain import validate
 from pipeline.stage import artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT
 from pipeline.tasks import next_line, task_model
 from pipeline.tasks.run_file_tasks import RunFileTasks
 from pipeline.tasks.scores import TaskResult, flat, one_line, report
+from pipeline.tokens.shards import read_shards
 from pipeline.tokens.tokenizer_files import encode
 from pipeline.weights import hf
 from pipeline.weights.exported import Exported, read
+from pipeline.workload import export_folder
+from pipeline.workload.choice import row_spec
+from pipeline.workload.description import FILE, Description
+from pipeline.workload.worker import Worker
 
 TASKS = "tasks"  # folder of what the tasks asked and found
 NOTHING = dict.fromkeys(held_out.NUMBERS)
 
 
 class Findings(NamedTuple):
-    """Numbers of held-out text, results of tasks, and a text; None where there is none."""
+    """What was found of an export; None where there is nothing.
+
+    numbers: Of held-out text. tasks: Results of tasks. text: A text that the model wrote.
+    workload: What a workload measured by itself.
+    """
 
     numbers: dict[str, float | int | None] = NOTHING
     tasks: Sequence[TaskResult] = ()
     text: str | None = None
+    workload: dict[str, Any] = {}
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -67,6 +80,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Findings:
     export, shards = paths.out("export"), paths.out("download")
+    if run.workload.factory:
+        return _evaluate_workload(run, export, shards, notes)
     exported = read(export, scan=run.peers.scan_layers)
     tasks = _score(run, exported, paths, folder / TASKS, notes)  # first: one may be missing
     numbers = _measure(run, exported, held_out.read(run, shards), export, notes)
@@ -76,11 +91,13 @@ def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) ->
 def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) -> None:
     told = {"tasks": [report(task) for task in found.tasks], "prompt": run.evaluate.prompt}
     told |= {"text": found.text, "notes": notes}
-    artifacts.write_json(folder / "evaluate.json", found.numbers | told)
+    of_workload = {"workload": found.workload} if found.workload else {}
+    artifacts.write_json(folder / "evaluate.json", found.numbers | told | of_workload)
     artifacts.write_text(folder / "sample.txt", found.text or "")
     scores = {name: None for name in run.evaluate.tasks if name == next_line.NAME}
     scores |= {task.name: flat(task) for task in found.tasks}
-    artifacts.write_json(folder / METRICS / "evaluate.json", found.numbers | {"tasks": scores})
+    measured = found.numbers | {"tasks": scores} | of_workload
+    artifacts.write_json(folder / METRICS / "evaluate.json", measured)
 
 
 # ---- Held-out text ----
@@ -107,6 +124,30 @@ def _measure(
             f"{run.export.dtype} may be too narrow for these weights"
         )
     return found
+
+
+# ---- A model of the user's own ----
+
+
+def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list[str]) -> Findings:
+    """Held-out loss of the exported params, by the workload; and what it measures by itself."""
+    told = validate(Description, artifacts.read_json(export / FILE), str(export / FILE))
+    params = export_folder.read(export, told)
+    notes.append("tasks and a text sample need a model of models/, so a workload has none")
+    numbers, size = dict(NOTHING), run.peers.micro_batch
+    with closing(Worker(run, row_spec(run, read_shards(shards)), told)) as worker:
+        rows_NW = held_out.read(run, shards).rows_NW
+        if len(rows_NW) and "measure" in worker.capabilities:
+            lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))
+            losses_N = np.concatenate([worker.measure(params, rows_BW) for rows_BW in lots])
+            loss = float(np.mean(losses_N, dtype=np.float64))
+            numbers |= {"held_out_loss": loss, "sequences": len(rows_NW)}
+        else:
+            notes.append("nothing is held out, or the workload measures nothing: there is no loss")
+        measured = {}
+        if "evaluate" in worker.capabilities:
+            measured = worker.evaluate(params, "held_out")
+    return Findings(numbers, workload=measured)
 
 
 # ---- Tasks ----

@@ -1,6 +1,7 @@
 """Stage export: the accepted params as a Hugging Face folder, or a refusal -> data/export."""
 
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from pipeline.stage.progress import Progress
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf, model_folder
 from pipeline.weights.tensorfile import TensorFile
+from pipeline.workload import description, export_folder
+from pipeline.workload.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +36,40 @@ def run(run: runfile.Run, paths: Paths) -> None:
             log.info(f"export: refused: {why}")
             return
         transcript = Transcript(trained / "transcript")
-        last = transcript.snapshots[-1]
-        params = TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
-        header = transcript.header
-        with Progress("export", total=params.nbytes, unit="byte") as bar:
-            model_folder.write(
-                folder,
-                header.model,
-                header.run["model"]["LLM"]["max_seq_len"],
-                params,
-                run.export.dtype,
-                tokenizer=paths.out("download") / "tokenizer",
-                checkpoint=trained / "hf",
-                advance=bar.advance,
-            )
+        if run.workload.factory:
+            _write_workload(run, transcript, folder)
+        else:
+            _write_model(run, transcript, paths, folder)
         text = card.render(_facts(paths, transcript, verdict, folder))
         artifacts.write_text(folder / CARD, text)
+
+
+def _params(transcript: Transcript) -> TensorFile:
+    """The params after the last round, as the transcript has them."""
+    last = transcript.snapshots[-1]
+    return TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
+
+
+def _write_model(run: runfile.Run, transcript: Transcript, paths: Paths, folder: Path) -> None:
+    params, header = _params(transcript), transcript.header
+    with Progress("export", total=params.nbytes, unit="byte") as bar:
+        model_folder.write(
+            folder,
+            header.model,
+            header.run["model"]["LLM"]["max_seq_len"],
+            params,
+            run.export.dtype,
+            tokenizer=paths.out("download") / "tokenizer",
+            checkpoint=paths.out("train") / "hf",
+            advance=bar.advance,
+        )
+
+
+def _write_workload(run: runfile.Run, transcript: Transcript, folder: Path) -> None:
+    model = transcript.header.model
+    told = description.of_model(model, "header.json")
+    with closing(Worker(run, model["rows"], told)) as worker:
+        export_folder.write(folder, worker, told, _params(transcript), run.export.dtype)
 
 
 # ---- What the model card is made of ----
@@ -61,7 +82,7 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
     numbers = artifacts.read_json(trained / METRICS / "train.json")
     made = artifacts.read_made(paths.made("train"))
     files = [*sorted(folder.glob("*.safetensors")), shards]
-    upstream = _upstream("export")
+    upstream, workload = _upstream("export"), "workload" in header["model"]
     return Facts(
         keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream},
         run_file=_run_file(paths.keys, upstream),
@@ -71,7 +92,8 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
         start=artifacts.read_json(paths.out("convert") / "source.json"),
         environment=made["environment"] | header["environment"],
         rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
-        hf_config=artifacts.read_json(folder / "config.json"),
+        model=artifacts.read_json(folder / (description.FILE if workload else hf.CONFIG)),
+        is_workload=workload,
         has_tokenizer=any(folder.glob("tokenizer*")),
         sha256={file.name: artifacts.sha256_file(file) for file in files},
     )

@@ -55,8 +55,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
     tracker.check(run)
-    cudnn.check(run, artifacts.read_json(init / "hf" / "config.json"))
     setup = begin.read_to_train(run, init, shards)
+    cudnn.check(run, setup.model)
     if late := in_time.check(run, setup.programs):
         log.warning(f"train: {late}")
     held_out_NW, _ = held_out.read(run, shards)
@@ -64,6 +64,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         log.warning("train: nothing is held out, so no held-out loss is measured")
 
     with ExitStack() as stack:
+        stack.callback(setup.programs.close)
         scores = _train(setup, paths, held_out_NW, stack)
 
     transcript = Transcript(paths.scratch / "transcript")
@@ -72,7 +73,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
     with paths.building() as folder:
         # hard links: no bytes are copied, and a kill before the end leaves the source whole
         shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)
-        shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
+        if (init / "hf").is_dir():  # a workload has none
+            shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
         curves.write(
             rows,
             transcript.header.held_out_loss,
@@ -97,7 +99,7 @@ def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack
     begun = record.begin(start, setup.settings, checkpoints.newest(start.state))
     peers = _make_peers(setup, begun, scratch, record.state_is_due)
     stack.callback(peers.close)
-    scores = while_training.of_run(run, setup.hf_config, paths)
+    scores = while_training.of_run(run, setup.model, paths)
     stack.callback(scores.close)
     measure = partial(_held_out_loss, setup, peers, held_out_NW)
     if begun.rest is None:
@@ -105,7 +107,7 @@ def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack
         scores.begin()
         scores.take(begun.step, peers.params)
     else:
-        _check_environment(run, scratch)
+        _check_environment(setup, scratch)
         log.info(f"train: resumes after round {begun.step}")
         scores.resume(begun.step)
     header = Transcript(writer.folder).header
@@ -254,8 +256,8 @@ def _write_beginning(setup: Setup, paths: Paths, writer: Writer, loss: float | N
         Header(
             key=paths.key,
             run=run.model_dump(mode="json", include=TABLES),
-            model=setup.hf_config,
-            environment=devices.describe(run.peers.processes),
+            model=setup.model,
+            environment=setup.environment(run.peers.processes),
             bitwise=repeats_bit_for_bit(setup),
             held_out_loss=loss,
         )
@@ -263,10 +265,10 @@ def _write_beginning(setup: Setup, paths: Paths, writer: Writer, loss: float | N
     writer.snapshot(setup.start.step, state)
 
 
-def _check_environment(run: runfile.Run, scratch: Path) -> None:
+def _check_environment(setup: Setup, scratch: Path) -> None:
     """A run resumed elsewhere would not end with the bytes of a run that was never killed."""
     began = Transcript(scratch / "transcript").header.environment
-    if found := devices.difference(began, run.peers.processes):
+    if found := devices.difference(setup.environment(setup.run.peers.processes), began):
         name, here, expected = found
         raise LockstepError(
             f"{scratch}: {name} is {here!r} here, expected {expected!r} as where "

@@ -23,6 +23,7 @@ from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
 from pipeline.transcript.transcript import Transcript
+from pipeline.workload.choice import check_model
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
     setup, transcript = begin.read(run, init, shards), Transcript(trained / "transcript")
-    why = why_not_bitwise(run, transcript.header)
+    check_model(run, transcript.header.model, transcript.folder / "header.json")
+    why = why_not_bitwise(setup, transcript.header)
     replay = Replay(setup, transcript, bitwise=not why)
     windows = run.snapshots(setup.start.step).windows
 

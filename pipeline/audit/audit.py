@@ -33,7 +33,7 @@ def audit(setup: Setup, transcript: Transcript) -> list[Finding]:
 def audit_header(setup: Setup, transcript: Transcript) -> list[Finding]:
     """Check that the header's run and model are the auditor's own."""
     run = setup.run.model_dump(mode="json", include=TABLES)
-    own, header = {"run": run, "model": setup.hf_config}, transcript.header
+    own, header = {"run": run, "model": setup.model}, transcript.header
     return [
         _against_author(setup.start.step, "header", f"its {name} differs from the auditor's own")
         for name in own

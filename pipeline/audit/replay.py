@@ -35,13 +35,14 @@ TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 PARAMS_TOLERANCE = 0.02
 
 
-def why_not_bitwise(run: runfile.Run, header: Header) -> str | None:
+def why_not_bitwise(setup: Setup, header: Header) -> str | None:
     """Return why a replay here cannot be compared bit for bit, or None."""
+    run = setup.run
     if run.peers.layout != "each":
         return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
     if not header.bitwise:
         return "the training machine did not repeat a step bit for bit"
-    if found := devices.difference(header.environment):
+    if found := devices.difference(setup.environment(), header.environment):
         name, here, trained = found
         return f"{name} is {here!r} here, was {trained!r} in training"
     return None

@@ -29,7 +29,7 @@ from pipeline.errors import LockstepError, shown
 from pipeline.runfile.explain import validate_json
 from pipeline.swarm import begin
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights import hf
+from pipeline.workload.choice import check_model, vocab_size
 
 
 class Bundle(NamedTuple):
@@ -91,16 +91,17 @@ def read(folder: Path, max_gb: int) -> Bundle:
         _refuse(folder / MANIFEST, f"window {list(window)} is not one of this run's")
 
     _check_claims(folder / MANIFEST, manifest, run, window)
-    hf.model_of(header.model, transcript.folder / "header.json")  # refuses an unknown model
+    check_model(run, header.model, transcript.folder / "header.json")
     rows = None
     if TOKENS in manifest.files:
-        rows = given_rows.read(folder / TOKENS, manifest.columns, run, header.model["vocab_size"])
+        bound = vocab_size(header.model)
+        rows = given_rows.read(folder / TOKENS, manifest.columns, run, bound)
     index = entries[0].round.data_index
     setup = begin.blank(run, header.model, rows, manifest.columns, start, index)
 
     found = audit_header(setup, transcript) + audit_rounds(setup, transcript, [window], window.last)
     _refuse_contradictions(transcript, found)
-    why = why_not_bitwise(run, header)
+    why = why_not_bitwise(setup, header)
     replay = Replay(setup, transcript, bitwise=not why)
     peers = replayed(replay, transcript.window(window), manifest.findings)
     if peers:

@@ -25,10 +25,10 @@ class JaxProcess(PeerProcess):
     def create(self, create: Create, gang: str) -> "Operations":
         """Prepare this process for the run, once: JAX reads its settings when it is imported."""
         run = runfile.parse(create.run, "create")
-        if self.worker is not None and gang != self._gang:
+        if self.holder is not None and gang != self._gang:
             raise LockstepError("the first of the peer's processes is another one; start this anew")
-        if self.worker is not None and self.worker.run == run:
-            return self.worker
+        if self.holder is not None and self.holder.run == run:
+            return self.holder
         if self.rank.count != run.peers.processes:
             raise LockstepError(
                 f"--world-size {self.rank.count}, expected [peers] processes = "

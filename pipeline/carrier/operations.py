@@ -14,13 +14,14 @@ from pipeline.carrier import operation_tables as tables
 from pipeline.carrier.frames import FrameError
 from pipeline.carrier.operation_tables import Asked, Outcome
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import device_groups, of_each_process
 from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import Work
 from pipeline.runfile.table import Table
 from pipeline.stage import devices, lock
+from pipeline.weights.trees import is_blob
 from pipeline.wire.commitment import tree_hash
+from pipeline.workload.choice import programs_of
 
 Arrays = Sequence[np.ndarray]
 
@@ -48,12 +49,16 @@ def trees_of(arrays: Arrays, like: Mapping[str, Tree]) -> dict[str, Tree]:
 
 def _tree(arrays: Arrays, like: Tree, name: str) -> Tree:
     expected = jax.tree.leaves(like)
-    found, wanted = ([f"{x.dtype}{[*x.shape]}" for x in some] for some in (arrays, expected))
+    found, wanted = ([_form(x) for x in some] for some in (arrays, expected))
     if found != wanted:
         pairs = zip([*found, "nothing"], [*wanted, "nothing"], strict=False)
         first, other = next(pair for pair in pairs if pair[0] != pair[1])
         raise FrameError(f"{name}: {first}, expected {other}")
     return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+def _form(array: np.ndarray) -> str:
+    return "bytes" if is_blob(array) else f"{array.dtype}{[*array.shape]}"
 
 
 def _rows(arrays: Arrays) -> np.ndarray:
@@ -117,7 +122,11 @@ class Operations:
         like = {"params": self.like["params"], "shared state": self.like["shared"]}
         params, shared = trees_of(arrays, like).values()
         self.replica = Replica.put(self.programs, self.group, params, shared)
-        return Outcome(tables.Created(environment=devices.describe(jax.process_count())))
+        return Outcome(
+            tables.Created(
+                environment=devices.describe(jax.process_count()) | self.programs.environment
+            )
+        )
 
     def _hyperparameters(self, asked: tables.GetHyperparameters, arrays: Arrays) -> Outcome:
         del asked, arrays

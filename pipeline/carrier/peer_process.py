@@ -23,7 +23,7 @@ class Rank(NamedTuple):
     address: str = ""
 
 
-class Worker(Protocol):
+class Holder(Protocol):
     """Holder of a peer's state in one run, which does the operations."""
 
     def handle(self, asked: Asked) -> Outcome:
@@ -40,12 +40,12 @@ class PeerProcess(ABC):
     def __init__(self, peer: int, rank: Rank = Rank()):  # noqa: B008 (it is immutable)
         self.peer, self.rank = peer, rank
         self.name = secrets.token_hex(8)
-        self.worker: Worker | None = None
+        self.holder: Holder | None = None
         self._last: tuple[tuple[str, int], list[Buffer]] | None = None
 
     @abstractmethod
-    def create(self, create: Create, gang: str) -> Worker:
-        """Return the worker for a run; it then does the operation `create` itself.
+    def create(self, create: Create, gang: str) -> Holder:
+        """Return the holder for a run; it then does the operation `create` itself.
 
         The first of a peer's several processes coordinates them at the address `gang`.
 
@@ -90,7 +90,7 @@ class PeerProcess(ABC):
 
     def _do(self, asked: Asked, gang: str) -> Outcome:
         if isinstance(asked.values, Create):
-            self.worker = self.create(asked.values, gang)
-        if self.worker is None:
+            self.holder = self.create(asked.values, gang)
+        if self.holder is None:
             raise FrameError(f"{asked.operation} before create, expected it after")
-        return self.worker.handle(asked)
+        return self.holder.handle(asked)

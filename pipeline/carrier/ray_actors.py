@@ -21,7 +21,7 @@ from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode
 from pipeline.carrier.jax_process import JaxProcess
 from pipeline.carrier.operation_tables import Asked
 from pipeline.errors import LockstepError, brief
-from pipeline.runfile.tables import RayCluster
+from pipeline.runfile.runtime_table import RayCluster
 
 
 class PeerActor:

@@ -17,7 +17,6 @@ from pipeline.carrier.operations import leaves
 from pipeline.errors import brief
 from pipeline.optim.optimizer import Tree, no_align
 from pipeline.programs.train_step import Work
-from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
 from pipeline.swarm.peers import Done, RoundSteps
 from pipeline.transcript.state import State
@@ -332,14 +331,14 @@ class RemotePeers(Asking):
         programs, run = self.programs, self.setup.run
         create = tables.Create(
             run=run.model_dump(mode="json"),
-            model=self.setup.hf_config,
+            model=self.setup.model,
             first_step=self.setup.start.step,
             columns=programs.task.columns,
         )
         asked = Asked(create, [*leaves(params), *leaves(shared)])
         self.absent -= peers
         created = self.ask(dict.fromkeys(sorted(peers), asked))
-        here = devices.describe(run.peers.processes)
+        here = self.setup.environment(run.peers.processes)
         for peer, answer in created.items():
             found = answer.values.environment
             differs = [name for name in here if found.get(name) != here[name]]

@@ -50,7 +50,8 @@ class Facts(NamedTuple):
       start: source.json of the checkpoint.
       environment: Environment of the stage train.
       rounds_sha256: SHA-256 of the transcript's rounds.
-      hf_config: config.json of the export.
+      model: config.json of the export, or workload.json of a workload's.
+      is_workload: Whether a workload was trained.
       has_tokenizer: Whether the export has a tokenizer.
       sha256: SHA-256 of its weights, and of shards.json, by file name.
     """
@@ -63,7 +64,8 @@ class Facts(NamedTuple):
     start: dict[str, Any]
     environment: dict[str, str]
     rounds_sha256: str
-    hf_config: dict[str, Any]
+    model: dict[str, Any]
+    is_workload: bool
     has_tokenizer: bool
     sha256: dict[str, str]
 
@@ -80,8 +82,8 @@ def render(facts: Facts) -> str:
             facts._asdict(),
             release=__version__,
             front=yaml.safe_dump(_front(facts), sort_keys=False),
-            shape=[(key, facts.hf_config[key]) for key in SHAPE if key in facts.hf_config],
-            caveat=hf.model_of(facts.hf_config, "config.json")[1].caveat,
+            shape=[(key, facts.model[key]) for key in SHAPE if key in facts.model],
+            caveat=_caveat(facts),
             run=facts.results.header["run"],
             splits={
                 split: [file for file in files if file["split"] == split]
@@ -101,11 +103,18 @@ def render(facts: Facts) -> str:
 def _front(facts: Facts) -> dict[str, Any]:
     """The front matter, without a license: the run does not know the license of its data."""
     optimizer, _ = _variant(facts.results.header["run"]["model"]["LLM"]["optimizer"])
+    if facts.is_workload:
+        return {"tags": ["lockstep", "workload", optimizer.lower()]}
     front = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     repo_id = facts.start.get("repo_id", "")
     if facts.start.get("commit") and re.fullmatch(HUB_NAME, repo_id):  # it came from the hub
         front["base_model"] = repo_id
-    return front | {"tags": ["lockstep", facts.hf_config["model_type"], optimizer.lower()]}
+    return front | {"tags": ["lockstep", facts.model["model_type"], optimizer.lower()]}
+
+
+def _caveat(facts: Facts) -> str | None:
+    """What transformers does otherwise with such a model."""
+    return None if facts.is_workload else hf.model_of(facts.model, hf.CONFIG)[1].caveat
 
 
 def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:

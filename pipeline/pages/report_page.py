@@ -99,7 +99,8 @@ def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
     before, after = trained["held_out_loss_before"], results.held_out_loss
     loss = None if before is None or after is None else f"{before:.3f} → {after:.3f}"
     when = "at the end of training" if evaluated["held_out_loss"] is None else "exported weights"
-    measured = f"nats per token, {when}; chance is {results.chance:.3f}"
+    chance = "" if results.chance is None else f"; chance is {results.chance:.3f}"
+    measured = f"{results.unit}, {when}{chance}"
     tokens = evaluated["tokens"]
     over_tokens = "" if tokens is None else f"over {tokens:,} held-out tokens"
     parallel = size(trained["bytes_up_of_data_parallel"])

@@ -32,9 +32,15 @@ class Results(NamedTuple):
         return self.trained["held_out_loss"] if measured is None else measured
 
     @property
-    def chance(self) -> float:
-        """Loss of a uniform guess in nats per token: ln(vocabulary size)."""
-        return math.log(self.header["model"]["vocab_size"])
+    def chance(self) -> float | None:
+        """Loss of a uniform guess in nats per token: ln(vocabulary size); None for a workload."""
+        size = self.header["model"].get("vocab_size")
+        return None if size is None else math.log(size)
+
+    @property
+    def unit(self) -> str:
+        """What a loss is counted in."""
+        return "as the workload has it" if self.chance is None else "nats per token"
 
     @property
     def times_less(self) -> float:

@@ -37,7 +37,8 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     before, after = trained["held_out_loss_before"], results.held_out_loss
     loss = "not measured, since nothing is held out"
     if before is not None and after is not None:
-        loss = f"{before:.3f} -> {after:.3f} nats per token (chance: {results.chance:.3f})"
+        chance = "" if results.chance is None else f" (chance: {results.chance:.3f})"
+        loss = f"{before:.3f} -> {after:.3f} {results.unit}{chance}"
     bits, main = evaluated["bits_per_byte"], main_scores(evaluated["tasks"])
     fetched = trained["bytes_to_verify"]
     checked = f"{size(fetched)} of state fetched per peer and round, to recompute others' steps"

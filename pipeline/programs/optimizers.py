@@ -159,6 +159,13 @@ def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
 
 
 @optimizer_of.register
+def _workload(table: tables.OptimizerWorkload, setting: Setting) -> Optimizer:
+    """A workload's local steps arrive as one: where they led to is the params minus that."""
+    del table, setting
+    return sgd(1.0)
+
+
+@optimizer_of.register
 def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
     inner = optimizer_of(table.inner, setting)
     return diloco(inner, _outer(table), inner_steps=table.inner_steps)

@@ -35,7 +35,7 @@ class Replica:
 
     def compile_step(self, own: Tree, work: Work) -> None:
         """Compile a peer's step for such a state and such work; nothing is computed."""
-        self.programs.peer_step.lower(*self.arguments(own, work, 1)).compile()
+        self.programs.compile_step(self.arguments(own, work, 1))
 
     def step(self, own: Tree, work: Work, step: int) -> PeerResult:
         """Take a peer's step from its state on this group, which is donated; waits for nothing."""
@@ -74,6 +74,6 @@ class Replica:
 
     def arguments(self, own: Tree, work: Work, step: int) -> tuple:
         """Return the arguments of `Programs.peer_step`, on this group."""
-        rows_MB = self.group.put_rows(work.rows_MB, axis=1)
+        rows_MB = self.programs.put_rows(self.group, work.rows_MB)
         count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
         return self.params, own, self.shared, rows_MB, count, step

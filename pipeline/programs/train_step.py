@@ -16,7 +16,7 @@ import optax
 
 from pipeline.optim import optimizer as optim
 from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
-from pipeline.programs.placement import keep_cut
+from pipeline.programs.placement import DeviceGroup, keep_cut
 from pipeline.programs.task import Task
 from pipeline.wire.message import Form, form_of
 
@@ -84,6 +84,22 @@ class Programs:
         It donates `own`.
         """
         return jax.jit(self.step_of_a_peer, donate_argnums=1)
+
+    def put_rows(self, group: DeviceGroup, rows_MB: Tree) -> Tree:
+        """Put the rows of a step where it computes with them."""
+        return group.put_rows(rows_MB, axis=1)
+
+    def compile_step(self, arguments: tuple) -> None:
+        """Compile a peer's step for such arguments; nothing is computed."""
+        self.peer_step.lower(*arguments).compile()
+
+    def close(self) -> None:
+        """Let go of processes that compute for it; there are none."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What can change bits beside the versions and devices of JAX: nothing."""
+        return {}
 
     @cached_property
     def align(self) -> Callable[[Tree, Tree, jax.Array], Tree]:

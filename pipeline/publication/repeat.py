@@ -24,7 +24,8 @@ from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup
 from pipeline.tokens.columns import counted
 from pipeline.transcript.transcript import Transcript
-from pipeline.weights import exported, hf
+from pipeline.weights import exported
+from pipeline.workload.choice import check_model, vocab_size
 
 
 class Audited(NamedTuple):
@@ -52,9 +53,9 @@ def audit(folder: Path, publication: Publication, run: runfile.Run) -> Audited:
         raise LockstepError(
             f"{layout.TRANSCRIPT}/rounds.jsonl: {len(entries)} rounds, expected all of {total}"
         )
-    hf.model_of(header.model, f"{layout.TRANSCRIPT}/header.json")  # refuses an unknown model
-    columns, vocab_size = publication.columns, header.model["vocab_size"]
-    rows = given_rows.read(folder / layout.TOKENS, columns, run, vocab_size)
+    check_model(run, header.model, f"{layout.TRANSCRIPT}/header.json")
+    columns = publication.columns
+    rows = given_rows.read(folder / layout.TOKENS, columns, run, vocab_size(header.model))
     index = entries[0].round.data_index
     setup = begin.blank(run, header.model, rows, columns, start, index)
     due, kept = run.snapshots(start), setup.programs.form.kept
@@ -78,7 +79,7 @@ def replay(audited: Audited, verdict: Verdict) -> str | None:
       LockstepError: Something was found that the verdict does not have.
     """
     setup, transcript = audited.setup, audited.transcript
-    why = why_not_bitwise(setup.run, transcript.header)
+    why = why_not_bitwise(setup, transcript.header)
     replayer = Replay(setup, transcript, bitwise=not why)
     found = list(audited.findings)
     for window, peers in audited.drawn:

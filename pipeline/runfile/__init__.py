@@ -36,7 +36,6 @@ from pipeline.runfile.data import (
     LocationSingleUrl,
     ShuffleDontShuffle,
 )
-from pipeline.runfile.evaluate_table import Evaluate
 from pipeline.runfile.optimizer_table import (
     OptimizerAdaDistro,
     OptimizerAdamW,
@@ -54,6 +53,7 @@ from pipeline.runfile.optimizer_table import (
 )
 from pipeline.runfile.psyche import CurrentConfig, OlderConfig
 from pipeline.runfile.run import Run, load, parse
+from pipeline.runfile.runtime_table import Network, Runtime
 from pipeline.runfile.schedule import (
     ScheduleConstant,
     ScheduleCosine,
@@ -62,5 +62,5 @@ from pipeline.runfile.schedule import (
     ScheduleWarmupStableDecay,
 )
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.runfile.tables import Fault, Links, Network, Peers, Runtime
+from pipeline.runfile.tables import Evaluate, Fault, Links, Peers, Workload
 from pipeline.runfile.windows import Snapshots, Window

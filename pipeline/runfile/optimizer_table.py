@@ -91,6 +91,10 @@ class OptimizerSGD(Dense):
         return self
 
 
+class OptimizerWorkload(Dense):
+    """The optimizer of the workload, which takes all local steps of a round by itself."""
+
+
 AnyDense = one_of(Dense)
 
 

@@ -11,11 +11,16 @@ from typing import Annotated, Protocol
 from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import LockstepError
+from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
 from pipeline.runfile.data import Download
-from pipeline.runfile.evaluate_table import Evaluate
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
-from pipeline.runfile.optimizer_table import Compressing, OptimizerVariant
+from pipeline.runfile.optimizer_table import (
+    Compressing,
+    OptimizerStreamingDiLoCo,
+    OptimizerVariant,
+    OptimizerWorkload,
+)
 from pipeline.runfile.psyche import (
     LLM,
     STATE_KEYS,
@@ -24,8 +29,10 @@ from pipeline.runfile.psyche import (
     OlderConfig,
     read_config,
 )
+from pipeline.runfile.runtime_table import Runtime
 from pipeline.runfile.table import Table, missing, wrong
 from pipeline.runfile.tables import (
+    Evaluate,
     Export,
     Fault,
     Faults,
@@ -33,11 +40,23 @@ from pipeline.runfile.tables import (
     Links,
     Peers,
     Pins,
-    Runtime,
     Witness,
+    Workload,
 )
 from pipeline.runfile.windows import Snapshots
 from pipeline.toml_file import read_toml
+
+# The keys of [peers] that say how models of Lockstep compute, and no workload.
+OF_OUR_MODELS = (
+    "layout",
+    "fsdp",
+    "processes",
+    "precision",
+    "attention",
+    "remat",
+    "balance_speed",
+    "scan_layers",
+)
 
 
 class Run(Table):
@@ -52,6 +71,8 @@ class Run(Table):
     """Psyche's model: architecture, data, schedule and optimizer."""
     download: Download = Download()
     """How much of the data is downloaded, and when."""
+    workload: Workload = Workload()
+    """A model of your own, trained by code in workloads/, in a process of its own."""
     peers: Peers = Field(
         default_factory=lambda fields: Peers(count=fields["config"].init_min_clients)
     )
@@ -119,6 +140,11 @@ class Run(Table):
         return self
 
     @model_validator(mode="after")
+    def _workload_fits(self) -> "Run":
+        check_workload(self.workload, self.llm, self.peers)
+        return self
+
+    @model_validator(mode="after")
     def _limit_fits(self) -> "Run":
         limit = self.download.limit
         if limit is None or limit.steps is None:
@@ -137,6 +163,10 @@ class Run(Table):
     @model_validator(mode="after")
     def _faults_fit(self) -> "Run":
         check_faults(self.faults.schedule, self.peers, self.config, self.llm.optimizer)
+        for index, fault in enumerate(self.faults.schedule):
+            if fault.kind == "wrong_precision" and self.workload.factory:
+                text = "a kind without another precision with workload.factory, which has its own"
+                raise wrong(("faults", "schedule", index, "kind"), text)
         return self
 
     @model_validator(mode="after")
@@ -206,6 +236,38 @@ def parse(document: dict, name: str) -> Run:
       LockstepError: The document is not a valid run.
     """
     return validate(Run, document, name)
+
+
+def check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
+    """Check that a workload and the tables of the model that it takes the place of fit.
+
+    Raises:
+      PydanticCustomError: They do not, with the key and what was expected.
+    """
+    where = ("model", "LLM")
+    inner = getattr(llm.optimizer, "inner", None)
+    optimizer = (*where, "optimizer")
+    if isinstance(llm.optimizer, OptimizerWorkload):
+        raise wrong(optimizer, "Workload as the inner optimizer of one with local steps")
+    its_own = isinstance(inner, OptimizerWorkload)
+    if its_own != (workload.inner != "gradient"):
+        text = "Workload" if not its_own else "an optimizer of Lockstep"
+        text += f' with workload.inner = "{workload.inner}"'
+        raise wrong((*optimizer, llm.optimizer.tag(), *(["inner"] if inner else [])), text)
+    if its_own and isinstance(llm.optimizer, OptimizerStreamingDiLoCo):
+        text = "another optimizer with inner = Workload: fragments are adopted between local steps"
+        raise wrong(optimizer, text)
+    if not workload.factory:
+        return
+    if llm.architecture != "HfAuto":
+        raise wrong((*where, "architecture"), "HfAuto with workload.factory, whose model it is")
+    if not isinstance(llm.checkpoint, CheckpointEphemeral | CheckpointRun):
+        text = "Ephemeral with workload.factory, which makes the params, or Run"
+        raise wrong((*where, "checkpoint"), text)
+    for name in OF_OUR_MODELS:
+        if getattr(peers, name) != Peers.model_fields[name].default:
+            text = f"{Peers.model_fields[name].default!r} with workload.factory"
+            raise wrong(("peers", name), text)
 
 
 class Rounds(Protocol):

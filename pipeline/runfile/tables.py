@@ -1,13 +1,12 @@
-"""Lockstep's own tables of a run file: peers, links, faults, the audit and the rest."""
+"""Lockstep's own tables of a run file that results depend on: peers, links, faults, the audit."""
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.table import U16, U32, AsTuple, Count, Distinct, NotNegative, Table, wrong
+from pipeline.runfile.table import U32, AsTuple, Count, Distinct, NotNegative, Table, wrong
 
 Positive = Annotated[float, Field(gt=0)]
 Percent = Annotated[float, Field(ge=0, le=100)]
@@ -19,7 +18,6 @@ Pin = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 FaultName = Literal[tuple(KINDS)]
 PeerNumber = Annotated[int, Field(ge=0)]
-SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 SomePeers = Annotated[tuple[PeerNumber, ...], Field(min_length=1), Distinct, AsTuple]
@@ -252,93 +250,90 @@ class Export(Table):
     checkpointers` say: to the branch, or the folder, `unaudited`."""
 
 
-class Network(Table):
-    """Settings of the network, a part of `[runtime]`."""
-
-    connections: Annotated[int, Field(ge=1, le=256)] = 8
-    """Parallel downloads, of files or ranges of files, 1 to 256."""
-    attempts: Count = 8
-    """Consecutive failures that bring next to nothing, less than 1 KiB and less than half of what
-    is left, after which a download gives up."""
-    stall_seconds: Positive = 30.0
-    """Seconds without a response or a byte that count as a failure."""
-    stream_cache_mb: Positive = 256.0
-    """Memory for streamed tokens, in megabytes; applies with [download] stream."""
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of `stream_cache_mb`."""
-        return round(self.stream_cache_mb * 10**6)
+TaskNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Distinct, AsTuple]
 
 
-class RayCluster(Table):
-    """The Ray cluster that runs the peers, and what each of them takes of it."""
+class Evaluate(Table):
+    """The tasks that the exported model is given, and its text sample."""
 
-    address: str = "auto"
-    """The cluster's address, as for `ray.init`; empty starts a cluster on this host."""
-    cpus: NotNegative = 1.0
-    """Cores that a peer reserves."""
-    gpus: NotNegative = 0.0
-    """GPUs that a peer reserves; one for each of peers.fsdp."""
-    memory_gb: NotNegative = 0.0
-    """Memory that a peer reserves, in 10^9 bytes; 0 reserves none."""
-    strategy: Literal["SPREAD", "DEFAULT", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
-    """How Ray places peers: SPREAD over the hosts, or DEFAULT, on as few as it takes. The strict
-    ones reserve everything at once, in a placement group: each peer on a host of its own, or all on
-    one host."""
-    working_dir: str = ""
-    """Folder of the project that is copied to each host; empty where hosts have it at this path."""
+    tasks: TaskNames = ("next_line",)
+    """Tasks to score the model on. next_line asks which of four lines follows some lines of the
+    held-out text. The others need `pip install -c constraints.txt -e '.[eval]'`: tasks and groups
+    of lm_eval by their names, Psyche's ten by Psyche's names, and YAML files of tasks in lm_eval's
+    form (docs/reference/tasks.md)."""
+    trust_task_code: bool = False
+    """Whether tasks may run code that is not lm_eval's own: functions that YAML files name
+    (`!function`), and metrics that are fetched from the hub as code. Such code runs with
+    all your rights."""
+    questions: Count = 500
+    """Number of questions of next_line, at most."""
+    few_shot: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Number of solved examples before each document; by default, as each task defines it. As in
+    lm_eval, a task whose definition has none stays without."""
+    few_shot_seed: U32 = 1234
+    """Seed of the choice of these examples; lm_eval's own is 1234."""
+    limit: Count | None = None
+    """Number of documents of each task, its first ones; by default all."""
+    batch_size: Count = 32
+    """Requests that are computed at once; changes the last bits of scores."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Rounds between scores while training, which are written to metrics/tasks.tsv; 0 scores
+    nothing."""
+    sample_tasks: TaskNames = ("next_line",)
+    """Tasks that are scored while training, as in `tasks`; each as it is defined."""
+    sample: Count = 100
+    """Number of questions or documents of each task that are asked while training, its first
+    ones."""
+    prompt: str = "def "
+    """Text that the model continues."""
+    max_new_tokens: Count = 64
+    """Number of tokens to generate, at most."""
+    temperature: NotNegative = 0.8
+    """Temperature of the sampler, a divisor of the logits; 0 always takes the most likely token."""
+    seed: U32 = 0
+    """Seed of the sampler."""
 
 
-class Runtime(Network):
-    """Settings that cannot change a result; no stage runs again when they change."""
+FactoryName = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*)?$")]
+Glob = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+Globs = Annotated[tuple[Glob, ...], Distinct, AsTuple]
+Word = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
-    log_level: Literal["debug", "info", "warning"] = "info"
-    """Level of detail of the log."""
-    checkpoint_every: Count = 25
-    """Rounds between training checkpoints: the most work that a kill can cost."""
-    keep_steps: Count = 2
-    """Number of training checkpoints to keep, the newest ones."""
-    carrier: Literal["in_process", "processes", "ray"] = "in_process"
-    """Where peers run. in_process: all in the process that trains. processes: each in a process of
-    its own, which the trainer starts on this host. ray: each an actor of a Ray cluster."""
-    by_hand: Annotated[tuple[PeerNumber, ...], AsTuple] = ()
-    """Peers whose processes the trainer does not start: `lockstep sidecar` starts them, on any host
-    that reaches the trainer. Applies to carrier = "processes"."""
-    listen: Annotated[str, Field(pattern=r"^[^:/]+:[0-9]{1,5}$")] = "127.0.0.1:0"
-    """Address, host:port, where the trainer waits for its peers' processes; port 0 is any free one.
-    A process that connects must know a key of the run. Applies to carrier = "processes"."""
-    answer_seconds: Positive = 600.0
-    """Seconds after which a peer's process that has not started, or not answered, is lost. The
-    first step takes long, since it compiles."""
-    metrics_port: U16 = 0
-    """Port on 127.0.0.1 at which a training serves its numbers to Prometheus, under /metrics; 0
-    serves no metrics."""
-    sinks: Annotated[tuple[SinkName, ...], Distinct, AsTuple] = ()
-    """Experiment trackers that receive a training's curves: TensorBoard, Weights & Biases, MLflow.
-    They need the extra sinks."""
-    sink_dir: str = ""
-    """Folder for the files of sinks; empty is data/tracked."""
-    sink_project: Annotated[str, Field(min_length=1)] = "lockstep"
-    """Name of the project in W&B, and of the experiment in MLflow."""
-    profile: str = ""
-    """First and last round to profile, as in "3:6": an XLA trace, and where a round's time goes, in
-    data/profiles. Empty profiles no round."""
-    ray: RayCluster = RayCluster()
-    """The Ray cluster, for carrier = "ray"."""
-    memory_gb: Positive | None = None
-    """Memory that a model, and the first array of a micro-batch, must fit into, in 10^9 bytes; by
-    default that of the machine or its container. With swap it may be more."""
 
-    @property
-    def profiled(self) -> tuple[int, int] | None:
-        """The first and the last round of `profile`."""
-        first, _, last = self.profile.partition(":")
-        return (int(first), int(last)) if last else None
+class Workload(Table):
+    """A model of your own, trained by code in workloads/, in a process of its own."""
+
+    factory: FactoryName = ""
+    """Function or class that returns the workload, as module:name, with the module in workloads/;
+    empty for none, where the run trains a model that Lockstep has. With one, [model.LLM] has
+    architecture = "HfAuto", checkpoint = "Ephemeral", and max_seq_len numbers in a row."""
+    config: dict[str, JsonValue] = {}
+    """What the factory is called with: any table."""
+    seed: U32 = 0
+    """Seed of the workload's initial params."""
+    include: Globs = ()
+    """Shell patterns of the names of the params that are trained; empty means all."""
+    exclude: Globs = ()
+    """Shell patterns of the names of params that stay as they are, of those included."""
+    inner: Literal["gradient", "worker", "command"] = "gradient"
+    """What the workload computes. gradient: gradients, and the run's optimizer takes the local
+    steps. worker: all local steps of a round, by its own optimizer, in its method run_inner_loop.
+    command: the same, by a command."""
+    command: Annotated[tuple[Word, ...], AsTuple] = ()
+    """The command of inner = "command" and its arguments; {job_manifest} and {result_manifest}
+    stand for the paths of job.json and result.json."""
+    command_seconds: Positive = 3600.0
+    """Seconds after which the command is ended, and its peer is lost."""
 
     @model_validator(mode="after")
-    def _profile_is_a_range(self) -> "Runtime":
-        known = not self.profile or re.fullmatch(r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}", self.profile)
-        if not known or (self.profiled and self.profiled[0] > self.profiled[1]):
-            raise wrong("profile", "first:last, two rounds with first <= last")
+    def _has_what_it_needs(self) -> "Workload":
+        if bool(self.command) != (self.inner == "command"):
+            has = "no command" if self.command else "a program and its arguments"
+            raise wrong("command", f'{has} with inner = "{self.inner}"')
+        if self.command and not self.command[0].strip():
+            raise wrong(("command", 0), "a program")
+        fields = type(self).model_fields.items()
+        changed = [name for name, field in fields if getattr(self, name) != field.default]
+        if changed and not self.factory:
+            raise wrong("factory", f"a factory, module:name, beside {changed[0]}")
         return self

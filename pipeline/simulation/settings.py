@@ -252,6 +252,29 @@ def asked_of(optimizer: Any, learning_rate: Any, others: Mapping[str, Any]) -> A
     return validate(Arguments, document, "simulate")
 
 
+def of_torch(asked: Arguments) -> Arguments:
+    """Return the arguments of a simulation of a torch module.
+
+    Raises:
+      LockstepError: One asks for what only JAX's programs have.
+    """
+    if asked.dtype != "float32":
+        raise LockstepError(
+            f"simulate: dtype is {asked.dtype!r}, expected 'float32' with a torch module, whose "
+            "precision is its own: use torch.autocast in loss_fn"
+        )
+    if asked.layout != "each":
+        raise LockstepError(
+            f"simulate: layout is {asked.layout!r}, expected 'each' with a torch module"
+        )
+    if any(fault.kind == "wrong_precision" for fault in asked.faults):
+        raise LockstepError(
+            "simulate: faults has wrong_precision, expected another kind with a torch module, "
+            "whose precision is its own"
+        )
+    return asked.model_copy(update={"micro_batch": asked.micro_batch or asked.batch_size})
+
+
 def the_optimizer(
     asked: Arguments, optimizer: Any, learning_rate: Any, groups: Sequence[str]
 ) -> Optimizer:

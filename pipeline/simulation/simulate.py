@@ -1,6 +1,7 @@
 """`simulate`: peers train any model with any optimizer, in the rounds that stage train takes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer
 from pipeline.programs.train_step import Programs
-from pipeline.simulation import arguments, examples, settings
+from pipeline.simulation import arguments, examples, settings, torch_module
 from pipeline.simulation.loss_task import LossFn, LossTask
 from pipeline.simulation.nested import Nesting
 from pipeline.simulation.result import Log, Result
 from pipeline.simulation.rounds import Kept, Problem, take_rounds
+from pipeline.simulation.torch_module import TorchLoss, TorchModule
 from pipeline.wire.commitment import tree_hash
+from pipeline.workload.programs import WorkloadPrograms
 
 
 def simulate(  # noqa: PLR0913 - whoever calls it names them
-    loss_fn: LossFn,
-    params: Tree,
+    loss_fn: LossFn | TorchLoss,
+    params: Any,
     train_data: Any,
     eval_data: Any = None,
     *,
@@ -69,8 +72,10 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     Args:
       loss_fn: loss_fn(params, batch, rng) -> scalar, the mean loss of a batch, without aux: arrays
         with a leading axis of examples. rng is a key of (seed, round, peer, local step), for
-        dropout and the like, or None where the loss is measured.
-      params: Any tree of floating-point arrays, such as nested dicts or a state of flax.nnx.
+        dropout and the like, or None where the loss is measured. Of a torch module,
+        loss_fn(module, batch) -> scalar tensor, with tensors, integers in 64 bits.
+      params: Any tree of floating-point arrays, such as nested dicts or a state of flax.nnx; or a
+        torch module, which is trained where it is.
       train_data: NumPy or JAX arrays with a leading axis of examples, in any tree; or a dataset
         with a length whose items are trees of one example's arrays; or factory(peer, num_peers,
         split) that returns either for a peer, with split "train". Without a factory peers share
@@ -95,7 +100,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       seed: Seed of all randomness.
       shuffle: Whether examples come in random order, another in each pass over them.
       micro_batch: Examples per gradient computation; by default the largest that fits into memory,
-        of batch_size, its half, and so on.
+        of batch_size, its half, and so on; of a torch module, batch_size.
       dtype: "float32"; or "bfloat16": what params and examples are cast to before loss_fn, while
         params and states stay in float32.
       layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap".
@@ -134,15 +139,21 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     arguments.check(given | told | {"checkpoint_every": checkpoint_every})
     asked = settings.asked_of(optimizer, learning_rate, given)
     round_settings = asked.round_settings(optimizer)
-    nesting = Nesting(params)
-    first = nesting.nested(params)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
-    task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
     of_peers = examples.of_peers(train_data, peers, seed, shuffle=shuffle)
     held_out = examples.held_out(train_data, eval_data, peers)
-    task.check(of_peers[0].take(np.arange(batch_size)).examples)
-    built = settings.the_optimizer(asked, optimizer, learning_rate, sorted(first))
-    programs = Programs(task, built)
+    build = partial(settings.the_optimizer, asked, optimizer, learning_rate)
+    if torch_module.is_module(params):
+        asked = settings.of_torch(asked)
+        module = TorchModule(params, loss_fn, asked.micro_batch)
+        first, built = module.first, build(sorted(module.first))
+        programs: Programs = WorkloadPrograms(module, built, module, seed)
+    else:
+        nesting = Nesting(params)
+        first = nesting.nested(params)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
+        task = LossTask(loss_fn, nesting, shapes, jnp.dtype(dtype), seed)
+        task.check(of_peers[0].take(np.arange(batch_size)).examples)
+        programs = Programs(task, build(sorted(first)))
     settings.check_signs(asked.faults, programs.form)
     logs_in = arguments.folder("log_dir", log_dir)
     checkpoints_in = arguments.folder("checkpoint_dir", checkpoint_dir)
@@ -150,7 +161,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "params": tree_hash(first),
         "examples": [data.examples.count for data in of_peers],
         "messages": programs.form.header.hex(),
-        "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind},
+        "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+        | programs.environment,
     }
     if callable(learning_rate):
         described["learning_rate"] = "function"

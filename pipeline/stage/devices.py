@@ -108,14 +108,13 @@ def describe(processes: int = 1) -> dict[str, str]:
 
 
 def difference(
-    trained: Mapping[str, str], processes: int = 1
+    here: Mapping[str, str], trained: Mapping[str, str]
 ) -> tuple[str, str | None, str | None] | None:
-    """Return the first thing that `describe` says otherwise here than where a run was trained.
+    """Return the first thing that is otherwise here than where a run was trained.
 
     Returns:
       Its name, what it is here and what it was there; or None where all is equal.
     """
-    here = describe(processes)
     names = sorted(here.keys() | trained.keys())
     found = ((name, here.get(name), trained.get(name)) for name in names)
     return next((each for each in found if each[1] != each[2]), None)

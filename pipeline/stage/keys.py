@@ -21,6 +21,7 @@ from pipeline.toml_file import read_toml
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+WORKLOADS = "workloads"  # models of users: of no account to a run without one
 RUN_FILE = "params/run.toml"  # the name in dvc.yaml; `--run FILE` reads another file instead
 
 
@@ -87,8 +88,14 @@ class Keys:
     def content(self, name: str) -> dict[str, str]:
         """Return what the key of stage `name` digests: a hash of each table, room and stage."""
         tables = {f"[{table}]": _sha256(value) for table, value in self.tables(name).items()}
-        rooms = {path: _digest(PROJECT / path) for path in code(name)}
+        used = [path for path in code(name) if path != WORKLOADS or self._has_workload]
+        rooms = {path: digest_of_source(PROJECT / path) for path in used}
         return tables | rooms | {f"stage {need}": self.key(need) for need in needs(name)}
+
+    @property
+    def _has_workload(self) -> bool:
+        """Whether code of a user runs: else it is of no account what is in the folder of it."""
+        return bool(self.table("workload").get("factory"))
 
     def made(self, name: str) -> str:
         """Return the file whose presence means that stage `name` is done."""
@@ -99,8 +106,8 @@ def _sha256(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files without caches."""
+def digest_of_source(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's names and contents without caches."""
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     files = [file for file in files if "__pycache__" not in file.parts]
     if not files:

@@ -12,11 +12,11 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import driver, links
+from pipeline.stage import devices
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.fused_peers import FusedPeers
 from pipeline.swarm.peers import Rows, SimulatedPeers
@@ -28,6 +28,7 @@ from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 from pipeline.weights.trees import load_nested, load_tree
 from pipeline.wire.commitment import tree_hash
+from pipeline.workload.choice import programs_of, read_model, vocab_size
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +67,14 @@ class Setup:
 
     Attributes:
       run: The whole run.
-      hf_config: The model's `config.json`.
+      model: The model's `config.json`, or what its workload said of itself.
       programs: The run's jitted programs.
       data: The rows to train on.
       start: The state before the first round.
     """
 
     run: runfile.Run
-    hf_config: dict
+    model: dict
     programs: Programs
     data: Rows
     start: Start
@@ -83,6 +84,10 @@ class Setup:
         """What a round reads of the run."""
         return RoundSettings.of(self.run)
 
+    def environment(self, processes: int = 1) -> dict[str, str]:
+        """Return what here can change the bits of a result, with so many processes of a peer."""
+        return devices.describe(processes) | self.programs.environment
+
 
 def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     """Read what the stages convert and download left in `init` and `shards`.
@@ -91,10 +96,11 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
       LockstepError: The run asks for what the model or the data cannot have, or an earlier run's
         state is of another number of peers or another optimizer.
     """
-    hf_config, columns = read_json(init / "hf" / "config.json"), read_shards(shards).columns
-    programs = programs_of(run, hf_config, trained_steps(init), columns)
+    listed = read_shards(shards)
+    model = read_model(run, init, listed)
+    programs = programs_of(run, model, trained_steps(init), listed.columns)
     start = _read_start(init, run, programs)
-    return Setup(run, hf_config, programs, rows(run, hf_config, shards), start)
+    return Setup(run, model, programs, rows(run, model, shards), start)
 
 
 def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
@@ -109,18 +115,18 @@ def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
     return setup
 
 
-def rows(run: runfile.Run, hf_config: dict, shards: Path) -> Rows:
+def rows(run: runfile.Run, model: dict, shards: Path) -> Rows:
     """Return the rows that a run trains on, from what stage download left in `shards`."""
     listed = read_shards(shards)
     if not run.held_out.sequences:  # nothing is measured
         listed = listed.all_to_train()
-    length, vocab_size = run.llm.max_seq_len, hf_config["vocab_size"]
-    return Sequences(shards, listed, "train", length, run.runtime, vocab_size)
+    length, bound = run.llm.max_seq_len, vocab_size(model)
+    return Sequences(shards, listed, "train", length, run.runtime, bound)
 
 
 def blank(
     run: runfile.Run,
-    hf_config: dict,
+    model: dict,
     data: Rows,
     columns: tuple[Column, ...],
     step: int,
@@ -130,12 +136,12 @@ def blank(
 
     `step` rounds and `data_index` sequences are behind the run, 0 unless it extends another one.
     """
-    programs = programs_of(run, hf_config, step, columns)
+    programs = programs_of(run, model, step, columns)
     params = programs.task.shapes
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     shapes = State(params, shared, (own,) * run.peers.count)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    return Setup(run, hf_config, programs, data, Start(state, step, data_index))
+    return Setup(run, model, programs, data, Start(state, step, data_index))
 
 
 def make_peers(
@@ -209,10 +215,12 @@ def _check_tokens(setup: Setup, shards: Path) -> None:
             f"{shards}: {found} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
             f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
         )
-    known, vocab_size = read_shards(shards).vocab_size, setup.hf_config["vocab_size"]
-    if known is not None and known > vocab_size:
+    known, bound = read_shards(shards).vocab_size, vocab_size(setup.model)
+    if bound is None:
+        return
+    if known is not None and known > bound:
         log.warning(
             f"train: warning: the tokenizer in {shards} has {known} tokens, and the model "
-            f"{vocab_size}: token ids beyond the model's vocabulary are rejected when read"
+            f"{bound}: token ids beyond the model's vocabulary are rejected when read"
         )
-    check_ids(shards, vocab_size, run.llm.max_seq_len)
+    check_ids(shards, bound, run.llm.max_seq_len)

@@ -15,6 +15,7 @@ from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import PeerResult, Programs, Work
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
+from pipeline.workload.worker_process import WorkerError
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +182,7 @@ class SimulatedPeers(RunningPeers):
         """Take the step of every peer that has work; the others' state stays as it is."""
         results: dict[int, PeerResult] = {}
         latest: dict[DeviceGroup, PeerResult] = {}
+        failed: dict[int, WorkerError] = {}
         for peer, given in asked.work.items():
             replica = self._replica_of(peer)
             if replica.group in latest and jax.default_backend() == "cpu":
@@ -188,9 +190,14 @@ class SimulatedPeers(RunningPeers):
                 latest[replica.group].loss.block_until_ready()
             if peer in asked.imprecise:
                 replica = replace(replica, programs=self.programs.imprecise)
-            result = replica.step(self._own[peer], given, asked.number)
+            try:
+                result = replica.step(self._own[peer], given, asked.number)
+            except WorkerError as error:  # of a workload
+                failed[peer] = error
+                continue
             results[peer] = latest[replica.group] = result
             self._own[peer] = results[peer].own
+        self._lose(failed, asked)
         # only now wait: until here, the groups worked side by side
         done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
         return {
@@ -267,6 +274,13 @@ class SimulatedPeers(RunningPeers):
         """Return a copy of the whole state on the host."""
         own = tuple(self._own_by_peer())
         return jax.tree.map(np.array, State(self._first.params, self._first.shared, own))
+
+    def _lose(self, failed: Mapping[int, WorkerError], asked: RoundSteps) -> None:
+        """Lose peers whose workload failed; where it failed all, it is no peer's fault."""
+        if failed and failed.keys() == asked.work.keys():
+            raise next(iter(failed.values()))
+        for peer, error in failed.items():
+            self.distrust(peer, str(error))
 
     @property
     def _first(self) -> Replica:

@@ -9,7 +9,6 @@ import jax
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.programs.language_model import programs_of
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import links
 from pipeline.stage.artifacts import read_json
@@ -18,6 +17,7 @@ from pipeline.swarm import in_time
 from pipeline.swarm.device_memory import DeviceMemory, run_memory
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.weights.earlier_run import trained_steps
+from pipeline.workload.choice import programs_of
 
 ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl, about
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.wire.commitment import tree_hash
+from pipeline.weights.trees import fitted, is_blob
+from pipeline.wire.commitment import flatten, tree_hash
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +104,13 @@ class Checkpoints:
     def _load(self, step: int, like: Tree) -> Saved:
         # one after the other: where one is damaged, orbax forgets to await what loads the other
         loaded: dict[str, Any] = {}
-        for name, form in (("rest", None), ("state", like)):
+        # orbax cuts an array to the length that it is told, which of a blob nobody knows
+        blobs = any(map(is_blob, jax.tree.leaves(like)))
+        for name, form in (("rest", None), ("state", None if blobs else like)):
             loaded |= self._checkpointer.load_checkpointables(step, {name: form})
         state = jax.tree.map(np.asarray, loaded["state"])
+        if blobs:
+            state = fitted(flatten(state), like, self.folder)
         rest = json.loads(loaded["rest"]["json"])
         if tree_hash(state) != rest.pop("sha256"):
             raise ValueError("found another state than was saved")

@@ -95,7 +95,7 @@ def test_a_peer_that_commits_to_a_false_state_and_goes_on_from_it_is_named_and_n
 
     def lie(carrier: Loopback, one: Asked, answer: Answered) -> Answered:
         if one.operation == "train" and one.values.step == step:
-            operations = carrier.of[liar].worker
+            operations = carrier.of[liar].holder
             false = jax.tree.map(lambda x: x * -1.5, operations.own)
             operations.own, answer.header.values["hash"] = false, tree_hash(false)
         return answer
@@ -163,8 +163,13 @@ def test_a_real_process_that_lies_costs_nobody_else_anything(tmp_path, monkeypat
     liar = tmp_path / "liar"
     liar.mkdir()
     (liar / "sitecustomize.py").write_text(LIES)
-    path, devices_of = f"{liar}{os.pathsep}{tiny.PROJECT}", launch._devices_of
-    monkeypatch.setattr(launch, "_devices_of", lambda *x: devices_of(*x) | {"PYTHONPATH": path})
+    path, processes = f"{liar}{os.pathsep}{tiny.PROJECT}", launch.Processes
+
+    def with_a_liar(hub, scratch, spawned, environment_of, *rest):
+        changed = lambda place: environment_of(place) | {"PYTHONPATH": path}  # noqa: E731
+        return processes(hub, scratch, spawned, changed, *rest)
+
+    monkeypatch.setattr(launch, "Processes", with_a_liar)
     output = tiny.make(run_file, root, "download", "convert", "train")
     lost = [line for line in output.splitlines() if " is lost: " in line]
     assert lost and all("train: peer 0 is lost: " in line for line in lost), output

@@ -130,7 +130,8 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
             form=SimpleNamespace(like=MESSAGE), task=SimpleNamespace(columns=("text",))
         ),
         start=SimpleNamespace(state=State(PARAMS, SHARED, (OWN,) * PEERS), step=0),
-        hf_config={},
+        model={},
+        environment=devices.describe,
     )
     carrier = Told(lie)
     keeps = iter([False, True]).__next__

@@ -19,7 +19,7 @@ from pipeline.carrier import ray_actors
 from pipeline.carrier.frames import AnswerHeader, RequestHeader, decode, encode
 from pipeline.carrier.operation_tables import Asked
 from pipeline.errors import LockstepError
-from pipeline.runfile.tables import RayCluster
+from pipeline.runfile.runtime_table import RayCluster
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.transcript import Transcript
 from tests import tiny

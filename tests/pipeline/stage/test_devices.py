@@ -91,8 +91,8 @@ def test_the_description_holds_what_can_change_bits_and_no_core_count():
 
 def test_the_first_difference_from_where_a_run_was_trained_is_named():
     here = devices.describe()
-    assert devices.difference(here) is None
-    assert devices.difference(here | {"jax": "0.0"}) == ("jax", here["jax"], "0.0")
-    assert devices.difference(here | {"later": "x"}) == ("later", None, "x")
+    assert devices.difference(here, here) is None
+    assert devices.difference(here, here | {"jax": "0.0"}) == ("jax", here["jax"], "0.0")
+    assert devices.difference(here, here | {"later": "x"}) == ("later", None, "x")
     less = {name: value for name, value in here.items() if name != "threads"}
-    assert devices.difference(less) == ("threads", here["threads"], None)
+    assert devices.difference(here, less) == ("threads", here["threads"], None)

@@ -47,9 +47,9 @@ def test_a_value_changes_the_keys_of_just_the_stages_that_depend_on_it(tmp_path,
 
 def test_a_room_changes_the_keys_of_just_the_stages_that_import_it(tmp_path, monkeypatch):
     before = keys_of(tmp_path, RUN)
-    digest = keys._digest
+    digest = keys.digest_of_source
     monkeypatch.setattr(
-        keys, "_digest", lambda path: "edited" if path.name == "wire" else digest(path)
+        keys, "digest_of_source", lambda path: "edited" if path.name == "swarm" else digest(path)
     )
     after = keys_of(tmp_path, RUN)
     found = {stage for stage in STAGES if before[stage] != after[stage]}
@@ -73,8 +73,8 @@ def test_a_folder_is_digested_by_name_and_content_without_caches(tmp_path, monke
     folder = tmp_path / "code"
     (folder / "__pycache__").mkdir(parents=True)
     (folder / "a.py").write_text("1")
-    first = keys._digest(folder)
+    first = keys.digest_of_source(folder)
     (folder / "__pycache__" / "a.pyc").write_text("compiled")
-    assert keys._digest(folder) == first
+    assert keys.digest_of_source(folder) == first
     (folder / "a.py").rename(folder / "b.py")
-    assert keys._digest(folder) != first
+    assert keys.digest_of_source(folder) != first

@@ -24,14 +24,14 @@ def test_a_finished_run_runs_nothing_again_and_a_change_is_named_where_it_matter
     assert found["export"] == CHANGED + "stage witness"
     run_file.write_text(text)
 
-    digest = keys._digest
+    digest = keys.digest_of_source
     with monkeypatch.context() as patch:
-        edited = lambda path: "edited" if path.name == "wire" else digest(path)  # noqa: E731
-        patch.setattr(keys, "_digest", edited)
+        edited = lambda path: "edited" if path.name == "swarm" else digest(path)  # noqa: E731
+        patch.setattr(keys, "digest_of_source", edited)
         found = reruns.reasons(run_file, tmp_path)
     assert found["convert"] is None
-    assert found["train"] == CHANGED + "pipeline/wire"
-    assert found["witness"] == CHANGED + "pipeline/wire, stage train"
+    assert found["train"] == CHANGED + "pipeline/swarm"
+    assert found["witness"] == CHANGED + "pipeline/swarm, stage train"
 
     shutil.rmtree(tmp_path / "data" / "init")
     found = reruns.reasons(run_file, tmp_path)

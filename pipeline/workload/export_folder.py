@@ -1,0 +1,80 @@
+"""The folder of an exported workload: its params, what it said of itself, and its own files.
+
+    params.safetensors    the params that peers agreed on, by the workload's names
+    workload.json         what the workload said of itself, and the hash of its code
+    ...                   what its method `save` writes, such as a Hugging Face folder
+
+The first two are ours: the audit is of these params. The others are the workload's word.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+from pipeline.stage.artifacts import write_json
+from pipeline.stage.given_files import check_file
+from pipeline.weights import tensorfile
+from pipeline.weights.tensorfile import TensorFile
+from pipeline.workload.description import FILE, Description
+from pipeline.workload.worker import Worker
+
+PARAMS, CARD = "params.safetensors", "README.md"
+SAVES = "save"  # the capability of a workload that writes files of its own
+
+
+def write(
+    folder: Path, worker: Worker, described: Description, params: TensorFile, dtype: str
+) -> None:
+    """Write a workload's params, named by their paths joined with "/", and have it save its model.
+
+    Raises:
+      LockstepError: The workload writes a link, or a file that is ours.
+    """
+    specs = {t.name: tensorfile.spec_of(dtype, t.shape) for t in described.tensors}
+
+    def values(name: str) -> np.ndarray:
+        return np.ascontiguousarray(params[name.replace(".", "/")].astype(dtype))
+
+    tensorfile.write(folder / PARAMS, specs, lambda name: tensorfile.pieces(values(name)))
+    write_json(folder / FILE, described.model_dump(mode="json"))
+    if SAVES not in worker.capabilities:
+        return
+    saved = folder / ".saved"
+    saved.mkdir()
+    worker.save(read(folder, described), saved)
+    for path in sorted(saved.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            check_file(path, saved)
+    for path in sorted(saved.iterdir()):
+        if path.name == CARD:  # PEFT writes one; the card of the run takes its place
+            continue
+        if path.name in (PARAMS, FILE):
+            raise LockstepError(
+                f"workload {described.factory}: save: found {path.name} among its files, expected "
+                "another name: that one is Lockstep's"
+            )
+        path.rename(folder / path.name)
+    shutil.rmtree(saved)
+
+
+def read(folder: Path, described: Description) -> Tree:
+    """Return the params of an exported workload: nested dicts of float32 arrays.
+
+    Raises:
+      LockstepError: They are not those that the workload has.
+    """
+    stored = TensorFile(folder / PARAMS)
+    leaves = []
+    for tensor in described.tensors:
+        found = stored.get(tensor.name)
+        if found is None or found.shape != tensor.shape:
+            is_there = "missing" if found is None else f"of shape {[*found.shape]}"
+            raise LockstepError(
+                f"{folder / PARAMS}: tensor {tensor.name} is {is_there}, expected shape "
+                f"{[*tensor.shape]} as {FILE} says"
+            )
+        leaves.append(np.asarray(found, np.float32))
+    return described.nested(leaves)

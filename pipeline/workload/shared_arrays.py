@@ -1,0 +1,66 @@
+"""Arrays that this process and a worker share: a file that both map, so that nothing travels."""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+IN_MEMORY = Path("/dev/shm")  # a file system without a disk
+SPARE = 2**27  # bytes that are left to others there
+
+
+class SharedArrays:
+    """Params, gradients and rows in a file, which is in memory where there is room.
+
+    Attributes:
+      params: float32 [parameters], what the worker computes at.
+      gradients: float32 [parameters], what it writes.
+      rows: int32, one row after the other.
+
+    Args:
+      folder: Where the file is if there is no room in memory.
+      parameters: How many numbers the params have.
+      row_bytes: Room for rows.
+    """
+
+    def __init__(self, folder: Path, parameters: int, row_bytes: int):
+        self._folder, self._parameters = folder, parameters
+        self._open(row_bytes)
+
+    def grow_rows(self, row_bytes: int) -> None:
+        """Make room for so many bytes of rows, in a new file; what was in the old one is lost."""
+        self.close()
+        self._open(row_bytes)
+
+    def request(self) -> dict:
+        """Return the arguments of a worker's `open_arrays`: the path, and where each array is."""
+        size = 4 * self._parameters
+        return {
+            "path": str(self._path),
+            "params": [0, self._parameters],
+            "gradients": [size, self._parameters],
+            "rows": [2 * size, self.rows.nbytes],
+        }
+
+    def close(self) -> None:
+        """Take the file away; whoever has mapped it keeps it until it ends."""
+        self._path.unlink(missing_ok=True)
+
+    def _open(self, row_bytes: int) -> None:
+        row_words = max(1, -(-row_bytes // 4))
+        total = 4 * (2 * self._parameters + row_words)
+        in_memory = IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > total + SPARE
+        place = IN_MEMORY if in_memory else self._folder
+        self._path = place / f"lockstep-{secrets.token_hex(16)}"
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.truncate(descriptor, total)
+            with os.fdopen(os.dup(descriptor), "r+b") as file:
+                words = np.memmap(file, "<i4", "r+", shape=(total // 4,)).view(np.ndarray)
+        finally:
+            os.close(descriptor)
+        values = words[: 2 * self._parameters].view("<f4")
+        self.params, self.gradients = values[: self._parameters], values[self._parameters :]
+        self.rows = words[2 * self._parameters :]

@@ -1,0 +1,129 @@
+"""`simulate` of a torch module: the same rounds, on torch's gradients."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lockstep import LockstepError, simulate
+
+ROWS, WIDTH, CLASSES = 96, 6, 3
+
+
+class Net(torch.nn.Module):
+    """As EXO Gym's: the module takes a batch and returns its loss."""
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.hidden = torch.nn.Linear(WIDTH, 8)
+        self.dropout = torch.nn.Dropout(dropout)
+        self.out = torch.nn.Linear(8, CLASSES)
+
+    def forward(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.out(self.dropout(torch.relu(self.hidden(x)))), y)
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Items are pairs of tensors."""
+
+    def __init__(self):
+        draw = np.random.default_rng(0)
+        self.x = draw.standard_normal((ROWS, WIDTH)).astype(np.float32)
+        self.y = (self.x @ draw.standard_normal((WIDTH, CLASSES))).argmax(1)
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return torch.from_numpy(self.x[index]), torch.tensor(self.y[index])
+
+
+def net(dropout: float = 0.0) -> Net:
+    torch.manual_seed(0)
+    return Net(dropout)
+
+
+def run(module=None, **changes):
+    given = {"optimizer": "diloco", "peers": 2, "steps": 3, "batch_size": 8, "learning_rate": 1e-2}
+    given = given | {"optimizer": {"DiLoCo": {"inner_steps": 3}}} | changes
+    loss = given.pop("loss", lambda module, batch: module(batch))
+    return simulate(loss, module or net(), Pictures(), show_progress=False, **given)
+
+
+def equal(a, b) -> bool:
+    return all(torch.equal(a.params[name], b.params[name]) for name in a.params)
+
+
+def test_plain_data_parallelism_is_torchs_own_sgd_on_all_the_rows():
+    sgd = {"SGD": {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}}
+    found = run(optimizer=sgd, learning_rate=0.1, shuffle=False, steps=4, peers=2)
+    module, data = net(), Pictures()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        rows = slice(16 * step, 16 * (step + 1))
+        optimizer.zero_grad()
+        module((torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))).backward()
+        optimizer.step()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(found.params[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["distro", {"DiLoCo": {"inner_steps": 3}}])
+def test_the_same_arguments_give_the_same_bits_with_dropout_too(optimizer):
+    first = run(net(0.5), optimizer=optimizer)
+    assert equal(first, run(net(0.5), optimizer=optimizer))
+    assert not equal(first, run(net(0.5), optimizer=optimizer, seed=1))
+
+
+def test_micro_batches_change_rounding_alone():
+    whole, cut = run(), run(micro_batch=3)
+    for name, tensor in whole.params.items():
+        torch.testing.assert_close(cut.params[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_it_learns_and_the_result_is_a_state_dict():
+    held_out = Pictures()
+    found = run(steps=12, eval_data=(held_out.x, held_out.y), eval_every=12)
+    before, after = found.validation["loss"]
+    assert after < 0.7 * before
+    module = Net()
+    module.load_state_dict(found.params)
+
+
+def test_it_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path):
+    whole = run(net(0.5), steps=4)
+    given = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    run(net(0.5), steps=2, **given)
+    assert equal(whole, run(net(0.5), steps=4, **given))
+
+
+def test_a_liar_is_ejected_by_verifiers():
+    faults = [{"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}]
+    found = run(optimizer="distro", peers=4, verification_percent=50, steps=8, faults=faults)
+    assert found.fired["sign_flip"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "bfloat16"}, "simulate: dtype is 'bfloat16', expected 'float32' with a torch"),
+        ({"layout": "vmap"}, "simulate: layout is 'vmap', expected 'each' with a torch module"),
+        (
+            {"loss": lambda module: 0},
+            "simulate: loss_fn is a function that cannot be called so: .* expected loss_fn",
+        ),
+        (
+            {"faults": [{"kind": "wrong_precision", "peer": 0, "rounds": [1, 2]}]},
+            "simulate: faults has wrong_precision, expected another kind",
+        ),
+        (
+            {"module": net().requires_grad_(False)},
+            "simulate: params is a Net without a param that requires a gradient",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(changes, message):
+    with pytest.raises(LockstepError, match=message) as error:
+        run(**changes)
+    assert "\n" not in str(error.value)
