@@ -1,0 +1,1 @@
+"""A user's model in a process and an environment of its own."""
