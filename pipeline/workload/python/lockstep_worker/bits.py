@@ -1,0 +1,58 @@
+"""What decides the bits of a result: packages, device, threads, and the seed of every generator."""
+
+import hashlib
+import json
+import platform
+import random
+import sys
+
+import numpy as np
+
+# Told where they are imported.
+PACKAGES = (
+    "accelerate",
+    "flax",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "peft",
+    "torch",
+    "transformers",
+)
+
+
+def environment(device: str) -> dict:
+    """Versions of the packages that are imported, the machine, the device and its threads."""
+    imported = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
+    facts: dict = {"python": platform.python_version(), "machine": platform.machine()}
+    facts |= {name: str(getattr(package, "__version__", "?")) for name, package in imported.items()}
+    facts |= {"device": device, "threads": None}
+    torch = imported.get("torch")
+    if torch is not None:
+        facts["threads"] = torch.get_num_threads()
+        facts["torch_cpu"] = torch.backends.cpu.get_cpu_capability()  # AVX2, AVX512, ...
+        if device.startswith("cuda"):
+            facts["device"] = f"{device} {torch.cuda.get_device_name(device)}"
+    return facts
+
+
+def use_threads(count: int | None) -> None:
+    """Compute with so many threads, where there is something that can be told."""
+    torch = sys.modules.get("torch")
+    if torch is not None and count is not None:
+        torch.set_num_threads(count)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every global generator that is imported."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed % 2**63)  # those of GPUs too
+
+
+def seed_of(batches: list) -> int:
+    """A seed for an inner loop whose host sends none: of what it trains on."""
+    ids = [batch.get("microshard_ids") for batch in batches]
+    return int.from_bytes(hashlib.sha256(json.dumps(ids).encode()).digest()[:4], "big")

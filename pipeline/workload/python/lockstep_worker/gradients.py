@@ -1,0 +1,246 @@
+"""The capability `gradient`: parameters, gradients and rows in a file that host and worker map.
+
+A user's object needs `init(seed)`, `gradient(params, rows)` and, to be measured, `measure(params,
+rows)`, over dicts of NumPy arrays. An object with `bind(seed, travels)`, which the base classes
+have, gives what `ArrayModel` gives here, and so reads and writes the mapped arrays itself.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import bits, frames, packs, rows
+
+METHODS = {
+    "begin": "gradient",
+    "open_arrays": "gradient",
+    "init": "gradient",
+    "gradient": "gradient",
+    "measure": "measure",
+    "evaluate_params": "evaluate",
+    "save_params": "save",
+    "dataset": "dataset",
+}  # and the capability that each needs
+Travels = Callable[[str], bool]
+
+
+def offers(workload: Any, capability: str) -> bool:
+    """Whether an object has a capability."""
+    bound = capability in ("gradient", "measure") and hasattr(workload, "bind")
+    return bound or callable(getattr(workload, capability, None))
+
+
+class ArrayModel:
+    """A user's functions over dicts of NumPy arrays, bound to mapped arrays.
+
+    Attributes:
+        tensors: name, shape and dtype of what travels, in order.
+        stays: why, name and array of all else: `frozen`, `excluded`, `buffer` or `integer`.
+        tied: other names of what travels.
+    """
+
+    def __init__(self, workload: Any, seed: int, travels: Travels):
+        self.workload = workload
+        arrays = {name: np.asarray(value) for name, value in sorted(workload.init(seed).items())}
+        moves = {name: packs.is_float(value) and travels(name) for name, value in arrays.items()}
+        self.initial = {name: value for name, value in arrays.items() if moves[name]}
+        self.rest = {name: value for name, value in arrays.items() if not moves[name]}
+        self.tensors = [
+            {"name": name, "shape": list(value.shape), "dtype": packs.dtype_name(value)}
+            for name, value in self.initial.items()
+        ]
+        self.stays = [
+            ("excluded" if packs.is_float(value) else "integer", name, value)
+            for name, value in self.rest.items()
+        ]
+        self.tied: dict[str, str] = {}
+
+    def open(self, params: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> None:
+        """Read parameters here and write gradients there, float32 by name."""
+        self.params, self.gradients = params, gradients
+
+    def init(self) -> None:
+        """Write the parameters as they begin."""
+        for name, value in self.initial.items():
+            self.params[name][...] = value
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All arrays, as the user's functions get them."""
+        now = {
+            name: self.params[name].astype(value.dtype, copy=False)
+            for name, value in self.initial.items()
+        }
+        return {**now, **self.rest}
+
+    def begin(self) -> None:
+        """Before the micro-batches of a gradient."""
+        for into in self.gradients.values():
+            into[...] = 0
+
+    def accumulate(self, some: Any, weight: float) -> float:
+        """Add the gradient of some rows, weighted; their mean loss."""
+        loss, gradients = self.workload.gradient(self.state(), some)
+        if gradients.keys() != self.gradients.keys():
+            missing, extra = (sorted(a - b) for a, b in _both_ways(self.gradients, gradients))
+            raise ValueError(f"gradients: missing {missing}, not expected {extra}")
+        for name, into in self.gradients.items():
+            value = np.asarray(gradients[name], np.float32)
+            if value.shape != into.shape:
+                raise ValueError(f"gradient {name!r}: shape {value.shape}; {into.shape} expected")
+            into += value if weight == 1 else np.float32(weight) * value
+        return float(loss)
+
+    def finish(self) -> None:
+        """After the micro-batches of a gradient."""
+
+    def losses(self, some: Any) -> np.ndarray:
+        """The mean loss of each row."""
+        return np.asarray(self.workload.measure(self.state(), some), np.float64)
+
+
+def _both_ways(one: dict, other: dict) -> list:
+    return [(one.keys(), other.keys()), (other.keys(), one.keys())]
+
+
+class Session:
+    """What a host asks of the capability, one method of the protocol each."""
+
+    def __init__(self, workload: Any):
+        self.workload = workload
+        self.bound: Any = None
+        self.opened = False
+
+    def answer(self, method: str, params: Any) -> dict:
+        """The result of one of `METHODS`."""
+        if not offers(self.workload, METHODS[method]):
+            raise ValueError(f"{type(self.workload).__name__} has no {METHODS[method]}")
+        if method not in ("begin", "dataset") and self.bound is None:
+            raise ValueError(f"{method} before begin")
+        if method not in ("begin", "dataset", "open_arrays") and not self.opened:
+            raise ValueError(f"{method} before open_arrays")
+        return getattr(self, method)(params)
+
+    def begin(self, params: Any) -> dict:
+        """Build the model from its config and a seed, and say what of it travels."""
+        self.spec, self.micro_batch = params["rows"], params["micro_batch"]
+        self.width = rows.row_width(self.spec)
+        globs, seed = packs.plain_filter(params["state_dict_filter"]), params["seed"]
+        if self.micro_batch < 1:
+            raise ValueError(f"micro_batch {self.micro_batch}; 1 or more expected")
+        bits.use_threads(params.get("threads"))
+        bits.seed_generators(seed)
+        make = getattr(self.workload, "bind", None) or self._arrays
+        self.bound, self.opened = make(seed, lambda name: packs.allows(globs, name)), False
+        tensors, stays = self.bound.tensors, sorted(self.bound.stays, key=lambda part: part[1])
+        if not tensors:
+            raise ValueError(
+                f"no parameter travels: {len(stays)} tensors, none of them is trainable and let "
+                f"through by include_globs {globs['include_globs']} and "
+                f"exclude_globs {globs['exclude_globs']}; 1 or more expected"
+            )
+        return {
+            "tensors": tensors,
+            "frozen": [{"name": n, "why": why} for why, n, _ in stays if why != "integer"],
+            "integers": [name for why, name, _ in stays if why == "integer"],
+            "tied": self.bound.tied,
+            "parameter_count": sum(_size(tensor) for tensor in tensors),
+            "layout_hash": packs.layout_hash(tensors),
+            "frozen_sha256": packs.digest((name, value) for _, name, value in stays),
+        }
+
+    def _arrays(self, seed: int, travels: Travels) -> ArrayModel:
+        return ArrayModel(self.workload, seed, travels)
+
+    def open_arrays(self, params: Any) -> dict:
+        """Map the host's file."""
+        count = sum(_size(tensor) for tensor in self.bound.tensors)
+        mapped = np.memmap(params["path"], np.uint8, "r+")
+        views = []
+        for region in ("params", "gradients"):
+            offset, found = params[region]
+            if found != count or offset + 4 * count > len(mapped):
+                raise ValueError(
+                    f"{params['path']}: {region} of {found} values at {offset} in {len(mapped)} "
+                    f"bytes; {count} values expected"
+                )
+            views.append(self._views(mapped[offset : offset + 4 * count].view("<f4")))
+        offset, size = params["rows"]
+        self.words = mapped[offset : offset + size].view("<i4")
+        self.bound.open(*views)
+        self.opened = True
+        return {"ok": True}
+
+    def _views(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        views, at, values = {}, 0, np.asarray(values)
+        for tensor in self.bound.tensors:
+            piece = values[at : (at := at + _size(tensor))]
+            views[tensor["name"]] = piece.reshape(tensor["shape"])
+        return views
+
+    def init(self, params: Any) -> dict:
+        """Write the parameters as they begin."""
+        self.bound.init()
+        return {"ok": True}
+
+    def _pieces(self, params: Any) -> list:
+        """The rows that lie there, decoded, in micro-batches, each with its weight."""
+        count, width = params["rows"], params["width"]
+        if count < 1 or width != self.width or count * width > len(self.words):
+            raise ValueError(
+                f"{count} rows of {width} words, room for {len(self.words)} words; "
+                f"1 or more rows of {self.width} words expected"
+            )
+        words = np.array(self.words[: count * width]).reshape(count, width)
+        starts = range(0, count, self.micro_batch)
+        cuts = [words[start : start + self.micro_batch] for start in starts]
+        return [(rows.decoded(cut, self.spec), len(cut) / count) for cut in cuts]
+
+    def gradient(self, params: Any) -> dict:
+        """Write the mean gradient over the rows; the same arguments give the same bits."""
+        bits.seed_generators(params["seed"])
+        self.bound.begin()
+        loss = 0.0
+        for some, weight in self._pieces(params):
+            loss += weight * self.bound.accumulate(some, weight)
+        self.bound.finish()
+        return {"loss": frames.finite(loss)}
+
+    def measure(self, params: Any) -> dict:
+        """The mean loss of each row, without a gradient."""
+        losses: list = []
+        for some, weight in self._pieces(params):
+            found = np.asarray(self.bound.losses(some), np.float64)
+            expected = (round(weight * params["rows"]),)
+            if found.shape != expected:
+                raise ValueError(f"losses of shape {found.shape}; {expected} expected, one a row")
+            losses += [frames.finite(loss) for loss in found]
+        return {"losses": losses}
+
+    def evaluate_params(self, params: Any) -> dict:
+        """What the user's object measures with the parameters as they are."""
+        metrics = self.workload.evaluate(self.bound.state(), params["split"])
+        return {"metrics": frames.metrics_of(metrics)}
+
+    def save_params(self, params: Any) -> dict:
+        """Let the user's object write the parameters as they are into a folder."""
+        self.workload.save(self.bound.state(), params["path"])
+        return {"ok": True}
+
+    def dataset(self, params: Any) -> dict:
+        """Write the user's data, one file of NumPy an array, [N, ...] each."""
+        listed, folder = [], Path(params["path"])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in self.workload.dataset(params["split"]).items():
+            array, file = np.ascontiguousarray(value), f"{name}.npy"
+            if Path(file).name != file or array.dtype.hasobject:
+                raise ValueError(f"array {name!r} of {array.dtype}; a file's name, no objects")
+            np.save(folder / file, array)
+            facts = {"dtype": array.dtype.name, "shape": list(array.shape)}
+            listed.append({"name": name, "file": file, **facts})
+        return {"arrays": listed}
+
+
+def _size(tensor: dict) -> int:
+    return int(np.prod(tensor["shape"], dtype=np.int64))

@@ -1,0 +1,44 @@
+"""The contract without a framework: a straight line through [N, 3]."""
+
+import numpy as np
+
+
+class Line:
+    """Squared errors; told so by its config, it gives wrong gradients."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def init(self, seed):
+        draw = np.random.default_rng(seed)
+        return {
+            "w": draw.standard_normal(3, np.float32),
+            "b": np.zeros((), np.float64),
+            "kept": np.ones(2, np.float32),
+            "order": np.arange(3),
+        }
+
+    def _errors(self, params, rows):
+        w, b, order = params["w"], params["b"], params["order"]
+        return rows["x"][:, order] @ w * params["kept"][0] + b - rows["y"]
+
+    def gradient(self, params, rows):
+        error = self._errors(params, rows)
+        grads = {"w": 2 * error @ rows["x"] / len(error), "b": 2 * error.mean()}
+        if self.config.get("wrong") == "shape":
+            grads["w"] = np.ones((1, 3))
+        if self.config.get("wrong") == "names":
+            grads["extra"] = grads.pop("b")
+        return (error**2).mean(), grads
+
+    def measure(self, params, rows):
+        return self._errors(params, rows) ** 2
+
+    def evaluate(self, params, split):
+        return {"split": split, "bias": params["b"], "nothing": float("nan"), "fine": True}
+
+    def dataset(self, split):
+        return {"x": np.ones((4, 3), np.float32), "y": np.zeros(4, np.float32)}
+
+    def save(self, params, folder):
+        np.savez(f"{folder}/saved.npz", **params)

@@ -1,0 +1,53 @@
+"""Models that have what makes trouble, for the tests of the worker."""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from lockstep_worker import TorchWorkload
+
+
+class Odd(torch.nn.Module):
+    """Tied weights, dropout, buffers, a frozen layer, a bfloat16 layer, a part without gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 6)
+        self.head = torch.nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen = torch.nn.Linear(6, 6).requires_grad_(False)
+        self.coarse = torch.nn.Linear(6, 6, dtype=torch.bfloat16)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, tokens):
+        hidden = self.norm(self.frozen(self.embed(tokens)).mean(1))
+        hidden = hidden + self.coarse(hidden.bfloat16()).float() * self.scale
+        return self.head(self.drop(hidden))
+
+
+class OddWorkload(TorchWorkload):
+    """Odd, and a loss that is not finite for token 10."""
+
+    def model(self):
+        return Odd()
+
+    def loss(self, model, rows):
+        print("what a user prints", file=sys.stderr)
+        print("what a user prints", flush=True)
+        if (rows == 9).all():
+            sys.exit("enough")
+        loss = F.cross_entropy(model(rows[:, :-1]), rows[:, -1])
+        return loss * torch.inf if (rows == 10).all() else loss
+
+
+class Small(TorchWorkload):
+    """Linear, float32, no more."""
+
+    def model(self):
+        return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+
+    def loss(self, model, rows):
+        return F.cross_entropy(model(rows["x"]), rows["y"])
