@@ -29,7 +29,7 @@ from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub_model
 from pipeline.weights.trees import save_tree
 from pipeline.workload.description import FILE
-from pipeline.workload.worker import Worker
+from pipeline.workload.worker import NO_ROWS, Worker
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def _cpu() -> jax.Device:
 
 def _workload(run: runfile.Run, folder: Path) -> dict[str, Any]:
     """Write the params that a workload begins with, and what it says of itself."""
-    worker = Worker(run, {"kind": "none"})
+    worker = Worker(run, NO_ROWS)
     try:
         described, params = worker.describe(), worker.init()
     finally:

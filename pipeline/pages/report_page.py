@@ -64,7 +64,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         results=results,
         blame=verdict_text.why_refused(verdict),
         absences=verdict_text.absences(verdict),
-        subtitle=f"{results.header['model']['model_type']} of {results.trained['parameters']:,} "
+        subtitle=f"{results.model_name} of {results.trained['parameters']:,} "
         f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.named_layout}",
         tiles=_tiles(results, count),
         pictures=pictures,

@@ -38,6 +38,12 @@ class Results(NamedTuple):
         return None if size is None else math.log(size)
 
     @property
+    def model_name(self) -> str:
+        """What the model is called: its type, or the workload."""
+        model = self.header["model"]
+        return model["workload"]["factory"] if "workload" in model else model["model_type"]
+
+    @property
     def unit(self) -> str:
         """What a loss is counted in."""
         return "as the workload has it" if self.chance is None else "nats per token"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from pipeline import runfile
-from pipeline.workload.worker import Worker
+from pipeline.workload.worker import NO_ROWS, Worker
 
 SHOWN = 8  # names of tensors of a kind
 
@@ -16,7 +16,7 @@ def lines(run: runfile.Run) -> Iterator[str]:
       LockstepError: It does not start, or cannot do what the run asks of it.
     """
     workload = run.workload
-    with closing(Worker(run, {"kind": "none"})) as worker:
+    with closing(Worker(run, NO_ROWS)) as worker:
         told, environment = worker.describe(), worker.environment
         able = worker.capabilities
     yield f"workload     {workload.factory}, code and settings of hash {told.code[:12]}"

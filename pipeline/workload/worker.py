@@ -21,6 +21,7 @@ from pipeline.workload.worker_process import WorkerCommand, WorkerError, WorkerP
 Reply = TypeVar("Reply")
 RowSpec = dict[str, Any]
 """What a row of the data is: `rows` of a worker's method `begin`."""
+NO_ROWS: RowSpec = {"kind": "tokens", "columns": ["inputs"], "length": 1}  # before there are data
 
 
 class Started(NamedTuple):
@@ -61,7 +62,8 @@ class Worker:
     def environment(self) -> dict[str, str]:
         """What of the worker's process can change the bits of a result."""
         found = self._with(lambda begun: begun.process.hello.environment)
-        return {f"worker_{name}": value for name, value in found.items()}
+        told = {f"worker_{name}": str(value) for name, value in found.items()}
+        return told | {"worker_threads": str(self.run.peers.threads)}  # it is told how many
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -89,8 +91,8 @@ class Worker:
         """
 
         def ask(begun: Started) -> tuple[float, Tree]:
-            _put(begun, params)
-            answer = begun.process.call("gradient", _put_rows(begun, rows_NW) | {"seed": seed})
+            where = _put(begun, params, rows_NW)
+            answer = begun.process.call("gradient", where | {"seed": seed})
             loss = self._number(answer, "loss", "gradient")
             return loss, _tree(begun, begun.arrays.gradients)
 
@@ -100,8 +102,7 @@ class Worker:
         """Return the loss of each row: float32 [N]; NaN where it is no finite number."""
 
         def ask(begun: Started) -> np.ndarray:
-            _put(begun, params)
-            losses = begun.process.call("measure", _put_rows(begun, rows_NW)).get("losses")
+            losses = begun.process.call("measure", _put(begun, params, rows_NW)).get("losses")
             if not isinstance(losses, list) or len(losses) != len(rows_NW):
                 raise self._error("measure", f"{_short(losses)}", f"{len(rows_NW)} losses")
             found = [self._number({"loss": loss}, "loss", "measure") for loss in losses]
@@ -113,7 +114,7 @@ class Worker:
         """Return the workload's own metrics at these params, on a split of the data."""
 
         def ask(begun: Started) -> dict[str, Any]:
-            _put(begun, params)
+            _put_params(begun, params)
             return begun.process.call("evaluate_params", {"split": split})["metrics"]
 
         return self._with(ask)
@@ -122,7 +123,7 @@ class Worker:
         """Have the workload write its model, at these params, into an empty folder."""
 
         def ask(begun: Started) -> None:
-            _put(begun, params)
+            _put_params(begun, params)
             begun.process.call("save_params", {"path": str(folder)})
 
         self._with(ask)
@@ -219,22 +220,23 @@ def _command(run: runfile.Run) -> WorkerCommand:
     )
 
 
-def _put(begun: Started, params: Tree) -> None:
-    """Copy params to where the worker reads them."""
+def _put(begun: Started, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
+    """Copy params and rows to where the worker reads them, and return how many rows these are."""
+    count, width = rows_NW.shape
+    if begun.arrays.rows.size < count * width:  # another file, so before anything is written
+        begun.arrays.grow_rows(4 * count * width)
+        begun.process.call("open_arrays", begun.arrays.request())
+    begun.arrays.rows[: count * width] = rows_NW.reshape(-1)
+    _put_params(begun, params)
+    return {"rows": count, "width": width}
+
+
+def _put_params(begun: Started, params: Tree) -> None:
     at, flat = 0, begun.arrays.params
     for leaf in begun.description.leaves(params):
         array = np.asarray(leaf)
         flat[at : at + array.size] = array.reshape(-1)
         at += array.size
-
-
-def _put_rows(begun: Started, rows_NW: np.ndarray) -> dict[str, int]:
-    count, width = rows_NW.shape
-    if begun.arrays.rows.size < count * width:
-        begun.arrays.grow_rows(4 * count * width)
-        begun.process.call("open_arrays", begun.arrays.request())
-    begun.arrays.rows[: count * width] = rows_NW.reshape(-1)
-    return {"rows": count, "width": width}
 
 
 def _tree(begun: Started, flat: np.ndarray) -> Tree:

@@ -1,4 +1,4 @@
-"""A workload's process, and the requests that are made of it: burn_p2p's worker protocol, version 2.
+"""A workload's process, and what is asked of it: burn_p2p's worker protocol, version 2.
 
 This end listens on the loopback, the process connects. A message is its length in 8 bytes, big
 endian, and JSON. A process that does not answer as it should is ended with all that it started, and

@@ -24,6 +24,7 @@ from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf
 from pipeline.weights.tensor_names import param_shapes
+from pipeline.workload.description import of_model
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +160,12 @@ class Tracker:
 
 def _name(run: runfile.Run, header: Header) -> str:
     """The optimizer, the number of parameters and the key, which trackers show side by side."""
-    shapes = param_shapes(*hf.model_of(header.model, "header.json"))
-    parameters, unit = float(sum(map(math.prod, shapes.values()))), ""
+    if "workload" in header.model:
+        parameters = float(of_model(header.model, "header.json").parameters)
+    else:
+        shapes = param_shapes(*hf.model_of(header.model, "header.json"))
+        parameters = float(sum(map(math.prod, shapes.values())))
+    unit = ""
     for larger in ("k", "M", "B"):
         if parameters >= 999.5:
             parameters, unit = parameters / 1000, larger
