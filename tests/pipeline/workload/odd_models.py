@@ -51,3 +51,18 @@ class Small(TorchWorkload):
 
     def loss(self, model, rows):
         return F.cross_entropy(model(rows["x"]), rows["y"])
+
+
+class OddLoop(OddWorkload):
+    """Odd with an optimizer, and so with an inner loop."""
+
+    def inner_optimizer(self, model):
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return torch.optim.SGD(trained, 0.1, momentum=0.9)
+
+    def dataset(self, split):
+        return {"tokens": torch.arange(20).reshape(4, 5).numpy() % 9}
+
+    def row_losses(self, model, rows):
+        rows = rows["tokens"] if isinstance(rows, dict) else rows
+        return F.cross_entropy(model(rows[:, :-1]), rows[:, -1], reduction="none")

@@ -7,26 +7,31 @@
         def loss(self, model, rows):
             return F.cross_entropy(model(rows["x"]), rows["y"])
 
-In a run file: `factory = "my_model:MyModel"`. burn_p2p's hosts can use the same class.
+In a run file: `factory = "my_model:MyModel"`. burn_p2p's hosts can use the same class, in the
+worker of theirs too.
 """
 
 import os
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # a GPU that repeats itself
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or a GPU does not repeat itself
 
 import torch
 
-from . import torch_bound
+from . import jobs, state_blob, torch_bound, torch_hooks
 
 
-class TorchWorkload:
+class TorchWorkload(torch_hooks.TorchHooks):
     """A model of torch and its loss.
 
     What a subclass may write beside `model` and `loss`:
 
     - `row_losses(model, rows)`: the losses of all rows at once, which is faster than one by one.
+    - `inner_optimizer(model)`: an optimizer of torch, and then the inner loop is the worker's:
+      `run_inner_loop` takes its steps, and its state goes on from one loop to the next.
+    - `inner_step(model, optimizer, rows)`: one such step, if it is another than the usual one.
+    - `run_inner_loop(model, job)`: the whole loop, as burn_p2p says.
     - `dataset(split)`: the data of `train` or `held_out`, arrays by name, if the run has none.
     - `evaluate(model, split)`: metrics. Without it, the mean loss over `dataset(split)`.
     - `save(model, folder)`: how the finished model is written.
@@ -42,7 +47,7 @@ class TorchWorkload:
         self.config = config
 
     def model(self) -> torch.nn.Module:
-        """A new model. Generators are seeded before, and nothing but `config` may decide it."""
+        """A new model. Generators are seeded before; beside them only `config` may decide it."""
         raise NotImplementedError(f"{type(self).__name__} has no model")
 
     def loss(self, model: torch.nn.Module, rows: Any) -> torch.Tensor:
@@ -51,7 +56,9 @@ class TorchWorkload:
 
     def row_losses(self, model: torch.nn.Module, rows: Any) -> torch.Tensor:
         """The loss of each row [N]: here that of each row alone, one after the other."""
-        return torch.stack([self.loss(model, row).detach() for row in _one_by_one(rows)])
+        count = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
+        alone = (_some(rows, i, i + 1) for i in range(count))
+        return torch.stack([self.loss(model, row).detach().float() for row in alone])
 
     def runtime_device(self) -> str:
         """Where to compute: `config["device"]`, or a GPU if there is one."""
@@ -62,9 +69,83 @@ class TorchWorkload:
         """Build the model, to be bound to mapped arrays (gradients.py)."""
         return torch_bound.BoundModel(self, seed, travels)
 
+    def init_model(self, device: str) -> torch.nn.Module:
+        """A new model on a device."""
+        return self.model().to(device)
 
-def _one_by_one(rows: Any) -> list:
-    if not isinstance(rows, dict):
-        return [rows[i : i + 1] for i in range(len(rows))]
-    count = len(next(iter(rows.values())))
-    return [{name: part[i : i + 1] for name, part in rows.items()} for i in range(count)]
+    def inner_step(self, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:
+        """One step of an optimizer; the loss before it."""
+        optimizer.zero_grad()
+        loss = self.loss(model, rows)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    def __getattr__(self, name: str) -> Any:
+        """An inner loop for who has an optimizer, an evaluation for who has data.
+
+        Hosts ask what an object has. So one without these does not seem to have what follows.
+        """
+        needed = {
+            "run_inner_loop": "inner_optimizer",
+            "train_window": "inner_optimizer",
+            "evaluate": "dataset",
+        }
+        if name in needed and hasattr(type(self), needed[name]):
+            return getattr(self, f"_{name}")
+        raise AttributeError(f"{type(self).__name__!r} has no {name!r}")
+
+    def _run_inner_loop(self, state: torch.nn.Module, job: dict) -> dict:
+        """As many steps as a job says, with its rows, from its optimizer's state to the next.
+
+        `job["learning_rates"]`, if there, is the learning rate of each step for all parameters.
+        """
+        optimizer, given = self.inner_optimizer(state), jobs.given_state(job)
+        if given is not None:
+            optimizer.load_state_dict(state_blob.decoded(given))
+        losses = self._steps(state, optimizer, job)
+        path = jobs.state_path(job)
+        path.write_bytes(state_blob.encoded(optimizer.state_dict()))
+        return {
+            "steps_completed": len(losses),
+            "metrics": {"loss": sum(losses) / max(1, len(losses))},
+            "inner_optimizer_state_path": str(path),
+            "inner_optimizer_state_encoding": state_blob.ENCODING,
+        }
+
+    def _steps(self, model: torch.nn.Module, optimizer: Any, job: dict) -> list[float]:
+        device = next(model.parameters()).device
+        rates, losses, was = job.get("learning_rates"), [], model.training
+        model.train()
+        for step in range(job["num_inner_steps"]):
+            for group in optimizer.param_groups if rates is not None else ():
+                group["lr"] = rates[step]
+            rows = torch_bound.on_device(jobs.step_rows(job, step), device)
+            losses.append(self.inner_step(model, optimizer, rows))
+        model.train(was)
+        return losses
+
+    def _train_window(self, state: torch.nn.Module, batches: list[dict]) -> dict:
+        """A step for each file of rows, with a new optimizer."""
+        job = {"batches": batches, "num_inner_steps": len(jobs.files_of(batches))}
+        losses = self._steps(state, self.inner_optimizer(state), job)
+        return {"loss": sum(losses) / max(1, len(losses))}
+
+    def _evaluate(self, model: torch.nn.Module, split: str) -> dict:
+        """The mean loss over the rows of `dataset(split)`."""
+        rows, device = self.dataset(split), next(model.parameters()).device
+        count, size, was = len(next(iter(rows.values()))), 64, model.training
+        total = 0.0
+        model.eval()
+        with torch.no_grad():
+            for start in range(0, count, size):
+                some = torch_bound.on_device(_some(rows, start, start + size), device)
+                total += float(self.row_losses(model, some).double().sum())
+        model.train(was)
+        return {"loss": total / count}
+
+
+def _some(rows: Any, start: int, stop: int) -> Any:
+    if isinstance(rows, dict):
+        return {name: part[start:stop] for name, part in rows.items()}
+    return rows[start:stop]

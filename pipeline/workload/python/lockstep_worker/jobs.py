@@ -1,0 +1,49 @@
+"""What an inner loop finds in its job: the rows of each step, and where its state goes.
+
+A job's batches name files of NumPy, int32 rows [n, W] each, with `rows.json` beside them, which
+says what the words are. Step `i` takes file `i`, and after the last the first again.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import rows
+
+
+def files_of(batches: list[dict]) -> list[str]:
+    """The files of rows of a job's batches, in order."""
+    paths = [str(path) for batch in batches for path in batch.get("shard_paths", ())]
+    return [path for path in paths if path.endswith(".npy")]
+
+
+def step_rows(job: dict, step: int) -> Any:
+    """The decoded rows of a step.
+
+    Raises:
+        ValueError: the job has no file of rows.
+    """
+    files = files_of(job["batches"])
+    if not files:
+        raise ValueError(f"job: no .npy in the shard_paths of {len(job['batches'])} batches")
+    return shard_rows(files[step % len(files)])
+
+
+def shard_rows(path: str | Path) -> Any:
+    """The decoded rows of one file."""
+    spec = json.loads(Path(path).with_name("rows.json").read_text(encoding="utf-8"))
+    return rows.decoded(np.load(path, allow_pickle=False), spec)
+
+
+def state_path(job: dict) -> Path:
+    """Where an optimizer's state goes: beside the pack that the loop leaves."""
+    path = Path(job["output_parameter_pack_path"])
+    return path.with_name(f"{path.name}.state")
+
+
+def given_state(job: dict) -> bytes | None:
+    """The state that the loop before this one left, if there was one."""
+    path = job.get("inner_optimizer_state_path")
+    return None if path is None else Path(path).read_bytes()

@@ -1,0 +1,59 @@
+"""A class as one writes it for burn_p2p, which runs here unchanged: `burn_class:Workload`."""
+
+# ruff: noqa: D102
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+class Workload:
+    """A small classifier with an inner loop of its own; it imports nothing of ours."""
+
+    def __init__(self, config):
+        self.rate = config["learning_rate"]
+
+    def runtime_device(self):
+        return "cpu"
+
+    def capability_probe(self):
+        return dict(preferred_backends=["cpu"], work_units_per_second=1.0, target_window_seconds=1)
+
+    def init_model(self, device):
+        return {"model": torch.nn.Linear(144, 10).to(device)}
+
+    def rows(self, path):
+        words = np.load(path)  # 144 floats, then an integer of 8 bytes
+        x = torch.from_numpy(np.ascontiguousarray(words[:, :144]).view("<f4"))
+        return x, torch.from_numpy(words[:, 144].astype(np.int64))
+
+    def train_window(self, state, batches):
+        optimizer = torch.optim.SGD(state["model"].parameters(), self.rate)
+        for x, y in (self.rows(path) for batch in batches for path in batch["shard_paths"]):
+            loss = F.cross_entropy(state["model"](x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {"loss": float(loss)}
+
+    def run_inner_loop(self, state, job):
+        paths = [path for batch in job["batches"] for path in batch["shard_paths"]]
+        steps = [{"shard_paths": [paths[i % len(paths)]]} for i in range(job["num_inner_steps"])]
+        return {"steps_completed": len(steps), "metrics": self.train_window(state, steps)}
+
+    def evaluate(self, state, split):
+        return {"norm": float(state["model"].weight.norm())}
+
+    def load_model_artifact_path(self, state, path):
+        state["model"].load_state_dict(torch.load(path, weights_only=True))
+
+    def materialize_model_artifact_path(self, state, path):
+        torch.save(state["model"].state_dict(), path)
+
+    def merge_candidate_models(self, base, candidates, policy):
+        return max(candidates, key=lambda candidate: candidate["sample_weight"])["model"]
+
+    def apply_single_root_ema(self, base, merged, policy):
+        return merged
+
+    def reconcile_canonical_model(self, local, canonical, strategy):
+        return canonical

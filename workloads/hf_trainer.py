@@ -1,0 +1,47 @@
+"""A `transformers.Trainer` as it stands, as inner loop: `factory = "hf_trainer:WithTrainer"`.
+
+Its config is that of hf_causal_lm.py, and beside it `arguments`: any of `TrainingArguments` but the
+number of steps, which the run decides. The state of its optimizer goes on from round to round.
+"""
+
+from pathlib import Path
+
+import torch
+from hf_causal_lm import CausalLM
+from lockstep_worker import jobs, state_blob
+from transformers import Trainer, TrainingArguments
+
+SILENT = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+
+
+class WithTrainer(CausalLM):
+    """A causal language model that is trained by transformers' own Trainer."""
+
+    def run_inner_loop(self, model, job):
+        """As many steps as the job says, over the rows it lists, in their order."""
+        steps = [jobs.step_rows(job, step) for step in range(job["num_inner_steps"])]
+        folder = Path(job["output_parameter_pack_path"]).with_name("trainer")
+        arguments = TrainingArguments(
+            str(folder),
+            max_steps=len(steps),
+            per_device_train_batch_size=len(steps[0]),
+            train_sampling_strategy="sequential",
+            seed=job["seed"] % 2**32,
+            use_cpu=self.runtime_device() == "cpu",
+            **SILENT,
+            **self.config["arguments"],
+        )
+        rows = [{"input_ids": row, "labels": row} for rows in steps for row in torch.tensor(rows)]
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.create_optimizer()
+        if (given := jobs.given_state(job)) is not None:
+            trainer.optimizer.load_state_dict(state_blob.decoded(given))
+        trained = trainer.train()
+        path = jobs.state_path(job)
+        path.write_bytes(state_blob.encoded(trainer.optimizer.state_dict()))
+        return {
+            "steps_completed": trainer.state.global_step,
+            "metrics": {"loss": trained.training_loss},
+            "inner_optimizer_state_path": str(path),
+            "inner_optimizer_state_encoding": state_blob.ENCODING,
+        }
