@@ -50,7 +50,7 @@ class Findings(NamedTuple):
     numbers: dict[str, float | int | None] = NOTHING
     tasks: Sequence[TaskResult] = ()
     text: str | None = None
-    workload: dict[str, Any] = {}
+    workload: dict[str, Any] | None = None
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
@@ -91,7 +91,7 @@ def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) ->
 def _write(run: runfile.Run, found: Findings, notes: list[str], folder: Path) -> None:
     told = {"tasks": [report(task) for task in found.tasks], "prompt": run.evaluate.prompt}
     told |= {"text": found.text, "notes": notes}
-    of_workload = {"workload": found.workload} if found.workload else {}
+    of_workload = {} if found.workload is None else {"workload": found.workload}
     artifacts.write_json(folder / "evaluate.json", found.numbers | told | of_workload)
     artifacts.write_text(folder / "sample.txt", found.text or "")
     scores = {name: None for name in run.evaluate.tasks if name == next_line.NAME}

@@ -262,10 +262,13 @@ _made: dict[tuple[str, str], object] = {}
 
 def programs_in_common(run: runfile.Run, *inputs: object) -> object:
     """Stand in for `programs_of`: return those that were made with equal settings a while ago."""
-    from pipeline.programs.language_model import programs_of
+    from pipeline.workload.choice import programs_of
 
     of_model = {"LLM": {"lr_schedule", "cold_start_warmup_steps", "optimizer"}}
-    key = run.model_dump_json(include={"model": of_model, "peers": True}), repr(inputs)
+    key = (
+        run.model_dump_json(include={"model": of_model, "peers": True, "workload": True}),
+        repr(inputs),
+    )
     if key not in _made:
         if len(_made) == 4:
             del _made[next(iter(_made))]

@@ -131,7 +131,7 @@ def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
 def _environment() -> Environment:
     found = environment(escape=False)  # Markdown: `code` is what keeps text from being markup
     found.filters |= {
-        "code": _code,
+        "code": code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "number": "{:,}".format,
         "public": without_secrets,
@@ -142,8 +142,8 @@ def _environment() -> Environment:
     return found
 
 
-def _code(text: object) -> str:
-    """A code span for a table cell, in which no text is markup."""
+def code(text: object) -> str:
+    """Return a code span for a table cell, in which no text is markup."""
     shown = re.sub(r"[\n\t]", " ", verdict_text.printable(str(text)))
     longest = max(map(len, re.findall("`+", shown)), default=0)
     ticks = "`" * (longest + 1)

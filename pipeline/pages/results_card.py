@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
+from pipeline.pages.card import code
 from pipeline.tasks.scores import Score, scores
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 BEFORE = "## Verdict\n"  # of the export's card: where the results go
+WORKLOAD = "workload"  # key of evaluate.json: what a workload measured by itself
 GENERATION = "text-generation"  # the hub's name of what the model does
 
 
@@ -30,15 +32,16 @@ def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> 
     """
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
-    found = scores(evaluated["tasks"])
+    found, by_workload = scores(evaluated["tasks"]), WORKLOAD in evaluated
     results = [*_of_held_out(evaluated, data), *map(_of_task, found)]
     if not results:
         return card
     _, front, text = card.split("---\n", 2)
-    index = {"model-index": eval_results_to_model_index(name, results)}
+    # the hub's index knows no loss that only a workload's code can explain
+    index = {} if by_workload else {"model-index": eval_results_to_model_index(name, results)}
     whole = yaml.safe_dump(yaml.safe_load(front) | index, sort_keys=False)
     before, heading, after = text.partition(BEFORE)
-    table = "\n".join(_table(evaluated, found))
+    table = "\n".join(_of_workload(evaluated) if by_workload else _table(evaluated, found))
     return f"---\n{whole}---\n{before}{table}\n\n{heading}{after}"
 
 
@@ -77,6 +80,15 @@ def _of_task(score: Score) -> "EvalResult":
             if value is not None
         },
     )
+
+
+def _of_workload(evaluated: dict[str, Any]) -> Iterator[str]:
+    yield "## Evaluation\n"
+    yield "Of the exported params, read back from this folder, by the workload's own code.\n"
+    if evaluated["held_out_loss"] is not None:
+        yield f"- held-out loss, as the workload has it: {evaluated['held_out_loss']:.4f}"
+    for metric, value in evaluated[WORKLOAD].items():
+        yield f"- {code(metric)}: {code(value)}"
 
 
 def _table(evaluated: dict[str, Any], found: list[Score]) -> Iterator[str]:
