@@ -137,7 +137,7 @@ def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list
     numbers, size = dict(NOTHING), run.peers.micro_batch
     with closing(Worker(run, row_spec(run, read_shards(shards)), told)) as worker:
         rows_NW = held_out.read(run, shards).rows_NW
-        if len(rows_NW) and "measure" in worker.capabilities:
+        if len(rows_NW) and worker.measures:
             lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))
             losses_N = np.concatenate([worker.measure(params, rows_BW) for rows_BW in lots])
             loss = float(np.mean(losses_N, dtype=np.float64))
@@ -145,7 +145,7 @@ def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list
         else:
             notes.append("nothing is held out, or the workload measures nothing: there is no loss")
         measured = {}
-        if "evaluate" in worker.capabilities:
+        if worker.evaluates:
             measured = worker.evaluate(params, "held_out")
     return Findings(numbers, workload=measured)
 

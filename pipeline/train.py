@@ -235,7 +235,7 @@ class _EpochPushes(Observer):
 
 
 def _held_out_loss(setup: Setup, peers: RunningPeers, held_out_NW: np.ndarray) -> float | None:
-    if not len(held_out_NW):
+    if not len(held_out_NW) or not setup.programs.measures:
         return None
     size, columns = setup.run.peers.micro_batch, setup.programs.task.columns
     return held_out.mean_loss(peers.measure, held_out_NW, size, columns)

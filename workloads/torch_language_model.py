@@ -35,6 +35,10 @@ class GRU(TorchWorkload):
         """The mean cross-entropy of all predictions."""
         return self.row_losses(model, rows).mean()
 
+    def inner_optimizer(self, model):
+        """AdamW, for an inner loop; the run's schedule is its learning rate."""
+        return torch.optim.AdamW(model.parameters())
+
     def row_losses(self, model, rows):
         """The mean cross-entropy of each row's predictions."""
         logits = model(rows[:, :-1]).transpose(1, 2)  # [N, vocab_size, T - 1]

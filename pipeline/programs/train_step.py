@@ -93,6 +93,11 @@ class Programs:
         """Compile a peer's step for such arguments; nothing is computed."""
         self.peer_step.lower(*arguments).compile()
 
+    @property
+    def measures(self) -> bool:
+        """Whether the task gives the loss of any row."""
+        return True
+
     def close(self) -> None:
         """Let go of processes that compute for it; there are none."""
 

@@ -101,6 +101,11 @@ class TorchModule:
     # ---- What it computes ----
 
     @property
+    def measures(self) -> bool:
+        """It gives the loss of any batch."""
+        return True
+
+    @property
     def environment(self) -> dict[str, str]:
         """What of torch can change the bits of a result."""
         found = self._bits.environment(str(self._bound.device))

@@ -16,6 +16,7 @@ from pipeline.stage.artifacts import read_json
 from pipeline.tokens.shards import PLAIN, Column, Shards
 from pipeline.weights import hf
 from pipeline.workload.description import FILE, code_hash, of_model
+from pipeline.workload.inner_loop_programs import InnerLoopPrograms
 from pipeline.workload.programs import WorkloadPrograms, WorkloadTask
 from pipeline.workload.worker import RowSpec, Worker
 
@@ -79,5 +80,7 @@ def programs_of(
     setting = Setting(learning_rate_of_run(run, first_step), run.peers.overlap, ())
     optimizer = build(run.llm.optimizer, setting, groups)
     worker = Worker(run, model["rows"], told)
-    task = WorkloadTask(told, columns)
-    return WorkloadPrograms(task, optimizer, worker, run.peers.seed, run.peers.wire)
+    task, seed, wire = WorkloadTask(told, columns), run.peers.seed, run.peers.wire
+    if run.workload.inner == "gradient":
+        return WorkloadPrograms(task, optimizer, worker, seed, wire)
+    return InnerLoopPrograms(task, optimizer, worker, seed, wire, setting.learning_rate)

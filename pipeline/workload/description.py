@@ -47,7 +47,7 @@ class Description(Table):
 
     factory: str
     code: Sha256
-    """Sha256 of the table [workload] and of all code in workloads/."""
+    """Hash of the table [workload] and of all code in workloads/."""
     tensors: Annotated[tuple[Tensor, ...], Field(min_length=1), AsTuple]
     frozen: Annotated[tuple[KeptTensor, ...], AsTuple]
     integers: Annotated[tuple[TensorName, ...], AsTuple]
@@ -55,9 +55,9 @@ class Description(Table):
     tied: dict[TensorName, TensorName]
     """Names of tensors that are another one, by which they travel."""
     layout_hash: str
-    """Sha256 of the tensors' names, shapes and dtypes, as burn_p2p has it."""
-    frozen_sha256: Sha256
-    """Sha256 of all that stays as it is, values included."""
+    """Hash of the tensors' names, shapes and dtypes, as burn_p2p has it."""
+    frozen_sha256: Sha256 | None
+    """Hash of all that stays as it is, values included; null of another worker than Lockstep's."""
 
     @property
     def parameters(self) -> int:
@@ -81,6 +81,15 @@ class Description(Table):
                     f"within tensor {'.'.join(name)!r}"
                 )
         return unflatten_dict(dict(zip(names, leaves, strict=True)))
+
+    def tree(self, values: np.ndarray) -> Tree:
+        """Return copies of the tensors' values, float32 one after the other, as nested dicts."""
+        leaves, at = [], 0
+        for tensor in self.tensors:
+            size = int(np.prod(tensor.shape))
+            leaves.append(values[at : at + size].reshape(tensor.shape).copy())
+            at += size
+        return self.nested(leaves)
 
     def leaves(self, tree: Tree) -> list:
         """Return the leaves of nested dicts in the order of the tensors."""

@@ -65,6 +65,10 @@ class Computes(Protocol):
         """Return what is measured of some rows."""
 
     @property
+    def measures(self) -> bool:
+        """Whether it gives the loss of any row."""
+
+    @property
     def environment(self) -> dict[str, str]:
         """What of it can change the bits of a result."""
 
@@ -92,6 +96,11 @@ class WorkloadPrograms(Programs):
     def close(self) -> None:
         """End the worker's process."""
         self.worker.close()
+
+    @property
+    def measures(self) -> bool:
+        """Whether the workload gives the loss of any row."""
+        return self.worker.measures
 
     @property
     def environment(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,22 +14,17 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.runfile.explain import validate
+from pipeline.workload import worker_models
 from pipeline.workload.description import SOURCE, Description, check_factory, code_hash
 from pipeline.workload.shared_arrays import SharedArrays
+from pipeline.workload.worker_models import Started, text_of
 from pipeline.workload.worker_process import WorkerCommand, WorkerError, WorkerProcess
 
 Reply = TypeVar("Reply")
 RowSpec = dict[str, Any]
 """What a row of the data is: `rows` of a worker's method `begin`."""
+GRADIENT = "gradient"  # the capability of our own worker, which burn_p2p's has not
 NO_ROWS: RowSpec = {"kind": "tokens", "columns": ["inputs"], "length": 1}  # before there are data
-
-
-class Started(NamedTuple):
-    """A worker's process that has begun the run's model."""
-
-    process: WorkerProcess
-    arrays: SharedArrays
-    description: Description
 
 
 class Worker:
@@ -56,30 +51,48 @@ class Worker:
 
     def describe(self) -> Description:
         """Return what the workload says of itself."""
-        return self._with(lambda begun: begun.description)
+        return self.ask(lambda begun: begun.description)
 
     @property
     def environment(self) -> dict[str, str]:
         """What of the worker's process can change the bits of a result."""
-        found = self._with(lambda begun: begun.process.hello.environment)
+        found = self.ask(lambda begun: begun.process.hello.environment)
         told = {f"worker_{name}": str(value) for name, value in found.items()}
         return told | {"worker_threads": str(self.run.peers.threads)}  # it is told how many
 
     @property
+    def evaluates(self) -> bool:
+        """Whether it has metrics of its own: as whatever was written for burn_p2p has."""
+        return "evaluate" in self.capabilities or GRADIENT not in self.capabilities
+
+    @property
+    def measures(self) -> bool:
+        """Whether it gives the loss of any row."""
+        return "measure" in self.capabilities and GRADIENT in self.capabilities
+
+    @property
     def capabilities(self) -> frozenset[str]:
         """What the workload can do."""
-        return self._with(lambda begun: begun.process.hello.capabilities)
+        return self.ask(lambda begun: begun.process.hello.capabilities)
+
+    @property
+    def patterns(self) -> dict[str, list[str]]:
+        """The patterns of what travels, as burn_p2p calls them."""
+        workload = self.run.workload
+        return {"include_globs": [*workload.include], "exclude_globs": [*workload.exclude]}
 
     def init(self) -> Tree:
         """Return the workload's initial params: nested dicts of float32 arrays."""
 
         def ask(begun: Started) -> Tree:
+            if begun.arrays is None:
+                return worker_models.initial(begun)
             begun.process.call("init", {})
             if not np.isfinite(begun.arrays.params).all():
                 raise self._error("init", "a param that is no finite number", "finite ones")
-            return _tree(begun, begun.arrays.params)
+            return begun.description.tree(begun.arrays.params)
 
-        return self._with(ask)
+        return self.ask(ask)
 
     def gradient(self, params: Tree, rows_NW: np.ndarray, seed: int) -> tuple[float, Tree]:
         """Return the mean loss of some rows, and its gradient.
@@ -94,9 +107,9 @@ class Worker:
             where = _put(begun, params, rows_NW)
             answer = begun.process.call("gradient", where | {"seed": seed})
             loss = self._number(answer, "loss", "gradient")
-            return loss, _tree(begun, begun.arrays.gradients)
+            return loss, begun.description.tree(begun.arrays.gradients)
 
-        return self._with(ask)
+        return self.ask(ask)
 
     def measure(self, params: Tree, rows_NW: np.ndarray) -> np.ndarray:
         """Return the loss of each row: float32 [N]; NaN where it is no finite number."""
@@ -108,16 +121,22 @@ class Worker:
             found = [self._number({"loss": loss}, "loss", "measure") for loss in losses]
             return np.array(found, np.float32)
 
-        return self._with(ask)
+        return self.ask(ask)
 
     def evaluate(self, params: Tree, split: str) -> dict[str, float | int | str | bool]:
         """Return the workload's own metrics at these params, on a split of the data."""
 
         def ask(begun: Started) -> dict[str, Any]:
+            if begun.arrays is None:
+                with worker_models.model_of(begun, params) as model:
+                    return begun.process.call("evaluate", {"model_id": model, "split": split})
             _put_params(begun, params)
-            return begun.process.call("evaluate_params", {"split": split})["metrics"]
+            return begun.process.call("evaluate_params", {"split": split})
 
-        return self._with(ask)
+        metrics = self.ask(ask).get("metrics")
+        if not isinstance(metrics, dict):
+            raise self._error("evaluate", f"metrics = {_short(metrics)}", "a table")
+        return metrics
 
     def save(self, params: Tree, folder: Path) -> None:
         """Have the workload write its model, at these params, into an empty folder."""
@@ -126,7 +145,7 @@ class Worker:
             _put_params(begun, params)
             begun.process.call("save_params", {"path": str(folder)})
 
-        self._with(ask)
+        self.ask(ask)
 
     def close(self) -> None:
         """End the process."""
@@ -135,7 +154,7 @@ class Worker:
 
     # ---- Its process ----
 
-    def _with(self, ask: Callable[[Started], Reply]) -> Reply:
+    def ask(self, ask: Callable[[Started], Reply]) -> Reply:
         """Ask the process, which is started if there is none, and ended if it fails."""
         with self._lock:
             if self._begun is None:
@@ -152,38 +171,70 @@ class Worker:
         folder = Path(self._folder.name)
         process = WorkerProcess.start(_command(self.run), folder)
         try:
-            description = self._description(process)
-            arrays = SharedArrays(folder, description.parameters, 0)
+            self._check_able(process)
+            probe = process.call("capability_probe", {})
+            device = text_of(probe, "runtime_device", f"{self.name}: capability_probe")
+            asked = {"state_dict_filter": self.patterns, "seed": self.run.workload.seed}
+            if GRADIENT not in process.hello.capabilities:
+                return Started(process, self._planned(process, device), device, None, asked)
+            told = self._described(process)
+            arrays = SharedArrays(folder, told.parameters, 0)
             process.call("open_arrays", arrays.request())
         except BaseException:
             process.close()
             raise
-        return Started(process, arrays, description)
+        return Started(process, told, device, arrays, asked)
 
-    def _description(self, process: WorkerProcess) -> Description:
-        if "gradient" not in process.hello.capabilities:
-            raise self._error(
-                "hello", f"capabilities {sorted(process.hello.capabilities)}", "gradient in it"
-            )
-        workload = self.run.workload
-        patterns = {"include_globs": [*workload.include], "exclude_globs": [*workload.exclude]}
+    def _check_able(self, process: WorkerProcess) -> None:
+        """Check that the worker can do what the run asks of it."""
+        needed = {"gradient": GRADIENT, "worker": "diloco_checkpoint_job"}
+        needs, found = needed.get(self.run.workload.inner), process.hello.capabilities
+        if needs and needs not in found:
+            text = f"{needs} among them with workload.inner = {self.run.workload.inner}"
+            raise self._error("hello", f"capabilities {', '.join(sorted(found))}", text)
+
+    def _described(self, process: WorkerProcess) -> Description:
+        """What our own worker says of the model that it has begun."""
         asked = {
             "rows": self.rows,
             "micro_batch": self.run.peers.micro_batch,
             "threads": self.run.peers.threads,
-            "state_dict_filter": patterns,
-            "seed": workload.seed,
+            "state_dict_filter": self.patterns,
+            "seed": self.run.workload.seed,
         }
         answer = process.call("begin", asked)
         answer.pop("parameter_count", None)  # of the tensors
-        known = {"factory": workload.factory, "code": code_hash(self.run)}
-        document = answer | known
-        found = validate(Description, document, f"{self.name}: begin")
+        return self._checked(answer, "begin")
+
+    def _planned(self, process: WorkerProcess, device: str) -> Description:
+        """What any worker says of its packs; one that names no shapes has a single tensor."""
+        method = "parameter_pack_plan"
+        seed = self.run.workload.seed
+        asked = {"device": device, "state_dict_filter": self.patterns, "seed": seed}
+        plan = process.call(method, asked)
+        whole = {"name": "values", "shape": [plan.get("parameter_count")], "dtype": "float32"}
+        excluded = plan.get("excluded_float_keys", [])
+        answer = {
+            "tensors": plan.get("tensors", [whole]),
+            "frozen": [{"name": name, "why": "excluded"} for name in excluded],
+            "integers": plan.get("ignored_non_float_keys"),
+            "tied": plan.get("tied", {}),
+            "layout_hash": plan.get("layout_hash"),
+            "frozen_sha256": None,
+        }
+        if not plan.get("parameter_count"):
+            raise self._error(method, "no numbers that travel", "some; see workload.include")
+        return self._checked(answer, method)
+
+    def _checked(self, answer: dict, method: str) -> Description:
+        """A description that fits what the run began with."""
+        known = {"factory": self.run.workload.factory, "code": code_hash(self.run)}
+        found = validate(Description, answer | known, f"{self.name}: {method}")
         for name in Description.model_fields if self.expected else ():
             here, there = getattr(found, name), getattr(self.expected, name)
             if here != there:
                 text = f"{_short(there)} as the run began with"
-                raise self._error("begin", f"{name} is {_short(here)}", text)
+                raise self._error(method, f"{name} is {_short(here)}", text)
         return found
 
     def _end(self) -> None:
@@ -191,7 +242,8 @@ class Worker:
         if begun:
             with suppress(WorkerError):
                 begun.process.close()
-            begun.arrays.close()
+            if begun.arrays:
+                begun.arrays.close()
 
     def _number(self, answer: dict, key: str, method: str) -> float:
         """A float of an answer, which has null where it is not finite."""
@@ -237,16 +289,6 @@ def _put_params(begun: Started, params: Tree) -> None:
         array = np.asarray(leaf)
         flat[at : at + array.size] = array.reshape(-1)
         at += array.size
-
-
-def _tree(begun: Started, flat: np.ndarray) -> Tree:
-    """Copies of what the worker wrote, as nested dicts."""
-    leaves, at = [], 0
-    for tensor in begun.description.tensors:
-        size = int(np.prod(tensor.shape))
-        leaves.append(flat[at : at + size].reshape(tensor.shape).copy())
-        at += size
-    return begun.description.nested(leaves)
 
 
 def _short(value: object) -> str:
