@@ -114,6 +114,6 @@ def digest_of_source(path: Path) -> str:
         raise LockstepError(f"dvc.yaml: {path.relative_to(PROJECT)} is missing, expected source")
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.relative_to(PROJECT).as_posix()}\0".encode())
+        digest.update(f"{file.relative_to(path.parent).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()

@@ -31,7 +31,7 @@ class SharedArrays:
 
     def grow_rows(self, row_bytes: int) -> None:
         """Make room for so many bytes of rows, in a new file; what was in the old one is lost."""
-        self.close()
+        self.forget()
         self._open(row_bytes)
 
     def request(self) -> dict:
@@ -44,8 +44,8 @@ class SharedArrays:
             "rows": [2 * size, self.rows.nbytes],
         }
 
-    def close(self) -> None:
-        """Take the file away; whoever has mapped it keeps it until it ends."""
+    def forget(self) -> None:
+        """Take the file's name away, once both have mapped it: so no kill leaves it behind."""
         self._path.unlink(missing_ok=True)
 
     def _open(self, row_bytes: int) -> None:

@@ -179,7 +179,7 @@ class Worker:
                 return Started(process, self._planned(process, device), device, None, asked)
             told = self._described(process)
             arrays = SharedArrays(folder, told.parameters, 0)
-            process.call("open_arrays", arrays.request())
+            _share(process, arrays)
         except BaseException:
             process.close()
             raise
@@ -242,8 +242,6 @@ class Worker:
         if begun:
             with suppress(WorkerError):
                 begun.process.close()
-            if begun.arrays:
-                begun.arrays.close()
 
     def _number(self, answer: dict, key: str, method: str) -> float:
         """A float of an answer, which has null where it is not finite."""
@@ -272,12 +270,20 @@ def _command(run: runfile.Run) -> WorkerCommand:
     )
 
 
+def _share(process: WorkerProcess, arrays: SharedArrays) -> None:
+    """Have the worker map the file, of which then nobody needs the name."""
+    try:
+        process.call("open_arrays", arrays.request())
+    finally:
+        arrays.forget()
+
+
 def _put(begun: Started, params: Tree, rows_NW: np.ndarray) -> dict[str, int]:
     """Copy params and rows to where the worker reads them, and return how many rows these are."""
     count, width = rows_NW.shape
     if begun.arrays.rows.size < count * width:  # another file, so before anything is written
         begun.arrays.grow_rows(4 * count * width)
-        begun.process.call("open_arrays", begun.arrays.request())
+        _share(begun.process, begun.arrays)
     begun.arrays.rows[: count * width] = rows_NW.reshape(-1)
     _put_params(begun, params)
     return {"rows": count, "width": width}

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json
-from pipeline.stage import keys
 from pipeline.stage.keys import PROJECT
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights.trees import load_arrays
@@ -126,7 +125,6 @@ def test_another_auditors_code_is_one_line_and_no_findings(finished, tmp_path, m
     header = Transcript(root / "data/trained/transcript").header
     run = runfile.load(run_file)
     monkeypatch.setattr(description, "SOURCE", other)
-    monkeypatch.setattr(keys, "PROJECT", tmp_path)
     with pytest.raises(LockstepError, match="nothing was audited") as error:
         choice.check_model(run, header.model, "header.json")
     assert "\n" not in str(error.value)
@@ -152,7 +150,9 @@ def test_a_liar_among_peers_with_local_steps_is_named_and_its_bundle_confirms_it
     done = subprocess.run(
         command, cwd=tmp_path, env=tiny.environment(PROJECT), capture_output=True, text=True
     )
-    assert "1 of 1 findings confirmed, compared bit for bit" in done.stdout, done.stdout + done.stderr
+    assert "1 of 1 findings confirmed, compared bit for bit" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
 def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(finished, tmp_path):

@@ -1,0 +1,115 @@
+"""A workload for tests, with NumPy alone: three numbers that are pulled to the rows' mean.
+
+Its config says what it does wrong, by the method in which it does.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+class Pull:
+    """Gradients: loss = mean over rows of |w - x|^2 / 2, where x are a row's first three words."""
+
+    def __init__(self, config):
+        self.wrong = config.get("wrong", {})
+        self._do("factory")
+
+    def _do(self, method):
+        what = self.wrong.get(method)
+        if what == "exit":
+            os._exit(3)
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "hang":
+            time.sleep(1000)
+        if what == "raise":
+            raise RuntimeError(f"{method}: a secret\nand a second line")
+        if what == "flood":
+            while True:
+                sys.stdout.write("x" * 2**20)
+                sys.stdout.flush()
+        if what == "fork" and os.fork() == 0:
+            time.sleep(1000)
+        return what
+
+    def init(self, seed):
+        self._do("init")
+        return {"w": np.arange(3, dtype=np.float32) + seed, "n": np.array([1])}
+
+    def gradient(self, params, rows):
+        what = self._do("gradient")
+        apart = params["w"] - rows[:, :3].astype(np.float32)
+        grads = {"w": apart.mean(0)}
+        if what == "nan":
+            grads["w"][1] = np.nan
+            return float("nan"), grads
+        if what == "missing":
+            return 0.0, {}
+        if what == "extra":
+            return 0.0, {**grads, "v": grads["w"]}
+        if what == "shape":
+            return 0.0, {"w": grads["w"][:2]}
+        return float((apart**2).sum(1).mean() / 2), grads
+
+    def measure(self, params, rows):
+        what = self._do("measure")
+        losses = ((params["w"] - rows[:, :3].astype(np.float32)) ** 2).sum(1) / 2
+        return losses[:-1] if what == "few" else losses
+
+    def evaluate(self, params, split):
+        self._do("evaluate")
+        return {"norm": float(np.abs(params["w"]).sum()), "split": split}
+
+
+class Inner:
+    """An inner loop in burn_p2p's way, without a base class: w moves half-way to the rows' mean."""
+
+    def __init__(self, config):
+        self.wrong = config.get("wrong", "")
+
+    def runtime_device(self):
+        return "cpu"
+
+    def capability_probe(self):
+        return dict(preferred_backends=["cpu"], work_units_per_second=1.0, target_window_seconds=1)
+
+    def init_model(self, device):
+        return {"w": np.arange(3, dtype=np.float32), "n": np.array([1])}
+
+    def evaluate(self, state, split):
+        return {"sum": float(state["w"].sum())}
+
+    def run_inner_loop(self, state, job):
+        steps, wrong = job["num_inner_steps"], self.wrong
+        taken = 0
+        if "inner_optimizer_state_path" in job:
+            taken = int(Path(job["inner_optimizer_state_path"]).read_bytes())
+        paths = [path for batch in job["batches"] for path in batch["shard_paths"]]
+        assert len(paths) == steps
+        for path in paths:
+            state["w"] += (np.load(path)[:, :3].mean(0) - state["w"]) / (2 + taken)
+        if wrong == "nan":
+            state["w"][0] = np.nan
+        out = Path(job["output_parameter_pack_path"])
+        left = out.with_name("left")
+        left.write_bytes(b"%d" % (taken + steps))
+        if wrong == "anothers":  # the pack of another model
+            out.mkdir()
+            np.zeros(3, "<f4").tofile(out / "values.f32le")
+            manifest = {"format": "burn-p2p-python-flattened-parameter-pack-v1"}
+            manifest |= {"model_schema_hash": "another", "layout_hash": "another"}
+            manifest |= {"parameter_count": 3, "values_f32_le": "values.f32le"}
+            (out / "manifest.json").write_text(json.dumps(manifest))
+        path = Path("/etc/hostname") if wrong == "outside" else left
+        return {
+            "steps_completed": steps - (wrong == "few"),
+            "metrics": {} if wrong == "silent" else {"loss": float(np.abs(state["w"]).sum())},
+            "inner_optimizer_state_path": str(path),
+            "inner_optimizer_state_encoding": "text/plain",
+        }
