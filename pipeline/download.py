@@ -12,6 +12,7 @@ from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
+from pipeline.tokens.rows import described
 from pipeline.tokens.shards import Shards, duplicates, write_shards
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,14 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def summary(shards: Shards) -> str:
     """Return one line about the shards."""
+    if shards.rows is not None:
+        words = shards.rows.words
+        rows = [
+            f"{sum(file.tokens for file in shards.split(split)) // words:,} {split} rows "
+            f"in {len(shards.split(split))} files"
+            for split in ("train", "held_out")
+        ]
+        return f"{', '.join(rows)}; {words:,} words of 4 bytes a row: {described(shards.rows)}"
     columns = len(shards.columns)
     counts = [
         f"{sum(file.tokens for file in shards.split(split)) // columns:,} {split} tokens "

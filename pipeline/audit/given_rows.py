@@ -57,8 +57,12 @@ def write(path: Path, data: Rows, indices: np.ndarray) -> None:
     save_tree(path, {"indices": indices_N, "rows": np.ascontiguousarray(data.take(indices_N))})
 
 
-def read(path: Path, columns: tuple[Column, ...], run: runfile.Run, vocab_size: int) -> GivenRows:
+def read(
+    path: Path, columns: tuple[Column, ...], run: runfile.Run, vocab_size: int | None
+) -> GivenRows:
     """Read what a stranger may have written, with token ids below `vocab_size`.
+
+    With None rows are no tokens, and their words any.
 
     Raises:
       LockstepError: The rows are not such as this run's data can have.
@@ -76,6 +80,8 @@ def read(path: Path, columns: tuple[Column, ...], run: runfile.Run, vocab_size: 
         raise LockstepError(
             f"{path}: expected ascending indices, and for each a row of {width} numbers"
         )
+    if vocab_size is None:
+        return GivenRows(path.name, indices_N, rows_NW)
     # what a number can be; there are as many packed sequences as tokens at most, and padding
     limits = Columns(vocab_size, vocab_size, length, length + 1)._asdict()
     for name, ids_NL in zip(columns, np.split(rows_NW, width // length, 1), strict=True):
