@@ -5,6 +5,8 @@ array of each; of .npz or safetensors files each has all arrays, of some of the 
 """
 
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -50,6 +52,8 @@ UNREADABLE = (
     SyntaxError,
     TypeError,
     ValueError,
+    struct.error,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -108,6 +112,8 @@ class _Streamed:
     def __init__(self, stream: BinaryIO, where: str):
         self._stream, self._where, self._next = stream, where, 0
         self.shape, fortran, self.dtype = _read_header(stream)
+        if self.dtype.hasobject:
+            raise ValueError("found Python objects")
         if fortran and len(self.shape) > 1:
             raise ValueError("found columns first (Fortran order), expected C order")
         if min(self.shape, default=0) < 0:

@@ -5,6 +5,7 @@ Nothing is whole in memory: arrays are taken a slice of examples at a time, in t
 Shapes: N examples, n some of them, W words of a row.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.runfile.data import Limit
 from pipeline.runfile.explain import validate
 from pipeline.sources import HELD_OUT, TRAIN
@@ -23,7 +24,7 @@ from pipeline.sources.rows.writing import (
     most_rows,
 )
 from pipeline.stage.progress import Progress
-from pipeline.tokens.rows import WORD, ArrayRows, Dtype, encode
+from pipeline.tokens.rows import NAME, WORD, ArrayRows, Dtype, encode
 from pipeline.tokens.shards import ShardFile, Split
 
 CHUNK_WORDS = 2**20  # that are read at once, and at least a row
@@ -103,6 +104,11 @@ def describe(arrays: Mapping[str, Sliced], where: str) -> tuple[ArrayRows, int]:
     listed, counts = [], {}
     for name in sorted(arrays):
         array = arrays[name]
+        if not re.fullmatch(NAME, name):
+            raise LockstepError(
+                f"{where}: lists an array named {brief(repr(name))}, expected at most 64 of the "
+                "letters A to z, digits, _, - and ."
+            )
         dtype, (count, *shape) = np.dtype(array.dtype), array.shape or (None,)
         if dtype.name not in DTYPES:
             kind = "Python objects" if dtype.hasobject else dtype
@@ -223,7 +229,8 @@ def _check_values(values: np.ndarray, where: str, first: int) -> None:
     elif values.dtype.kind in "iu":
         return
     else:
-        valid, expected = np.isfinite(values), "a finite number"
+        with np.errstate(invalid="ignore"):  # of bfloat16 one NaN raises it
+            valid, expected = np.isfinite(values), "a finite number"
     if not valid.all():
         place = tuple(np.argwhere(~valid)[0])
         plain = values.view(np.uint8) if values.dtype == np.bool_ else values
