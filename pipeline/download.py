@@ -4,6 +4,8 @@ With `[download] stream` the token files stay where they are: data/shards says w
 """
 
 import logging
+from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from pipeline import runfile, sources
 from pipeline.errors import LockstepError
@@ -12,7 +14,9 @@ from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import fetch_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
+from pipeline.tokens.rows import described
 from pipeline.tokens.shards import Shards, duplicates, write_shards
+from pipeline.workload.worker import NO_ROWS, Worker
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +27,15 @@ def run(run: runfile.Run, paths: Paths) -> None:
     Raises:
       LockstepError: the location has no provider, cannot be read, or differs from `[pins] data`.
     """
+    with ExitStack() as stack:
+        _run(run, paths, stack)
+
+
+def _run(run: runfile.Run, paths: Paths, stack: ExitStack) -> None:
     location, options = run.llm.data_location, fetch_options(run, paths)
+    if isinstance(location, runfile.DataWorkload) and run.workload.factory:
+        worker = stack.enter_context(closing(Worker(run, NO_ROWS)))
+        options = replace(options, dataset=worker.dataset)
     sources.provider_of(location, options)  # raises before any work
     if run.pins.data and (known := sources.source_sha256(location, options)):
         # before what other data than the pinned ones could make of the run's other settings
@@ -46,6 +58,14 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 def summary(shards: Shards) -> str:
     """Return one line about the shards."""
+    if shards.rows is not None:
+        words = shards.rows.words
+        rows = [
+            f"{sum(file.tokens for file in shards.split(split)) // words:,} {split} rows "
+            f"in {len(shards.split(split))} files"
+            for split in ("train", "held_out")
+        ]
+        return f"{', '.join(rows)}; {words:,} words of 4 bytes a row: {described(shards.rows)}"
     columns = len(shards.columns)
     counts = [
         f"{sum(file.tokens for file in shards.split(split)) // columns:,} {split} tokens "

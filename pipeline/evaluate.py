@@ -136,6 +136,7 @@ def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list
     notes.append("tasks and a text sample need a model of models/, so a workload has none")
     numbers, size = dict(NOTHING), run.peers.micro_batch
     with closing(Worker(run, row_spec(run, read_shards(shards)), told)) as worker:
+        worker.shards = shards
         rows_NW = held_out.read(run, shards).rows_NW
         if len(rows_NW) and worker.measures:
             lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))

@@ -60,7 +60,9 @@ def write(path: Path, data: Rows, indices: np.ndarray) -> None:
 def read(
     path: Path, columns: tuple[Column, ...], run: runfile.Run, vocab_size: int | None
 ) -> GivenRows:
-    """Read what a stranger may have written, with token ids below `vocab_size`, if it is given.
+    """Read what a stranger may have written, with token ids below `vocab_size`.
+
+    With None rows are no tokens, and their words any.
 
     Raises:
       LockstepError: The rows are not such as this run's data can have.

@@ -15,7 +15,7 @@ from jinja2 import Environment
 
 from pipeline import __version__
 from pipeline.audit import verdict_text
-from pipeline.pages.public import without_folders, without_secrets
+from pipeline.pages.public import code, without_folders, without_secrets
 from pipeline.pages.stage_results import Results
 from pipeline.pages.templates import environment
 from pipeline.weights import hf
@@ -140,15 +140,6 @@ def _environment() -> Environment:
         "without_folders": without_folders,
     }
     return found
-
-
-def code(text: object) -> str:
-    """Return a code span for a table cell, in which no text is markup."""
-    shown = re.sub(r"[\n\t]", " ", verdict_text.printable(str(text)))
-    longest = max(map(len, re.findall("`+", shown)), default=0)
-    ticks = "`" * (longest + 1)
-    pad = " " if shown[:1] in ("", "`") or shown[-1:] == "`" else ""
-    return f"{ticks}{pad}{shown}{pad}{ticks}".replace("|", r"\|")
 
 
 def _toml(document: dict[str, Any]) -> str:

@@ -142,11 +142,16 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
     used = sequences * length
     yield "Source", without_secrets(str(source["read"]))
     yield "SHA-256 of the source", str(source["sha256"])
-    yield "To train on", f"{tokens['train']:,} tokens"
     share = f"{100 * used / tokens['train']:.3g} %"
-    yield "Used", f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, none twice"
+    said = {split: f"{count:,} tokens" for split, count in tokens.items()}
+    taken = f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, none twice"
+    if "rows" in shards:  # that are no tokens
+        said = {split: f"{count // length:,} rows" for split, count in tokens.items()}
+        taken = f"{sequences:,} rows of {length:,} words of 4 bytes, {share}, none twice"
+    yield "To train on", said["train"]
+    yield "Used", taken
     if tokens["held_out"]:
-        yield "Held out", f"{tokens['held_out']:,} tokens, never trained on"
+        yield "Held out", f"{said['held_out']}, never trained on"
     if shards["vocab_size"] is not None:
         yield "Vocabulary", f"{shards['vocab_size']:,} tokens"
 

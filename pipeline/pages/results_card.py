@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
-from pipeline.pages.card import code
+from pipeline.pages.public import code
 from pipeline.tasks.scores import Score, scores
 
 if TYPE_CHECKING:

@@ -34,11 +34,16 @@ class HeldOutRows(NamedTuple):
 
 
 def read(run: runfile.Run, shards: Path) -> HeldOutRows:
-    """Read the first `[held_out] sequences` held-out rows, and keep those where anything counts."""
+    """Read the first `[held_out] sequences` held-out rows, and keep those where anything counts.
+
+    Of rows that are no tokens, each counts.
+    """
     listed = read_shards(shards)
     length, network = run.llm.max_seq_len, run.runtime
     sequences = Sequences(shards, listed, "held_out", length, network)
     rows_NW = sequences.take(np.arange(min(len(sequences), run.held_out.sequences)))
+    if listed.rows is not None:
+        return HeldOutRows(rows_NW, listed.columns)
     return HeldOutRows(rows_NW[counted(rows_NW, listed.columns).any(axis=1)], listed.columns)
 
 

@@ -7,6 +7,7 @@ Shapes in names: M micro-batches of B rows, P peers.
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -92,6 +93,9 @@ class Programs:
     def compile_step(self, arguments: tuple) -> None:
         """Compile a peer's step for such arguments; nothing is computed."""
         self.peer_step.lower(*arguments).compile()
+
+    def read_files_from(self, shards: Path) -> None:
+        """Have rows that are names of files be looked up in a folder; these programs read none."""
 
     @property
     def measures(self) -> bool:

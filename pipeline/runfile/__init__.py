@@ -23,8 +23,10 @@ from pipeline.runfile.checkpoint import (
 )
 from pipeline.runfile.data import (
     Data,
+    DataArrays,
     DataCorpus,
     DataDummy,
+    DataFiles,
     DataHttp,
     DataHub,
     DataLocal,
@@ -32,6 +34,7 @@ from pipeline.runfile.data import (
     DataServer,
     DataUrl,
     DataWeightedHttp,
+    DataWorkload,
     LocationGcp,
     LocationSingleUrl,
     ShuffleDontShuffle,

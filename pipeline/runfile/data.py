@@ -1,10 +1,11 @@
 """`[model.LLM]` data_location: the source of the tokens, and the order of their use.
 
 A class is named after its enum and Psyche's variant; fields and rules are Psyche's. Our own:
-`DataCorpus`, `DataHub`, `DataUrl`, the table form of `DataLocal`, and the table `[download]`.
+`DataCorpus`, `DataHub`, `DataUrl`, the table form of `DataLocal`, the table `[download]`, and
+`DataArrays`, `DataFiles` and `DataWorkload`, whose rows are no tokens.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,6 +26,7 @@ from pipeline.runfile.table import (
 
 TokenSize = Literal["TwoBytes", "FourBytes"]
 TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}
+HeldOutPercent = Annotated[float, Field(gt=0, lt=100)]
 Seed = Annotated[tuple[U8, ...], Field(min_length=32, max_length=32), AsTuple]
 
 
@@ -96,6 +98,8 @@ class Data(Variant):
     """Source of the tokens."""
 
     where = "model.LLM.data_location"
+    holds_tokens: ClassVar[bool] = True
+    """Whether a row is tokens."""
 
 
 class DataDummy(Data):
@@ -193,7 +197,7 @@ class DataCorpus(Data):
     at most 192 bytes."""
     tokenizer_revision: Name | None = None
     """Commit, branch or tag of a tokenizer on the hub; by default the main branch."""
-    held_out_percent: Annotated[float, Field(gt=0, lt=100)]
+    held_out_percent: HeldOutPercent
     """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100:
     whole files if they fit, otherwise documents of each file."""
     shuffle: AnyShuffle
@@ -206,6 +210,57 @@ class DataCorpus(Data):
         if self.tokenizer_revision is not None and self.tokenizer is None:
             raise wrong("tokenizer_revision", "no revision without tokenizer")
         return self
+
+
+class DataArrays(Data):
+    """Arrays of examples, for a workload: a row is the bytes of each array of one example.
+
+    Arrays are in the order of their names, and each is padded with zeros to a multiple of 4 bytes.
+    `model.LLM.max_seq_len` is the length of a row in words of 4 bytes, which `lockstep download
+    --dry-run` says.
+    """
+
+    holds_tokens = False
+    path: Url
+    """Path of a .npy, .npz or .safetensors file, or of a folder, at most 192 bytes: a folder of
+    .npy files is an array of each, of .npz or .safetensors files their examples one file after the
+    other. The first axis of each array is that of the examples."""
+    held_out_percent: HeldOutPercent | None = None
+    """Percentage of the examples that no peer trains on, above 0 and below 100, spread evenly. By
+    default those in the folder held_out/ of the path are held out; without it, none."""
+    shuffle: AnyShuffle
+    """Order of the train split's examples."""
+
+
+class DataFiles(Data):
+    """Files of any content, for a workload: a row is the SHA-256 of a file, in 8 words of 4 bytes.
+
+    `model.LLM.max_seq_len` is 8. The files are copied to data/shards/files, each under its hash,
+    and the workload is given paths.
+    """
+
+    holds_tokens = False
+    path: Url
+    """Path of the folder, at most 192 bytes; the files in its folders are read too, hidden ones
+    are not."""
+    pattern: Name = "*"
+    """Shell pattern of the files' paths in the folder, where * also matches a slash."""
+    held_out_percent: HeldOutPercent | None = None
+    """Percentage of the files that no peer trains on, above 0 and below 100, spread evenly. By
+    default those in the folder held_out/ of the path are held out; without it, none."""
+    shuffle: AnyShuffle
+    """Order of the train split's files."""
+
+
+class DataWorkload(Data):
+    """The arrays that the workload's own method dataset gives; rows are as those of Arrays."""
+
+    holds_tokens = False
+    held_out_percent: HeldOutPercent | None = None
+    """Percentage of its examples that no peer trains on, above 0 and below 100, spread evenly. By
+    default those of dataset("held_out") are held out, if it has them."""
+    shuffle: AnyShuffle
+    """Order of the train split's examples."""
 
 
 AnyData = one_of(Data)

@@ -6,6 +6,7 @@ module, so however many there are, there is one model and one torch.
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -60,6 +61,7 @@ class TorchModule:
                 f"simulate: params is a {type(module).__name__} without a param that requires a "
                 "gradient, expected a module to train"
             )
+        self.shards = Path()  # no examples of `simulate` are files
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
         self._bound = Given({}).bind(0, lambda name: True)
         self._names = {

@@ -15,13 +15,15 @@ Where it can, a third tells the SHA-256 of the source before that work, or None:
 
   source_sha256(location, options) -> str | None
 
+Rows that are no tokens have their providers in the room `rows`.
+
 `fetch` fills an empty folder with `train/NNNNN.ds`, `held_out/NNNNN.ds` and, where there is a
 tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is below `vocab_size`,
 since only it can name the file that the user knows. `location` is the variant of
 `model.LLM.data_location` in the run file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -29,6 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from pipeline.errors import LockstepError
@@ -41,14 +44,17 @@ from pipeline.tokens.shards import FORMAT, Shards, Split
 
 # A location in the run file -> the module here that provides it. A new provider is a line.
 PROVIDERS = {
+    data.DataArrays: "rows.arrays",
     data.DataCorpus: "corpus",
     data.DataDummy: "dummy",
+    data.DataFiles: "rows.files",
     data.DataHttp: "http",
     data.DataHub: "hub",
     data.DataLocal: "local",
     data.DataPreprocessed: "preprocessed",
     data.DataUrl: "url",
     data.DataWeightedHttp: "weighted_http",
+    data.DataWorkload: "rows.workload",
 }
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
@@ -67,6 +73,8 @@ class FetchOptions:
       progress: `progress(total=..., unit=...)` is a bar for a part of the work.
       measured: whether held-out loss is measured; otherwise the run trains on what is held out by
         default.
+      dataset: returns the arrays of the workload's own `dataset`, by split and name; None without
+        a workload that has it.
     """
 
     store: Path
@@ -75,6 +83,7 @@ class FetchOptions:
     network: Network
     progress: Callable[..., Progress]
     measured: bool = True
+    dataset: Callable[[], Mapping[Split, Mapping[str, np.ndarray]]] | None = None
 
 
 class SurveyedFile(NamedTuple):
@@ -102,6 +111,7 @@ class Survey(NamedTuple):
       train_files: number of files of the train split, without a limit.
       warnings: one line each, for the user.
       held_out_by_default: see `Shards`.
+      row_words: words of a row that is no tokens; None of tokens.
     """
 
     read: str
@@ -109,6 +119,7 @@ class Survey(NamedTuple):
     train_files: int
     warnings: tuple[str, ...] = ()
     held_out_by_default: bool = False
+    row_words: int | None = None
 
     def all_to_train(self) -> "Survey":
         """Return this with the files that are held out by default in the train split."""

@@ -58,12 +58,15 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
     train = [file for file in survey.files if file.split == TRAIN]
     held_out = [file for file in survey.files if file.split == HELD_OUT]
     length, need = run.llm.max_seq_len, run.config.last_index(run.llm.max_seq_len)
-    made = any(file.tokens is None for file in train)  # of text
+    made = any(file.tokens is None for file in train)  # of text, or by a workload
     how = "read while training" if run.download.stream else "to read" if made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
     yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
     whole, aside = (size(sum(file.size for file in files)) for files in (survey.files, held_out))
     yield f"  bytes      {whole} {how}, {aside} of them held out"
+    if not run.llm.data_location.holds_tokens:
+        yield from _rows(run, survey, need)
+        return
     if made:
         plain = not any(file.name.lower().endswith(".gz") for file in train)
         if isinstance(run.llm.data_location, DataCorpus) and plain:
@@ -80,6 +83,24 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
         f"  the run    {need:,} sequences in {run.config.total_steps:,} steps: "
         f"{need * length:,} tokens, {_epochs(need, sequences)}"
     )
+
+
+def _rows(run: Run, survey: Survey, need: int) -> Iterator[str]:
+    """Lines on rows that are no tokens."""
+    length, words = run.llm.max_seq_len, survey.row_words
+    asked = f"  the run    {need:,} rows in {run.config.total_steps:,} steps"
+    if words is None:  # only the workload tells
+        yield "  rows       known when the workload has given them"
+        yield asked
+        return
+    counts = {TRAIN: 0, HELD_OUT: 0}
+    for file in survey.files:
+        counts[file.split] += file.tokens // words
+    train, held_out = counts.values()
+    yield f"  rows       {train:,} to train on, {held_out:,} held out: {words:,} words each"
+    yield f"{asked}: {_epochs(need, train, 'row')}"
+    if length != words:
+        yield f"  warning    model.LLM.max_seq_len is {length}, expected {words}, as a row has"
 
 
 def _estimate(text_bytes: int, need: int, length: int) -> Iterator[str]:
@@ -99,7 +120,7 @@ def _estimate(text_bytes: int, need: int, length: int) -> Iterator[str]:
     )
 
 
-def _epochs(need: int, sequences: int) -> str:
+def _epochs(need: int, sequences: int, what: str = "sequence") -> str:
     if need > sequences:
-        return f"{need - sequences:,} more than there are, and no sequence is trained on twice"
+        return f"{need - sequences:,} more than there are, and no {what} is trained on twice"
     return "1 epoch" if need == sequences else f"{need / sequences:.4g} epochs"

@@ -21,6 +21,7 @@ from pipeline.toml_file import read_toml
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+MADE_BY_WORKLOAD = "download"  # only where the data are the workload's own
 WORKLOADS = "workloads"  # models of users: of no account to a run without one
 RUN_FILE = "params/run.toml"  # the name in dvc.yaml; `--run FILE` reads another file instead
 
@@ -87,15 +88,25 @@ class Keys:
 
     def content(self, name: str) -> dict[str, str]:
         """Return what the key of stage `name` digests: a hash of each table, room and stage."""
-        tables = {f"[{table}]": _sha256(value) for table, value in self.tables(name).items()}
-        used = [path for path in code(name) if path != WORKLOADS or self._has_workload]
+        asked = self._runs_workload(name)
+        tables = {
+            f"[{table}]": _sha256(value)
+            for table, value in self.tables(name).items()
+            if table != "workload" or asked or name != MADE_BY_WORKLOAD
+        }
+        used = [path for path in code(name) if path != WORKLOADS or asked]
         rooms = {path: digest_of_source(PROJECT / path) for path in used}
         return tables | rooms | {f"stage {need}": self.key(need) for need in needs(name)}
 
-    @property
-    def _has_workload(self) -> bool:
-        """Whether code of a user runs: else it is of no account what is in the folder of it."""
+    def _runs_workload(self, name: str) -> bool:
+        """Whether stage `name` runs code of a user: else it is of no account what that code is."""
+        if name == MADE_BY_WORKLOAD and not self._makes_data():
+            return False
         return bool(self.table("workload").get("factory"))
+
+    def _makes_data(self) -> bool:
+        location = self.table("model.LLM.data_location")
+        return "Workload" in (location if isinstance(location, dict) else {location})
 
     def made(self, name: str) -> str:
         """Return the file whose presence means that stage `name` is done."""

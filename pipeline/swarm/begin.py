@@ -23,7 +23,7 @@ from pipeline.swarm.peers import Rows, SimulatedPeers
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.sequences import Sequences
-from pipeline.tokens.shards import Column, read_shards
+from pipeline.tokens.shards import Column, Shards, read_shards
 from pipeline.transcript.state import State
 from pipeline.weights.earlier_run import EARLIER, trained_steps
 from pipeline.weights.trees import load_nested, load_tree
@@ -99,6 +99,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
     listed = read_shards(shards)
     model = read_model(run, init, listed)
     programs = programs_of(run, model, trained_steps(init), listed.columns)
+    programs.read_files_from(shards)
     start = _read_start(init, run, programs)
     return Setup(run, model, programs, rows(run, model, shards), start)
 
@@ -194,29 +195,46 @@ def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
 
 def _check_kind(run: runfile.Run, shards: Path) -> None:
     listed = read_shards(shards)
+    check_rows(listed, run)
     if run.llm.data_type == "Finetuning" and "labels" not in listed.columns:
         raise LockstepError(
             f"model.LLM.data_type: Finetuning: {shards} has no labels to train on, expected "
             "Pretraining, or Preprocessed data with labels"
         )
-    length = listed.source.get("row_tokens", run.llm.max_seq_len)  # only Preprocessed has rows
-    if length != run.llm.max_seq_len:
+    length = listed.row_length
+    if length not in (None, run.llm.max_seq_len):
+        unit = "tokens" if listed.rows is None else "words"
         raise LockstepError(
-            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the tokens of a "
+            f"model.LLM.max_seq_len is {run.llm.max_seq_len}, expected {length}, the {unit} of a "
             f"row of {listed.source['read']}"
+        )
+
+
+def check_rows(listed: Shards, run: runfile.Run) -> None:
+    """Check that rows are such as what the run trains can be trained on.
+
+    Raises:
+      LockstepError: They are no tokens, and a language model is trained.
+    """
+    if listed.rows is not None and not run.workload.factory:
+        raise LockstepError(
+            f"{runfile.variant_name(run.llm.data_location)}: rows are {listed.rows.kind}, expected "
+            "tokens: a language model trains on them; other rows are for a workload"
         )
 
 
 def _check_tokens(setup: Setup, shards: Path) -> None:
     run, start, found = setup.run, setup.start, len(setup.data)
     needed = run.config.last_index(run.llm.max_seq_len, start.step, start.data_index)
+    listed = read_shards(shards)
     if needed > found:
+        row, unit = ("sequence", "tokens") if listed.rows is None else ("row", "words")
         raise LockstepError(
-            f"{shards}: {found} sequences of {run.llm.max_seq_len} tokens, expected {needed} "
-            f"for [config] total_steps = {run.config.total_steps}; no sequence is trained on twice"
+            f"{shards}: {found} {row}s of {run.llm.max_seq_len} {unit}, expected {needed} for "
+            f"[config] total_steps = {run.config.total_steps}; no {row} is trained on twice"
         )
-    known, bound = read_shards(shards).vocab_size, vocab_size(setup.model)
-    if bound is None:
+    known, bound = listed.vocab_size, vocab_size(setup.model)
+    if listed.rows is not None or bound is None:  # no ids, or no bound of them
         return
     if known is not None and known > bound:
         log.warning(

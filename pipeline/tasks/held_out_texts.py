@@ -19,12 +19,13 @@ MOST_TOKENS = 2**19  # that are read, the first of the split
 def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterator[str]:
     """Yield the documents of the held-out split; one that continues in another file, in parts.
 
-    There are none where nothing is held out, or where rows have columns beside their tokens: such
-    rows hold conversations or packed texts, whose lines do not follow one another. A special token
-    of the tokenizer ends a document; `shards` is the folder that the stage download left.
+    There are none where nothing is held out, where rows are no tokens, or where they have columns
+    beside their tokens: such rows hold conversations or packed texts, whose lines do not follow one
+    another. A special token of the tokenizer ends a document; `shards` is the folder that the stage
+    download left.
     """
     listed, length = read_shards(shards), run.llm.max_seq_len
-    if not run.held_out.sequences or listed.columns != PLAIN:
+    if not run.held_out.sequences or listed.columns != PLAIN or listed.rows is not None:
         return
     data = Sequences(shards, listed, "held_out", length, run.runtime)
     added = tokenizer.get_added_tokens_decoder()

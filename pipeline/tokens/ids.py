@@ -79,12 +79,15 @@ def check_file_ids(path: Path, token_size_in_bytes: int, vocab_size: int | None,
 def check_ids(folder: Path, vocab_size: int, max_seq_len: int) -> None:
     """Check the ids in each file of a shards folder; remote files are checked while training.
 
-    If a row has several columns of `max_seq_len` numbers, its inputs and labels are checked.
+    If a row has several columns of `max_seq_len` numbers, its inputs and labels are checked. Rows
+    that are no tokens have none.
 
     Raises:
       LockstepError: a token id is `vocab_size` or larger; names the file and the offset.
     """
     shards = read_shards(folder)
+    if shards.rows is not None:
+        return
     width = 1 if shards.columns == PLAIN else len(shards.columns) * max_seq_len
     ids = Ids(limit_of(vocab_size), shards.columns)
     for file in shards.files:

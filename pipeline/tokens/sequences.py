@@ -38,7 +38,8 @@ class Sequences:
       split: "train" is read in the order of `shards.shuffle`, "held_out" in file order.
       max_seq_len: L, the tokens of a sequence.
       network: connections, time limits and memory for remote files.
-      vocab_size: bound of the ids, beside that of `shards`; None for no other.
+      vocab_size: bound of the ids, beside that of `shards`; None for no other. Words of rows that
+        are no tokens have no bound.
 
     Raises:
       LockstepError: every file of the split is shorter than a sequence, a part with a weight has no
@@ -55,7 +56,8 @@ class Sequences:
         vocab_size: int | None = None,
     ):
         self.folder, self.split, self.max_seq_len = folder, split, max_seq_len
-        self._ids = Ids(limit_of(shards.vocab_size, vocab_size), shards.columns)
+        ids = Ids(limit_of(shards.vocab_size, vocab_size), shards.columns)
+        self._ids = ids if shards.rows is None else None
         self._number_bytes = shards.token_size_in_bytes
         self._width = len(shards.columns) * max_seq_len
         self._row_bytes = self._number_bytes * self._width
@@ -115,7 +117,7 @@ class Sequences:
         self._token_files.read(file_N, start_N, rows_NW, self._in_order)
         if self._token_files.has_streams and self.split == "train":
             self._expect(int(indices_N.min()), int(indices_N.max()), len(indices_N))
-        if invalid := self._ids.first_invalid(rows_NW):
+        if self._ids and (invalid := self._ids.first_invalid(rows_NW)):
             where = self.files[file_N[invalid.row]].label(self.folder)
             offset = int(start_N[invalid.row]) // self._number_bytes + invalid.index
             raise invalid.error(where, rows_NW[invalid.row, invalid.index], offset)

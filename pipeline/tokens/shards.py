@@ -1,7 +1,8 @@
 """The shards folder: `shards.json`, which lists the token files of each split, and these files.
 
 A `.ds` file is Psyche's and datatrove's format: tokens as little-endian unsigned integers of 2 or 4
-bytes, and nothing else. `shards.json` also gives the origin of files that are not in the folder.
+bytes, and nothing else. `shards.json` also gives the origin of files that are not in the folder,
+and, where rows are no tokens, what they are (rows.py).
 """
 
 import hashlib
@@ -19,13 +20,16 @@ from pipeline.runfile.data import AnyShuffle
 from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table, wrong
 from pipeline.stage.artifacts import write_bytes, write_json
+from pipeline.tokens.rows import PLAIN, AnyRows, ArrayRows, Column, FileRows, TokenRows
 
 SHARDS, FORMAT = "shards.json", 2
 ZEROS = "zeros:"  # the address of a file of zeros that exists nowhere
 
 Split = Literal["train", "held_out"]
-Column = Literal["inputs", "labels", "position_ids", "sequence_ids"]
-PLAIN: tuple[Column, ...] = ("inputs",)
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 def _of_this_release(number: int) -> int:
@@ -89,6 +93,8 @@ class Shards(Table):
     """Locations that are mixed; empty if there is only one."""
     columns: tuple[Column, ...] = PLAIN
     """Columns of a row; those beside the inputs come from Preprocessed data."""
+    rows: AnyRows | None = Field(default=None, exclude_if=_is_none)
+    """What a row is where it is no tokens: its words are then all of the column `inputs`."""
     files: tuple[ShardFile, ...]
     held_out_by_default: bool = False
     """Whether files are held out by default, the last of each location, since none was named."""
@@ -105,8 +111,24 @@ class Shards(Table):
         files = tuple(file.model_copy(update={"split": "train"}) for file in self.files)
         return self.model_copy(update={"files": files})
 
+    @property
+    def row_length(self) -> int | None:
+        """What max_seq_len has to be where the data have rows; None where tokens are cut."""
+        return self.source.get("row_tokens") if self.rows is None else self.rows.words
+
+    def row_kind(self, folder: Path, max_seq_len: int) -> TokenRows | ArrayRows | FileRows:
+        """Return what a row is, for who decodes it; `folder` is the shards folder."""
+        if self.rows is None:
+            return TokenRows(columns=self.columns, length=max_seq_len)
+        if isinstance(self.rows, FileRows):
+            return FileRows(folder=str((folder / self.rows.folder).absolute()))
+        return self.rows
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Shards":
+        plain = (4, None, PLAIN)
+        if self.rows and (self.token_size_in_bytes, self.vocab_size, self.columns) != plain:
+            raise wrong("rows", "words of 4 bytes, no vocabulary, and the column inputs alone")
         if self.columns.count("inputs") != 1 or len(set(self.columns)) < len(self.columns):
             raise wrong("columns", "the inputs, and no column twice")
         if len({part.weight is None for part in self.parts}) > 1:

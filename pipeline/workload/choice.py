@@ -30,6 +30,8 @@ def read_model(run: runfile.Run, init: Path, listed: Shards) -> dict[str, Any]:
 
 def row_spec(run: runfile.Run, listed: Shards) -> RowSpec:
     """Return what a row of the data is, as a worker is told."""
+    if listed.rows is not None:
+        return listed.rows.model_dump(mode="json")
     return {"kind": "tokens", "columns": [*listed.columns], "length": run.llm.max_seq_len}
 
 

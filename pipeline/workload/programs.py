@@ -8,6 +8,7 @@ peer's step, a trainer, a verifier or an auditor, calls the same functions in th
 import hashlib
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 import jax
@@ -56,7 +57,12 @@ def lots(work: Work, steps: int) -> list[Tree | None]:
 
 
 class Computes(Protocol):
-    """What computes a workload's losses and gradients: a worker's process, or a torch module."""
+    """What computes a workload's losses and gradients: a worker's process, or a torch module.
+
+    shards: Folder in which rows that are names of files are looked up.
+    """
+
+    shards: Path
 
     def gradient(self, params: Tree, rows_N: Tree, seed: int) -> tuple[float, Tree]:
         """Return the mean loss of some rows, and its gradient: NumPy arrays in nested dicts."""
@@ -96,6 +102,10 @@ class WorkloadPrograms(Programs):
     def close(self) -> None:
         """End the worker's process."""
         self.worker.close()
+
+    def read_files_from(self, shards: Path) -> None:
+        """Have the worker look up rows that are names of files in such a folder of shards."""
+        self.worker.shards = shards
 
     @property
     def measures(self) -> bool:

@@ -14,6 +14,8 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.runfile.explain import validate
+from pipeline.stage.given_files import check_file
+from pipeline.stage.keys import OUT
 from pipeline.workload import worker_models
 from pipeline.workload.description import SOURCE, Description, check_factory, code_hash
 from pipeline.workload.shared_arrays import SharedArrays
@@ -42,6 +44,7 @@ class Worker:
     def __init__(self, run: runfile.Run, rows: RowSpec, expected: Description | None = None):
         check_factory(run)
         self.run, self.rows, self.expected = run, rows, expected
+        self.shards = Path(OUT["download"])
         self.name = f"workload {run.workload.factory}"
         self._lock = threading.Lock()
         self._begun: Started | None = None
@@ -138,6 +141,14 @@ class Worker:
             raise self._error("evaluate", f"metrics = {_short(metrics)}", "a table")
         return metrics
 
+    def dataset(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return the workload's own data: arrays [N, ...] by split and name, from their files."""
+
+        def ask(begun: Started) -> dict[str, dict[str, np.ndarray]]:
+            return {split: self._arrays_of(begun, split) for split in ("train", "held_out")}
+
+        return self.ask(ask)
+
     def save(self, params: Tree, folder: Path) -> None:
         """Have the workload write its model, at these params, into an empty folder."""
 
@@ -196,7 +207,7 @@ class Worker:
     def _described(self, process: WorkerProcess) -> Description:
         """What our own worker says of the model that it has begun."""
         asked = {
-            "rows": self.rows,
+            "rows": self.rows | self._place(),
             "micro_batch": self.run.peers.micro_batch,
             "threads": self.run.peers.threads,
             "state_dict_filter": self.patterns,
@@ -205,6 +216,12 @@ class Worker:
         answer = process.call("begin", asked)
         answer.pop("parameter_count", None)  # of the tensors
         return self._checked(answer, "begin")
+
+    def _place(self) -> dict[str, str]:
+        """Where rows that are files lie: a matter of this machine, so no transcript names it."""
+        if self.rows["kind"] != "files":
+            return {}
+        return {"folder": str((self.shards / self.rows["folder"]).absolute())}
 
     def _planned(self, process: WorkerProcess, device: str) -> Description:
         """What any worker says of its packs; one that names no shapes has a single tensor."""
@@ -242,6 +259,22 @@ class Worker:
         if begun:
             with suppress(WorkerError):
                 begun.process.close()
+
+    def _arrays_of(self, begun: Started, split: str) -> dict[str, np.ndarray]:
+        folder = begun.process.folder / f"dataset-{split}"
+        listed = begun.process.call("dataset", {"split": split, "path": str(folder)}).get("arrays")
+        if not isinstance(listed, list):
+            raise self._error("dataset", f"arrays = {_short(listed)}", "a list")
+        found = {}
+        for one in listed:
+            name = text_of(one if isinstance(one, dict) else {}, "name", f"{self.name}: dataset")
+            file = folder / f"{name}.npy"
+            check_file(file, folder)
+            try:
+                found[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise self._error("dataset", f"{file.name}: {error}", "an array") from error
+        return found
 
     def _number(self, answer: dict, key: str, method: str) -> float:
         """A float of an answer, which has null where it is not finite."""

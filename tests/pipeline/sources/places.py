@@ -162,7 +162,25 @@ def _dummy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     yield Place("Dummy", listed=False, sure=False)
 
 
+@contextmanager
+def _arrays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    numbers = np.arange(50 * (LENGTH - 1)).reshape(50, LENGTH - 1)
+    np.savez(folder / "a.npz", x=numbers.astype(np.float32), y=np.arange(50, dtype=np.uint8))
+    how = {"held_out_percent": 20.0, "shuffle": SEEDED}
+    yield Place({"Arrays": {"path": str(folder / "a.npz"), **how}}, listed=False)
+
+
+@contextmanager
+def _files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for number in range(40):
+        (folder / f"{number}.jpg").write_bytes(bytes([number]) * number)
+    how = {"held_out_percent": 20.0, "shuffle": SEEDED}
+    yield Place({"Files": {"path": str(folder), **how}}, listed=False, sure=False)
+
+
 PLACES = {
+    "arrays": _arrays,
+    "files": _files,
     "corpus": _corpus,
     "text": _text,
     "local": _local,

@@ -1,0 +1,250 @@
+"""Files of arrays: .npy, .npz and safetensors, read a slice of their first axis at a time.
+
+What NumPy wrote is read as a stream, and no pickle is ever loaded. A folder of .npy files is an
+array of each; of .npz or safetensors files each has all arrays, of some of the examples.
+"""
+
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from safetensors import SafetensorError, safe_open
+
+from pipeline.errors import LockstepError, brief
+from pipeline.sources.rows.examples import Examples, Sliced, examples_of
+from pipeline.stage.given_files import check_file, check_name
+
+KINDS = (".npy", ".npz", ".safetensors")
+MOST_ARRAYS = 1000  # of a file; as many members are open at once
+DTYPE_OF_CODE = {  # of a safetensors file
+    "BOOL": "bool",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
+# What NumPy, zipfile and safetensors raise at files that are none.
+UNREADABLE = (
+    ArithmeticError,
+    EOFError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    SafetensorError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def in_folder(root: Path) -> tuple[list[Path], list[Examples]]:
+    """Return the files of arrays in a folder, not below it, in the order of names; and what is in.
+
+    Raises:
+      LockstepError: they are of several kinds, one is no regular file or a link out of the folder,
+        or it does not hold arrays.
+    """
+    paths = sorted(
+        path
+        for path in root.iterdir()
+        if path.suffix in KINDS and path.name[0] != "." and not path.is_dir()
+    )
+    for path in paths:
+        check_name(path.name, str(root))
+        check_file(path, root)
+    kinds = sorted({path.suffix for path in paths})
+    if len(kinds) > 1:
+        raise LockstepError(f"{root}: found {' and '.join(kinds)} files, expected one kind")
+    if kinds == [".npy"]:
+        return paths, [_of_npy(paths, str(root))]
+    return paths, [of_file(path) for path in paths]
+
+
+def of_file(path: Path) -> Examples:
+    """Return what is in one file of arrays.
+
+    Raises:
+      LockstepError: it is no regular file, or does not hold arrays.
+    """
+    check_file(path)
+    match path.suffix:
+        case ".npy":
+            return _of_npy([path], str(path))
+        case ".npz":
+            return examples_of(str(path), partial(_open_npz, path))
+        case ".safetensors":
+            return examples_of(str(path), partial(_open_safetensors, path))
+    raise LockstepError(f"{path}: expected a file that ends in {', '.join(KINDS)}")
+
+
+def _of_npy(paths: list[Path], name: str) -> Examples:
+    return examples_of(name, partial(_open_npy, paths))
+
+
+# ---- NumPy's files ----
+
+
+class _Streamed:
+    """An array in a stream: slices of its first axis, one after the other."""
+
+    def __init__(self, stream: BinaryIO, where: str):
+        self._stream, self._where, self._next = stream, where, 0
+        self.shape, fortran, self.dtype = _read_header(stream)
+        if self.dtype.hasobject:
+            raise ValueError("found Python objects")
+        if fortran and len(self.shape) > 1:
+            raise ValueError("found columns first (Fortran order), expected C order")
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"found shape {self.shape}")
+
+    def __getitem__(self, examples: slice) -> np.ndarray:
+        start, stop, _ = examples.indices(self.shape[0])
+        assert start == self._next, f"{start} after {self._next}"
+        shape = (stop - start, *self.shape[1:])
+        with _reading(self._where):
+            values = np.empty(shape, self.dtype)
+            into = memoryview(values.reshape(-1).view(np.uint8))
+            done = 0
+            while done < len(into):
+                piece = self._stream.readinto(into[done:])
+                if not piece:
+                    break
+                done += piece
+            last = stop == self.shape[0]
+            more = self._stream.read(1) if last else b""  # a zip file's checksum is at its end
+        if done < len(into) or more:
+            found = "more" if more else "fewer"
+            raise LockstepError(
+                f"{self._where}: found {found} bytes than its header says, expected an array "
+                f"{list(self.shape)} of {self.dtype}"
+            )
+        self._next = stop
+        return values
+
+
+def _read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, whether it is in Fortran order, and dtype of what NumPy wrote."""
+    version = npy.read_magic(stream)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"found version {version} of the format, expected 1.0 or 2.0")
+    return read(stream)
+
+
+@contextmanager
+def _open_npy(paths: list[Path]) -> Iterator[Mapping[str, Sliced]]:
+    with ExitStack() as stack:
+        arrays = {}
+        for path in paths:
+            with _reading(str(path)):
+                file = stack.enter_context(open(path, "rb"))
+                array = arrays[path.stem] = _Streamed(file, str(path))
+                size, expected = os.fstat(file.fileno()).st_size - file.tell(), _nbytes(array)
+            _check_size(size, expected, str(path))
+        yield arrays
+
+
+@contextmanager
+def _open_npz(path: Path) -> Iterator[Mapping[str, Sliced]]:
+    with ExitStack() as stack:
+        with _reading(str(path)):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+        members, arrays = archive.infolist(), {}
+        if len(members) > MOST_ARRAYS:
+            raise LockstepError(
+                f"{path}: found {len(members)} arrays, expected at most {MOST_ARRAYS}"
+            )
+        for member in members:
+            name, where = member.filename.removesuffix(".npy"), f"{path}: {brief(member.filename)}"
+            if name in arrays or name == member.filename:
+                raise LockstepError(f"{where}: expected a name that ends in .npy, and none twice")
+            with _reading(where):
+                stream = stack.enter_context(archive.open(member))
+                array = arrays[name] = _Streamed(stream, where)
+                size = member.file_size - stream.tell()
+            _check_size(size, _nbytes(array), where)
+        yield arrays
+
+
+def _nbytes(array: _Streamed) -> int:
+    size = array.dtype.itemsize
+    for length in array.shape:
+        size *= length
+    return size
+
+
+def _check_size(size: int, expected: int, where: str) -> None:
+    if size != expected:
+        raise LockstepError(
+            f"{where}: found {size} bytes after its header, expected {expected} as it says"
+        )
+
+
+# ---- safetensors ----
+
+
+class _Tensor(NamedTuple):
+    """A tensor of a safetensors file, whose slices are read when asked for."""
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    values: object
+
+    def __getitem__(self, examples: slice) -> np.ndarray:
+        with _reading(self.where):
+            return self.values[examples]
+
+
+@contextmanager
+def _open_safetensors(path: Path) -> Iterator[Mapping[str, Sliced]]:
+    with ExitStack() as stack:
+        arrays = {}
+        with _reading(str(path)):
+            file = stack.enter_context(safe_open(path, framework="np"))
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        for name, values in slices.items():
+            code = values.get_dtype()
+            if code not in DTYPE_OF_CODE:
+                raise LockstepError(
+                    f"{path}: array {brief(name)} is of {code}, expected one of "
+                    f"{', '.join(DTYPE_OF_CODE)}"
+                )
+            shape, dtype = tuple(values.get_shape()), np.dtype(DTYPE_OF_CODE[code])
+            arrays[name] = _Tensor(f"{path}: array {brief(name)}", shape, dtype, values)
+        yield arrays
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Say where, of what a library raises at a file that it cannot read.
+
+    Raises:
+      LockstepError: it has.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        raise LockstepError(f"{where}: {error}, expected a file of arrays") from error

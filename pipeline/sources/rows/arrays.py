@@ -1,0 +1,125 @@
+"""`data_location.Arrays`: arrays of examples in files of this machine, for a workload."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+from pipeline.runfile.data import DataArrays, Limit
+from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources.rows import array_files
+from pipeline.sources.rows.examples import Examples, same_rows, write_arrays
+from pipeline.sources.rows.writing import counts_of, most_rows, warnings_of
+from pipeline.stage.artifacts import listing_sha256, sha256_file
+from pipeline.stage.given_files import expand, unchanged
+from pipeline.tokens.rows import WORD
+from pipeline.tokens.shards import Split
+
+MAKES_TOKENS = True
+PATH = "model.LLM.data_location.Arrays"
+
+
+class ArrayData(NamedTuple):
+    """What a path has.
+
+    Attributes:
+      files: its files by their names in the folder.
+      given: the examples of each split.
+      whole: number of files, or parts, of the train split without a limit.
+    """
+
+    files: dict[str, Path]
+    given: dict[Split, list[Examples]]
+    whole: int
+
+
+def survey(location: DataArrays, options: FetchOptions) -> Survey:
+    """Describe what a run would read; headers are read, and no values.
+
+    Raises:
+      LockstepError: see `fetch`, but for what only the values tell.
+    """
+    found, where = _find(location, options.limit), _where(location)
+    words = same_rows(found.given, where).words
+    given = {split: sum(one.count for one in some) for split, some in found.given.items()}
+    counts = counts_of(given, location.held_out_percent, where)
+    files = []
+    for split, most in most_rows(options.limit, words, where).items():
+        count = counts[split] if most is None else min(most, counts[split])
+        if count:
+            files.append(SurveyedFile(location.path, split, count * words * WORD, count * words))
+    warnings = warnings_of(counts, where, options)
+    return Survey(location.path, tuple(files), 1, warnings, row_words=words)
+
+
+def source_sha256(location: DataArrays, options: FetchOptions) -> str | None:
+    """Return the SHA-256 of the files, if `fetch` would read all of them."""
+    if options.limit is not None:
+        return None
+    return _sha256(_find(location, None).files)
+
+
+def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
+    """Make shards of the arrays that a run file names.
+
+    Raises:
+      LockstepError: there are none, they do not fit together, a value is no finite number, a file
+        changes meanwhile, or a split has no row.
+    """
+    found, where = _find(location, options.limit), _where(location)
+    with unchanged(found.files.values()):
+        written = write_arrays(
+            folder,
+            found.given,
+            where,
+            held_out_percent=location.held_out_percent,
+            limit=options.limit,
+            progress=options.progress,
+        )
+        sha256 = _sha256(found.files)
+    return Fetched(
+        files=written.files,
+        token_size_in_bytes=WORD,
+        vocab_size=None,
+        shuffle=location.shuffle,
+        rows=written.rows,
+        source={
+            "read": location.path,
+            "files": list(found.files),
+            "rows": written.counts,
+            "sha256": sha256,
+        },
+        warnings=warnings_of(written.counts, where, options),
+    )
+
+
+def _where(location: DataArrays) -> str:
+    return f"{PATH}: {location.path}"
+
+
+def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
+    root = expand(location.path, PATH)
+    most = limit.files if limit else None
+    if not root.is_dir():
+        if not root.exists():
+            raise LockstepError(
+                f"{PATH}: found no {root.absolute()}, expected a folder or a file of "
+                f"{', '.join(array_files.KINDS)}"
+            )
+        return ArrayData({root.name: root}, {TRAIN: [array_files.of_file(root)]}, 1)
+    paths, examples = array_files.in_folder(root)
+    if not paths:
+        raise LockstepError(
+            f"{root}: found no file that ends in {', '.join(array_files.KINDS)}, expected some"
+        )
+    whole = len(examples)
+    if most is not None and len(examples) == len(paths):
+        paths, examples = paths[:most], examples[:most]
+    given = {TRAIN: examples}
+    if (root / HELD_OUT).is_dir():
+        aside, given[HELD_OUT] = array_files.in_folder(root / HELD_OUT)
+        paths = [*paths, *aside]
+    return ArrayData({p.relative_to(root).as_posix(): p for p in paths}, given, whole)
+
+
+def _sha256(files: dict[str, Path]) -> str:
+    return listing_sha256((name, sha256_file(path)) for name, path in files.items())
