@@ -27,6 +27,7 @@ from pipeline.workload.worker_process import WorkerError
 
 ROWS = "rows.json"  # beside the rows of each step: what a row is
 LOSSES = ("loss", "train_loss", "loss_mean", "train_loss_mean")  # names of the metric, in order
+NO_STATE = np.zeros(1, np.uint8)  # a zero after no encoding: checkpoints hold no empty arrays
 MOST_STATE = 2**36  # bytes of an optimizer's state
 
 
@@ -46,8 +47,8 @@ class Job(NamedTuple):
     """What is to be done.
 
     params: Where the steps begin. lots: Rows of each step, int32 [N, W]. rates: Learning rate of
-    each step. state: As in `Steps`; empty at first. name: What tells it from all others. seed: Of
-    its randomness.
+    each step. state: As in `Steps`; at first `NO_STATE`. name: What tells it from all others.
+    seed: Of its randomness.
     """
 
     params: Tree
@@ -125,8 +126,8 @@ def _request(worker: Worker, begun: Started, job: Job, folder: Path) -> dict[str
         "learning_rates": [float(rate) for rate in job.rates],
         "seed": job.seed,
     }
-    if job.state.size:
-        encoding, _, state = job.state.tobytes().partition(b"\0")
+    encoding, _, state = job.state.tobytes().partition(b"\0")
+    if encoding:
         path = folder / "state.in"
         path.write_bytes(state)
         asked["inner_optimizer_state_path"] = str(path)
@@ -182,7 +183,7 @@ def _steps(
 
 def _state(answer: Answer, folder: Path) -> np.ndarray:
     if answer.inner_optimizer_state_path is None:
-        return np.zeros(0, np.uint8)
+        return NO_STATE
     path = Path(answer.inner_optimizer_state_path)
     check_file(path, folder, most=MOST_STATE)
     encoding = answer.inner_optimizer_state_encoding or "application/octet-stream"

@@ -16,6 +16,7 @@ from pipeline.optim.schedules import LearningRate
 from pipeline.programs.task import Task
 from pipeline.programs.train_step import Agreed, PeerResult, Work
 from pipeline.workload import inner_loop
+from pipeline.workload.inner_loop import NO_STATE
 from pipeline.workload.programs import WorkloadPrograms, lots
 from pipeline.workload.worker import Worker
 
@@ -37,7 +38,7 @@ def with_state(optimizer: Optimizer) -> Optimizer:
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         own, shared = optimizer.init(params)
-        return WorkloadOwn(own, jnp.zeros(0, jnp.uint8)), shared
+        return WorkloadOwn(own, jnp.asarray(NO_STATE)), shared
 
     def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
         return own._replace(optimizer=optimizer.accumulate(grads, own.optimizer, params, step))
