@@ -154,7 +154,7 @@ class Worker:
 
         def ask(begun: Started) -> None:
             _put_params(begun, params)
-            begun.process.call("save_params", {"path": str(folder)})
+            begun.process.call("save_params", {"path": str(folder.absolute())})
 
         self.ask(ask)
 
