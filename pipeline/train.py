@@ -252,13 +252,20 @@ def _write_beginning(setup: Setup, paths: Paths, writer: Writer, loss: float | N
             f"{paths.out('convert')}: {bad[0]} is not finite before the first round, "
             "expected weights, and numbers in config.json, that give one in float32"
         )
+    bitwise = repeats_bit_for_bit(setup)
+    if run.workload.factory and not bitwise and not setup.programs.form.kept:
+        raise LockstepError(
+            f"workload {run.workload.factory}: a step taken twice differs in its bits, and the "
+            f"messages of {run.llm.optimizer.tag()} are too large to be kept, so nobody could "
+            "compare them: expected quantize in its table, or deterministic kernels"
+        )
     writer.header(
         Header(
             key=paths.key,
             run=run.model_dump(mode="json", include=TABLES),
             model=setup.model,
             environment=setup.environment(run.peers.processes),
-            bitwise=repeats_bit_for_bit(setup),
+            bitwise=bitwise,
             held_out_loss=loss,
         )
     )

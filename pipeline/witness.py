@@ -56,7 +56,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 name = bundle.name(window, peer)
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
-        verdict = judge(run, transcript, findings, why, windows, replayed)
+        verdict = judge(run, transcript, findings, why, windows, replayed, replay.repeats)
         text = verdict_text.render(verdict.model_dump())
         artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
         artifacts.write_text(folder / "verdict.txt", text)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pipeline import runfile
 from pipeline.audit import sample
-from pipeline.audit.replay import TOLERANCE
+from pipeline.audit.tolerance import limit
 from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts
 from pipeline.transcript.transcript import Transcript
 
@@ -17,10 +17,12 @@ def judge(
     why: str | None,
     windows: Sequence[runfile.Window],
     replayed: Sequence[tuple[runfile.Window, int]],
+    repeats: float | None = None,
 ) -> Verdict:
     """Return the verdict on an audited transcript: everything in it follows from the arguments.
 
-    `why` is why bits could not be compared, and `windows` are all of the run's.
+    `why` is why bits could not be compared, `windows` are all of the run's, and `repeats` is the
+    largest distance among the auditor's honest repeats.
     """
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)
@@ -35,7 +37,8 @@ def judge(
         policy=run.witness.policy,
         method="tolerance" if why else "bitwise",
         why_not_bitwise=why,
-        tolerance=TOLERANCE[run.peers.precision] if why else None,
+        tolerance=limit(run, repeats) if why else None,
+        repeats=repeats,
         clock=run.links.clock,
         audited_rounds=len(transcript.rounds),
         empty_rounds=empty,

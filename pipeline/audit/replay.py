@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from pipeline import runfile
+from pipeline.audit.tolerance import limit, repeated
 from pipeline.audit.verdict import Finding
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
@@ -27,11 +28,8 @@ from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
 
-# Tolerance method: the largest distance (`Optimizer.compare`) of a sent message from the replayed
-# one, by the precision of the gradients. docs/explanation/verification.md says what was measured.
-TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
-# ... and the largest share of params that may differ after a window: where the decoded update is
-# within rounding of zero its sign is anyone's.
+# Where bits cannot be equal, the largest share of params that may differ after a window: where the
+# decoded update is within rounding of zero its sign is anyone's.
 PARAMS_TOLERANCE = 0.02
 
 
@@ -68,6 +66,16 @@ class Replay:
         return self.setup.programs.form.kept
 
     @cached_property
+    def repeats(self) -> float | None:
+        """Largest distance among the auditor's honest repeats of a step, where it takes any."""
+        return None if self.bitwise else repeated(self.setup)
+
+    @property
+    def limit(self) -> float | None:
+        """Largest accepted distance of a message from its replay; None where bits are compared."""
+        return None if self.bitwise else limit(self.setup.run, self.repeats)
+
+    @cached_property
     def groups(self) -> list[DeviceGroup]:
         """The device groups on which windows can be replayed, side by side."""
         return device_groups(jax.devices(), self.setup.programs.parts)
@@ -96,7 +104,7 @@ class _WindowReplay:
         self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
     ):
         self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
-        self.bitwise, self.kept = replay.bitwise, replay.kept
+        self.bitwise, self.kept, self.limit = replay.bitwise, replay.kept, replay.limit
         like = replay.setup.start.state
         agreed = self.transcript.agreed(window.opening, like)
         self.replica = Replica.put(replay.setup.programs, group, *agreed)
@@ -209,10 +217,9 @@ class _WindowReplay:
                 self._blame(entry, judge, "check", text, False)
 
     def _judge_distance(self, entry: Entry, peer: int, distance: float) -> None:
-        limit = TOLERANCE[self.setup.run.peers.precision]
-        if not distance <= limit:
+        if not distance <= self.limit:
             text = f"sent a message at distance {distance:.3g} from its replay's, "
-            text += f"expected at most {limit}"
+            text += f"expected at most {self.limit:.3g}"
             self._blame(entry, peer, "message", text, peer in entry.decision.applied)
 
     def _blame(self, entry: Entry, peer: int, kind: str, text: str, applied: bool) -> None:

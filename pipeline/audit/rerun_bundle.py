@@ -23,7 +23,7 @@ from pipeline.audit.bundle import (
     listing,
     replayed,
 )
-from pipeline.audit.replay import TOLERANCE, Replay, why_not_bitwise
+from pipeline.audit.replay import Replay, why_not_bitwise
 from pipeline.audit.verdict import Finding, contradictions
 from pipeline.errors import LockstepError, shown
 from pipeline.runfile.explain import validate_json
@@ -55,8 +55,8 @@ def show(folder: Path, max_gb: int) -> int:
     """
     bundle = read(folder, max_gb)
     found = rerun(bundle)
-    tolerance = TOLERANCE[bundle.replay.setup.run.peers.precision]
-    how = f"compared {verdict_text.compared(bundle.why, tolerance)}"
+    replay = bundle.replay
+    how = f"compared {verdict_text.compared(bundle.why, replay.limit, replay.repeats)}"
     if not bundle.peers:
         how = "by decoding what was sent"
     claims, confirmed = bundle.manifest.findings, 0

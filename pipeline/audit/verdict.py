@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pipeline.protocol.dispute import Hash
@@ -47,6 +48,10 @@ class Replayed:
     peer: int
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Verdict(Table):
     """verdict.json."""
 
@@ -60,6 +65,9 @@ class Verdict(Table):
     """Why bits could not be compared; null if they were."""
     tolerance: float | None
     """Largest accepted distance of a message from its replay; null if bits were compared."""
+    repeats: float | None = Field(default=None, exclude_if=_is_none)
+    """Largest distance among the auditor's honest repeats of a step, from which the tolerance of a
+    workload follows; absent where it is a fixed one."""
     clock: Literal["simulated", "wall"]
     """Whether arrival times follow from [links], or are real ones that nobody can compute again."""
     audited_rounds: int

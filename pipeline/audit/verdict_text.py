@@ -21,7 +21,10 @@ def render(verdict: dict) -> str:
     replayed = verdict["replayed_windows"]
     windows = f"{len(replayed)} of {verdict['windows']} windows"
     rows = [
-        ("compared", compared(verdict["why_not_bitwise"], verdict["tolerance"])),
+        (
+            "compared",
+            compared(verdict["why_not_bitwise"], verdict["tolerance"], verdict.get("repeats")),
+        ),
         ("audited", f"all {verdict['audited_rounds']:,} rounds"),
         ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
         ("drawn from", f"{verdict['sample_seed']}, {seed_origin(verdict)}"),
@@ -103,11 +106,14 @@ def blame(findings: Iterable[dict]) -> str:
     return "; ".join(entries[:NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def compared(why_not_bitwise: str | None, tolerance: float | None) -> str:
+def compared(
+    why_not_bitwise: str | None, tolerance: float | None, repeats: float | None = None
+) -> str:
     """Return how replays were compared with what was sent."""
     if why_not_bitwise is None:
         return "bit for bit"
-    return f"within a tolerance of {tolerance}, because {why_not_bitwise}"
+    measured = "" if repeats is None else f" (honest repeats here were up to {repeats:.3g} apart)"
+    return f"within a tolerance of {tolerance:.3g}{measured}, because {why_not_bitwise}"
 
 
 def seed_origin(verdict: dict) -> str:

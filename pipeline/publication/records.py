@@ -176,7 +176,7 @@ def check_verdict(
     """
     replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
     why = verdict.why_not_bitwise
-    expected = judge(run, transcript, verdict.findings, why, windows, replayed)
+    expected = judge(run, transcript, verdict.findings, why, windows, replayed, verdict.repeats)
     for name in Verdict.model_fields:
         found, due = getattr(verdict, name), getattr(expected, name)
         if found != due:

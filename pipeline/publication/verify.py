@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline import __version__, runfile
-from pipeline.audit.replay import PARAMS_TOLERANCE, TOLERANCE
+from pipeline.audit.replay import PARAMS_TOLERANCE
+from pipeline.audit.tolerance import TOLERANCE
 from pipeline.errors import LockstepError, brief
 from pipeline.publication import records, repeat, weights
 from pipeline.publication.layout import MANIFEST, Publication

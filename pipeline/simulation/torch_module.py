@@ -43,7 +43,7 @@ class TorchModule:
     def __init__(self, module: Any, loss_fn: TorchLoss, micro_batch: int):
         from pipeline.workload.python.lockstep_worker import bits, torch_workload
 
-        class Given(torch_workload.TorchWorkload):
+        class GivenModule(torch_workload.TorchWorkload):
             """The module that was given."""
 
             def model(self) -> Any:
@@ -63,7 +63,7 @@ class TorchModule:
             )
         self.shards = Path()  # no examples of `simulate` are files
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
-        self._bound = Given({}).bind(0, lambda name: True)
+        self._bound = GivenModule({}).bind(0, lambda name: True)
         self._names = {
             tuple(tensor["name"].split(".")): tuple(tensor["shape"])
             for tensor in self._bound.tensors

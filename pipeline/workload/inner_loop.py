@@ -59,7 +59,7 @@ class Job(NamedTuple):
     seed: int
 
 
-class Answer(Table, extra="ignore"):
+class InnerLoopAnswer(Table, extra="ignore"):
     """What an inner loop says of itself: a worker's answer, or a command's result.json."""
 
     steps_completed: Annotated[int, Field(ge=0)]
@@ -160,7 +160,7 @@ def _by_worker(begun: Started, asked: Mapping[str, Any]) -> dict:
 def _steps(
     worker: Worker, begun: Started, said: Mapping[str, Any], folder: Path, steps: int
 ) -> Steps:
-    answer = validate(Answer, dict(said), "its answer")
+    answer = validate(InnerLoopAnswer, dict(said), "its answer")
     if answer.steps_completed != steps:
         raise WorkerError(
             f"{worker.name}: run_inner_loop: steps_completed is {answer.steps_completed}, "
@@ -181,7 +181,7 @@ def _steps(
     return Steps(params, float(loss), _state(answer, folder))
 
 
-def _state(answer: Answer, folder: Path) -> np.ndarray:
+def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:
     if answer.inner_optimizer_state_path is None:
         return NO_STATE
     path = Path(answer.inner_optimizer_state_path)

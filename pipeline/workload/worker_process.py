@@ -83,7 +83,7 @@ class WorkerCommand:
         return kept | fixed | dict(self.env)
 
 
-class Hello(Table, extra="ignore"):
+class WorkerHello(Table, extra="ignore"):
     """What a worker says of itself."""
 
     protocol_version: int
@@ -101,7 +101,7 @@ class WorkerProcess:
         self.command, self.folder = command, folder
         self._process, self._socket = process, socket.socket()
         self._lock, self._number = threading.Lock(), 0
-        self.hello: Hello
+        self.hello: WorkerHello
 
     @classmethod
     def start(cls, command: WorkerCommand, folder: Path) -> "WorkerProcess":
@@ -118,7 +118,7 @@ class WorkerProcess:
                 deadline = time.monotonic() + command.start_seconds
                 worker._accept(listening, deadline)
                 answer = worker.call("hello", {}, seconds=deadline - time.monotonic())
-                worker.hello = validate(Hello, answer, f"{command.name}: hello")
+                worker.hello = validate(WorkerHello, answer, f"{command.name}: hello")
                 if worker.hello.protocol_version not in VERSIONS:
                     worker._fail("hello", f"version {worker.hello.protocol_version}", "1 or 2")
             except BaseException:

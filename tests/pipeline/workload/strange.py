@@ -17,7 +17,8 @@ class Pull:
     """Gradients: loss = mean over rows of |w - x|^2 / 2, where x are a row's first three words."""
 
     def __init__(self, config):
-        self.wrong = config.get("wrong", {})
+        self.wrong, self.noise = config.get("wrong", {}), config.get("noise", 0.0)
+        self.size = config.get("size", 3)
         self._do("factory")
 
     def _do(self, method):
@@ -38,17 +39,23 @@ class Pull:
             time.sleep(1000)
         return what
 
+    def _target(self, rows):
+        return np.stack([np.resize(row, self.size) for row in rows]).astype(np.float32)
+
     def init(self, seed):
         self._do("init")
-        return {"w": np.arange(3, dtype=np.float32) + seed, "n": np.array([1])}
+        return {"w": np.arange(self.size, dtype=np.float32) + seed, "n": np.array([1])}
 
     def gradient(self, params, rows):
         what = self._do("gradient")
-        apart = params["w"] - rows[:, :3].astype(np.float32)
+        apart = params["w"] - self._target(rows)
         grads = {"w": apart.mean(0)}
         if what == "nan":
             grads["w"][1] = np.nan
             return float("nan"), grads
+        if what == "noise":  # as kernels that sum in any order
+            noise = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
+            grads["w"] *= 1 + np.float32(self.noise) * noise.standard_normal(self.size, np.float32)
         if what == "missing":
             return 0.0, {}
         if what == "extra":
@@ -59,7 +66,7 @@ class Pull:
 
     def measure(self, params, rows):
         what = self._do("measure")
-        losses = ((params["w"] - rows[:, :3].astype(np.float32)) ** 2).sum(1) / 2
+        losses = ((params["w"] - self._target(rows)) ** 2).sum(1) / 2
         return losses[:-1] if what == "few" else losses
 
     def evaluate(self, params, split):

@@ -327,6 +327,50 @@ def test_somebody_else_who_connects_first_is_not_the_worker(tmp_path):
     assert intruders[0].wait(5) == 0  # its connection was closed
 
 
+# ---- Bits that differ from one time to the next ----
+
+NOISY = {"wrong": {"gradient": "noise"}, "noise": 0.02, "size": 256}
+VALUES = {  # which show how far a gradient scatters
+    "Distro": {
+        "compression_decay": 0.9,
+        "compression_topk": 4,
+        "compression_chunk": 64,
+        "quantize_1bit": False,
+    }
+}
+
+
+def noisy(folder: Path, **changes) -> tuple[Path, Path]:
+    run_file, root = folder / "run.toml", folder / "root"
+    given = {"workload__config": NOISY, "model__LLM__optimizer": VALUES} | changes
+    tiny.write_run(run_file, document(folder, **given))
+    return run_file, root
+
+
+def test_honest_repeats_calibrate_the_tolerance_and_the_verdict_says_so(tmp_path):
+    run_file, root = noisy(tmp_path)
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    verdict = verdict_of(root)
+    assert verdict["accepted"] and verdict["method"] == "tolerance"
+    assert verdict["repeats"] > 0
+    assert verdict["tolerance"] == pytest.approx(max(0.05, min(0.5, 4 * verdict["repeats"])))
+    assert "honest repeats here were up to" in (root / "data/verdict/verdict.txt").read_text()
+
+
+def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):
+    lie = [{"kind": "sign_flip", "peer": 1, "rounds": [4, 5]}]
+    run_file, root = noisy(tmp_path, faults__schedule=lie)
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    assert {finding["peer"] for finding in verdict_of(root)["findings"]} == {1}
+
+
+def test_messages_that_are_not_kept_and_whose_bits_scatter_are_refused(tmp_path):
+    run_file, root = noisy(tmp_path, model__LLM__optimizer=tiny.ADAMW)
+    with pytest.raises(LockstepError, match="differs in its bits, .* expected quantize") as error:
+        tiny.make(run_file, root, "download", "convert", "train")
+    assert "\n" not in str(error.value)
+
+
 def test_code_hash_is_of_table_and_all_files(tmp_path, source):
     run = run_of(tmp_path)
     first = description.code_hash(run)
