@@ -8,6 +8,7 @@ killed audit goes on where it stopped.
 import itertools
 import logging
 import shutil
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pipeline.stage import allocator, artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress
 from pipeline.swarm import begin
+from pipeline.swarm.begin import Setup
 from pipeline.transcript.transcript import Transcript
 from pipeline.workload.choice import check_model
 
@@ -33,7 +35,13 @@ def run(run: runfile.Run, paths: Paths) -> None:
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
-    setup, transcript = begin.read(run, init, shards), Transcript(trained / "transcript")
+    setup = begin.read(run, init, shards)
+    with closing(setup.programs):
+        _audit(setup, Transcript(trained / "transcript"), paths)
+
+
+def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
+    run = setup.run
     check_model(run, transcript.header.model, transcript.folder / "header.json")
     why = why_not_bitwise(setup, transcript.header)
     replay = Replay(setup, transcript, bitwise=not why)

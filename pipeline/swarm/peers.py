@@ -15,7 +15,7 @@ from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import PeerResult, Programs, Work
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
-from pipeline.workload.worker_process import WorkerError
+from pipeline.workload.process.messages import WorkerError
 
 log = logging.getLogger(__name__)
 

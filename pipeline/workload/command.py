@@ -4,19 +4,18 @@ It reads job.json and leaves result.json; their paths are in its arguments, wher
 and in its environment. Behind it fits whatever starts processes of its own, such as torchrun.
 """
 
-import contextlib
-import os
-import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.given_files import check_file
-from pipeline.workload.worker_process import LOG, MOST_LOG, WorkerError, last_line
+from pipeline.workload.process.child_group import ChildGroup
+from pipeline.workload.process.messages import WorkerError
 
-JOB, RESULT = "job.json", "result.json"
+JOB, RESULT, LOG = "job.json", "result.json", "command.log"
 VARIABLES = {JOB: "BURN_P2P_DILOCO_JOB_MANIFEST", RESULT: "BURN_P2P_DILOCO_RESULT_MANIFEST"}
 
 
@@ -39,7 +38,7 @@ def run(
       seconds: How long it may take.
 
     Raises:
-      WorkerError: It cannot be started, takes too long, fails, or prints too much.
+      WorkerError: It cannot be started, takes too long, or fails.
       LockstepError: There is no result.json, or no JSON in it.
     """
     paths = {JOB: folder / JOB, RESULT: folder / RESULT}
@@ -51,46 +50,24 @@ def run(
         for word in command
     ]
     variables = {variable: str(paths[file]) for file, variable in VARIABLES.items()}
-    with open(folder / LOG, "wb") as log:
-        try:
-            process = subprocess.Popen(
-                arguments,
-                cwd=folder,
-                env={**environment, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise WorkerError(
-                f"{name}: command: found {command[0]!r}, expected a program that starts: "
-                f"{error.strerror}"
-            ) from error
     try:
-        _wait(name, process, folder / LOG, seconds)
+        group = ChildGroup.start(arguments, folder, {**environment, **variables}, folder / LOG)
+    except LockstepError as error:
+        raise WorkerError(f"{name}: command: {error}") from None
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            group.child.wait(seconds)
+        ended = group.ended()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it started, too
-        process.wait()
+        group.kill()  # what it started, too
+    if ended is None:
+        raise WorkerError(
+            f"{name}: command: still running after {seconds:g} seconds, expected its end"
+        )
+    if group.child.returncode:
+        last = group.log.last_line()
+        raise WorkerError(
+            f"{name}: command: {ended}, expected status 0" + (f": {last}" if last else "")
+        )
     check_file(paths[RESULT], folder)
     return read_json(paths[RESULT])
-
-
-def _wait(name: str, process: subprocess.Popen, log: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            raise WorkerError(
-                f"{name}: command: still running after {seconds:g} seconds, expected its end"
-            )
-        if log.stat().st_size > MOST_LOG:
-            raise WorkerError(f"{name}: command: more than {MOST_LOG:,} bytes of output")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.05)
-    if process.returncode:
-        last = last_line(log)
-        raise WorkerError(
-            f"{name}: command: found exit status {process.returncode}, expected 0"
-            + (f": {last}" if last else "")
-        )

@@ -21,9 +21,9 @@ from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import sha256_file
 from pipeline.stage.given_files import check_file
 from pipeline.workload import command
+from pipeline.workload.process.messages import WorkerError
 from pipeline.workload.worker import Worker
 from pipeline.workload.worker_models import Started, model_at, read_params, write_params
-from pipeline.workload.worker_process import WorkerError
 
 ROWS = "rows.json"  # beside the rows of each step: what a row is
 LOSSES = ("loss", "train_loss", "loss_mean", "train_loss_mean")  # names of the metric, in order
@@ -31,7 +31,7 @@ NO_STATE = np.zeros(1, np.uint8)  # a zero after no encoding: checkpoints hold n
 MOST_STATE = 2**36  # bytes of an optimizer's state
 
 
-class Steps(NamedTuple):
+class StepsTaken(NamedTuple):
     """What the local steps of a round led to.
 
     params: The peer's params. loss: The mean loss of the steps. state: What the optimizer goes on
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     """What is to be done.
 
     params: Where the steps begin. lots: Rows of each step, int32 [N, W]. rates: Learning rate of
-    each step. state: As in `Steps`; at first `NO_STATE`. name: What tells it from all others.
+    each step. state: As in `StepsTaken`; at first `NO_STATE`. name: What tells it from all others.
     seed: Of its randomness.
     """
 
@@ -70,7 +70,7 @@ class InnerLoopAnswer(Table, extra="ignore"):
     inner_optimizer_state_encoding: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None
 
 
-def take(worker: Worker, job: Job) -> Steps:
+def take(worker: Worker, job: Job) -> StepsTaken:
     """Have the worker, or the run's command, take the local steps of a round.
 
     Raises:
@@ -79,7 +79,7 @@ def take(worker: Worker, job: Job) -> Steps:
     return worker.ask(lambda begun: _take(worker, begun, job))
 
 
-def _take(worker: Worker, begun: Started, job: Job) -> Steps:
+def _take(worker: Worker, begun: Started, job: Job) -> StepsTaken:
     folder = begun.process.folder / job.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -159,7 +159,7 @@ def _by_worker(begun: Started, asked: Mapping[str, Any]) -> dict:
 
 def _steps(
     worker: Worker, begun: Started, said: Mapping[str, Any], folder: Path, steps: int
-) -> Steps:
+) -> StepsTaken:
     answer = validate(InnerLoopAnswer, dict(said), "its answer")
     if answer.steps_completed != steps:
         raise WorkerError(
@@ -178,7 +178,7 @@ def _steps(
         raise LockstepError(
             f"metrics are {[*answer.metrics]}, expected a number {' or '.join(LOSSES)} among them"
         )
-    return Steps(params, float(loss), _state(answer, folder))
+    return StepsTaken(params, float(loss), _state(answer, folder))
 
 
 def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:

@@ -22,16 +22,16 @@ from pipeline.stage.given_files import check_file
 
 FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"
 MANIFEST, VALUES = "manifest.json", "values.f32le"
-ShortText = Annotated[str, Field(max_length=300)]
+HashText = Annotated[str, Field(max_length=300)]
 
 
-class Manifest(Table, extra="ignore"):
+class PackManifest(Table, extra="ignore"):
     """manifest.json; what else it says is for people."""
 
     format: Literal["burn-p2p-python-flattened-parameter-pack-v1"]
-    model_schema_hash: ShortText
+    model_schema_hash: HashText
     """Hash of the model's schema, as the host has told."""
-    layout_hash: ShortText
+    layout_hash: HashText
     """Hash of the tensors' names, shapes and dtypes."""
     parameter_count: Annotated[int, Field(ge=0)]
     values_f32_le: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$")]
@@ -45,7 +45,7 @@ def write_pack(folder: Path, values: np.ndarray, *, layout_hash: str, schema_has
     folder.mkdir(parents=True)
     values = np.ascontiguousarray(values, "<f4")
     values.tofile(folder / VALUES)
-    manifest = Manifest(
+    manifest = PackManifest(
         format=FORMAT,
         model_schema_hash=schema_hash,
         layout_hash=layout_hash,
@@ -65,7 +65,7 @@ def read_pack(folder: Path, *, count: int, layout_hash: str, schema_hash: str) -
     """
     path = folder / MANIFEST
     check_file(path, folder)
-    manifest = validate(Manifest, read_json(path), str(path))
+    manifest = validate(PackManifest, read_json(path), str(path))
     for name, expected in {
         "parameter_count": count,
         "layout_hash": layout_hash,

@@ -18,9 +18,10 @@ from pipeline.stage.given_files import check_file
 from pipeline.stage.keys import OUT
 from pipeline.workload import worker_models
 from pipeline.workload.description import SOURCE, Description, check_factory, code_hash
-from pipeline.workload.shared_arrays import SharedArrays
+from pipeline.workload.process.messages import WorkerError
+from pipeline.workload.process.shared_arrays import SharedArrays
+from pipeline.workload.process.worker_process import WorkerCommand, WorkerProcess
 from pipeline.workload.worker_models import Started, text_of
-from pipeline.workload.worker_process import WorkerCommand, WorkerError, WorkerProcess
 
 Reply = TypeVar("Reply")
 RowSpec = dict[str, Any]

@@ -11,8 +11,9 @@ import numpy as np
 from pipeline.optim.optimizer import Tree
 from pipeline.workload import pack
 from pipeline.workload.description import Description
-from pipeline.workload.shared_arrays import SharedArrays
-from pipeline.workload.worker_process import WorkerError, WorkerProcess
+from pipeline.workload.process.messages import WorkerError
+from pipeline.workload.process.shared_arrays import SharedArrays
+from pipeline.workload.process.worker_process import WorkerProcess
 
 
 class Started(NamedTuple):

@@ -18,8 +18,8 @@ from pipeline.stage.keys import PROJECT
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights.trees import load_arrays
 from pipeline.workload import choice, description, sanity
+from pipeline.workload.process.messages import WorkerError
 from pipeline.workload.worker import Worker
-from pipeline.workload.worker_process import WorkerError
 from tests import tiny
 
 CONFIG = {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.1}
@@ -226,7 +226,7 @@ def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
         ({"workload__config": {"vocab_size": 8}}, "KeyError"),
         ({"workload__factory": "nowhere:Model"}, "workloads/nowhere.py"),
         ({"workload__factory": "torch_language_model:Nothing"}, "Nothing"),
-        ({"runtime__worker_python": "/nowhere/python"}, "worker_python is '/nowhere/python'"),
+        ({"runtime__worker_python": "/nowhere/python"}, "/nowhere/python: No such file or directory"),
         ({"runtime__worker_module": "no_such_worker"}, "No module named no_such_worker"),
     ],
 )

@@ -44,6 +44,12 @@ class SharedArrays:
             "rows": [2 * size, self.rows.nbytes],
         }
 
+    def __enter__(self) -> "SharedArrays":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
     def forget(self) -> None:
         """Take the file's name away, once both have mapped it: so no kill leaves it behind."""
         self._path.unlink(missing_ok=True)
