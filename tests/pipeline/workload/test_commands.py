@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.errors import LockstepError
+from pipeline.monitor import training
 from pipeline.monitor.sinks import tracker
-from pipeline.pages import push
+from pipeline.pages import live, push
 from pipeline.publication import commands, publish
 from pipeline.publication.fetch import Limits
 from pipeline.runfile import Network
@@ -19,9 +20,11 @@ from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import Keys
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import upload
+from pipeline.workload import worker
 from pipeline.workload.description import code_hash
+from pipeline.workload.worker_process import WorkerError
 from tests import tiny
-from tests.pipeline.workload.test_training import FACTORY, a_run
+from tests.pipeline.workload.test_training import FACTORY, a_run, failing
 
 LIMITS = Limits(1, Network(attempts=1, stall_seconds=1))
 
@@ -130,6 +133,31 @@ def test_trackers_have_the_loss_of_a_workload_and_no_perplexity(finished):
         )
         told = tracker.Tracker(run, finished.root, 0, lambda: [])
         assert told._measured(1.0).keys() == names
+
+
+def test_a_training_in_progress_is_shown(finished, tmp_path, monkeypatch):
+    root = shutil.copytree(finished.root, tmp_path / "root")
+    run_file, _ = a_run(tmp_path, peers__seed=7, **finished.same_data)
+    with monkeypatch.context() as patch, pytest.raises(WorkerError):
+        failing(patch, lambda call: call >= 8)
+        tiny.make(run_file, root, "train")
+    assert "held out" in lockstep("status", "--root", root)
+    seen = training.newest(root)
+    growing = live.GrowingRows(seen.folder / "transcript")
+    page = live.render(seen, live.Recorded(growing.read(), growing.before, []), 10)
+    assert seen.folder.name in page and "perplexity" not in page
+
+
+def test_a_workers_command_is_what_runtime_says(tmp_path):
+    given = {"worker_python": "/a/python", "worker_module": "m", "worker_path": ["/b"]}
+    changes = {f"runtime__{name}": value for name, value in given.items()}
+    run_file, _ = a_run(tmp_path, runtime__worker_env={"MINE": "1"}, **changes)
+    command = worker._command(runfile.load(run_file))
+    assert (command.python, command.module, command.factory) == ("/a/python", "m", FACTORY)
+    environment = command.environment()
+    ours, workloads, theirs = environment["PYTHONPATH"].split(":")
+    assert ours.endswith("pipeline/workload/python") and workloads.endswith("/workloads")
+    assert (theirs, environment["MINE"]) == ("/b", "1")
 
 
 # ---- A run that extends another ----
