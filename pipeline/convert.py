@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older
 from pipeline.weights import bucket, earlier_run, hf, hub_model
 from pipeline.weights.trees import save_tree
-from pipeline.workload.description import FILE
+from pipeline.workload.description import FILE, Description, of_model
 from pipeline.workload.worker import NO_ROWS, Worker
 
 log = logging.getLogger(__name__)
@@ -76,9 +77,13 @@ def run(run: runfile.Run, paths: Paths) -> None:
                 read = _read(fetched, architecture, folder)
                 source = dict(checkpoint) | generations | read
             case runfile.CheckpointRun(key=key):
-                sha256 = earlier_run.copy(key, paths, folder)
-                _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
-                source = {"key": key, "sha256": sha256}
+                earlier = earlier_run.copy(key, paths, folder)
+                if run.workload.factory:
+                    _extend_workload(run, key, earlier.model, folder)
+                else:
+                    _check_is_model(folder, key)
+                    _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
+                source = {"key": key, "sha256": earlier.sha256}
         name = f"model.LLM.checkpoint.{checkpoint.tag()}"
         pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], name)
         artifacts.write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
@@ -128,11 +133,8 @@ def _cpu() -> jax.Device:
 
 def _workload(run: runfile.Run, folder: Path) -> dict[str, Any]:
     """Write the params that a workload begins with, and what it says of itself."""
-    worker = Worker(run, NO_ROWS)
-    try:
+    with closing(Worker(run, NO_ROWS)) as worker:
         described, params = worker.describe(), worker.init()
-    finally:
-        worker.close()
     save_tree(folder / "params.safetensors", params)
     artifacts.write_json(folder / FILE, described.model_dump(mode="json"))
     log.info(
@@ -147,6 +149,37 @@ def _workload(run: runfile.Run, folder: Path) -> dict[str, Any]:
         "files": hashes,
         "sha256": artifacts.listing_sha256(hashes.items()),
     }
+
+
+def _extend_workload(run: runfile.Run, key: str, model: dict[str, Any], folder: Path) -> None:
+    """Write what the workload says of itself now, which fits what an earlier run trained.
+
+    Its code and settings may differ, of which a line is told.
+    """
+    where = f"model.LLM.checkpoint.Run: run {key}"
+    then = of_model(model, where)
+    with closing(Worker(run, NO_ROWS)) as worker:
+        now = worker.describe()
+    for name in Description.model_fields:
+        if name not in ("code", "factory") and getattr(now, name) != getattr(then, name):
+            raise LockstepError(
+                f"{where}: {name} of workload {then.factory} differs from that of {now.factory}, "
+                "expected the same tensors, and the same values of those that stay as they are"
+            )
+    if now.code != then.code:
+        log.warning(
+            f"convert: warning: workload {now.factory} has code and settings of hash "
+            f"{now.code[:12]}, and run {key}, which this one extends, had {then.code[:12]}"
+        )
+    artifacts.write_json(folder / FILE, now.model_dump(mode="json"))
+
+
+def _check_is_model(folder: Path, key: str) -> None:
+    if not (folder / "hf").is_dir():
+        raise LockstepError(
+            f"model.LLM.checkpoint.Run: run {key} trained a workload, expected a model of models/, "
+            "or that workload in [workload]"
+        )
 
 
 # ---- A folder, the hub, a bucket ----

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
@@ -139,9 +138,7 @@ def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list
         worker.shards = shards
         rows_NW = held_out.read(run, shards).rows_NW
         if len(rows_NW) and worker.measures:
-            lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))
-            losses_N = np.concatenate([worker.measure(params, rows_BW) for rows_BW in lots])
-            loss = float(np.mean(losses_N, dtype=np.float64))
+            loss = export_folder.held_out_loss(worker, params, rows_NW, size)
             numbers |= {"held_out_loss": loss, "sequences": len(rows_NW)}
         else:
             notes.append("nothing is held out, or the workload measures nothing: there is no loss")

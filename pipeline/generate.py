@@ -44,10 +44,17 @@ class Continuations:
         from pipeline.programs.placement import DeviceGroup
         from pipeline.programs.text_writer import TextWriter
         from pipeline.weights import exported, hf
+        from pipeline.workload import description
 
         if why := hf.why_refused(folder):
             refused = folder / hf.REFUSED
             raise LockstepError(f"{refused}: {why}; expected an export that was accepted")
+        own = folder / description.FILE
+        if own.is_file() and not (folder / hf.CONFIG).is_file():
+            raise LockstepError(
+                f"{own}: found the export of a workload, expected a {hf.CONFIG}, which its method "
+                "save can write: what the params mean only its own code knows"
+            )
         model = exported.read(folder)
         if model.tokenizer is None:
             raise LockstepError(

@@ -11,13 +11,15 @@ from pipeline.stage.progress import size
 RUN = "run.json"
 
 
-def read_run(folder: Path, max_gb: int) -> runfile.Run:
+def read_run(folder: Path, max_gb: int, worker_python: str = "") -> runfile.Run:
     """Return the run that a bundle is of.
 
-    Its files have at most `max_gb` 10^9 bytes together: each is hashed, most will be in memory.
+    Its files have at most `max_gb` 10^9 bytes together: each is hashed, most will be in memory. The
+    reader's `worker_python` runs the workload, if the run is of one; empty is Lockstep's own.
 
     Raises:
-      LockstepError: The bundle is too large, has something else than files, or no valid run.
+      LockstepError: The bundle is too large, has something else than files, no valid run, or one
+        whose steps a command takes.
     """
     check_regular(folder)
     whole = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -27,4 +29,10 @@ def read_run(folder: Path, max_gb: int) -> runfile.Run:
             "that large, say so with --max-gb"
         )
     run = runfile.parse(read_json(folder / RUN), str(folder / RUN))
-    return run.model_copy(update={"runtime": runfile.Runtime()})  # theirs is of another machine
+    if run.workload.inner == "command":
+        raise LockstepError(
+            f"{folder / RUN}: workload.command is {list(run.workload.command)}, expected none: a "
+            "stranger's command is not run"
+        )
+    # theirs is of another machine
+    return run.model_copy(update={"runtime": runfile.Runtime(worker_python=worker_python)})

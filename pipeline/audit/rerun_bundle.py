@@ -47,13 +47,13 @@ class Bundle(NamedTuple):
     why: str | None
 
 
-def show(folder: Path, max_gb: int) -> int:
+def show(folder: Path, max_gb: int, worker_python: str = "") -> int:
     """Repeat a bundle's replay and print what it confirms; return 0 if that is all, else 1.
 
     Raises:
       LockstepError: It is not a bundle, or not as it was written.
     """
-    bundle = read(folder, max_gb)
+    bundle = read(folder, max_gb, worker_python)
     found = rerun(bundle)
     replay = bundle.replay
     how = f"compared {verdict_text.compared(bundle.why, replay.limit, replay.repeats)}"
@@ -73,7 +73,7 @@ def show(folder: Path, max_gb: int) -> int:
     return 0 if confirmed == len(claims) else 1
 
 
-def read(folder: Path, max_gb: int) -> Bundle:
+def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
     """Read a bundle, and check all that can be checked without training.
 
     Its files may have at most `max_gb` 10^9 bytes together.
@@ -81,7 +81,7 @@ def read(folder: Path, max_gb: int) -> Bundle:
     Raises:
       LockstepError: A file is missing, was added or changed, or contradicts the others.
     """
-    run = given_bundle.read_run(folder, max_gb)
+    run = given_bundle.read_run(folder, max_gb, worker_python)
     manifest = _read_manifest(folder)
     transcript = Transcript(folder / TRANSCRIPT)
     header, entries = transcript.header, transcript.rounds

@@ -13,6 +13,8 @@ from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import upload
+from pipeline.workload.description import FILE
+from pipeline.workload.export_folder import PARAMS
 
 
 def push(
@@ -48,15 +50,26 @@ def push(
         if with_proof:
             publish.write(published, run, root, 1, None)
         with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
-            files = {file.name: file for file in with_results(accepted(paths), paths)}
+            files = _by_name(with_results(accepted(paths), paths), paths)
             if with_proof:
                 proof = sorted(path for path in published.rglob("*") if path.is_file())
                 files = {path.relative_to(published).as_posix(): path for path in proof}
-            last = Transcript(paths.need("train") / "transcript").rounds[-1].round
-            key = paths.keys.key("train")
+            transcript = Transcript(paths.need("train") / "transcript")
+            last, key = transcript.rounds[-1].round, paths.keys.key("train")
             for name, checkpoint in checkpoints.items():
                 loaded = upload.push(
                     checkpoint, files, step=last.step, epoch=last.epoch, run=key, private=private
                 )
                 how = f"in [model.LLM], checkpoint = {toml(loaded)}"
+                if "workload" in transcript.header.model:
+                    how = f"{PARAMS} is the workload's, which {FILE} names"
                 print(f"push: {name} has step {last.step} of run {key}; {how}")
+
+
+def _by_name(files: Iterable[Path], paths: Paths) -> dict[str, Path]:
+    """Files by their names in the export; the card may be the report's."""
+    export = paths.out("export")
+    return {
+        file.relative_to(export).as_posix() if file.is_relative_to(export) else file.name: file
+        for file in files
+    }

@@ -21,7 +21,7 @@ def accepted(paths: Paths) -> list[Path]:
             f"{folder / hf.REFUSED}: {why}; expected an export that the witness accepted"
         )
     made = paths.root / paths.keys.made("export")
-    return sorted(file for file in folder.iterdir() if file.is_file() and file.name != made.name)
+    return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != made.name)
 
 
 def with_results(files: list[Path], paths: Paths) -> list[Path]:
@@ -29,5 +29,5 @@ def with_results(files: list[Path], paths: Paths) -> list[Path]:
     if not paths.is_made("report"):
         return files
     verify(paths.made("report"), [CARD])
-    card = paths.out("report") / CARD
-    return [card if file.name == card.name else file for file in files]
+    card, own = paths.out("report") / CARD, paths.out("export") / CARD
+    return [card if file == own else file for file in files]

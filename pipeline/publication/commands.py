@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 REFUSED, BY_TOLERANCE = 1, 3  # exit statuses; bit for bit it is 0, and 2 is a wrong command
+WorkerPython = Annotated[
+    str,
+    typer.Option(help="Python that runs a workload, with its packages: yours, not the author's."),
+]
 AGAIN = "the same command begins again, and fetches no byte twice"
 
 
@@ -61,6 +65,7 @@ def verify(
     stall_seconds: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds without a byte that are a failure.")
     ] = 10,
+    worker_python: WorkerPython = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check a publication and repeat its sample.
@@ -76,7 +81,7 @@ def verify(
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     reason, status, said = None, REFUSED, {"bitwise": False}
     try:
-        proven = _verify(source, root, seed, limits)
+        proven = _verify(source, root, seed, limits, worker_python)
         said, line = proven.to_json(), proven.line()
         status = 0 if proven.bitwise else BY_TOLERANCE
     except LockstepError as error:
@@ -96,19 +101,22 @@ def replay(
     max_gb: Annotated[
         int, typer.Option(min=1, help="The most that the bundle's files may have together.")
     ] = 4,
+    worker_python: WorkerPython = "",
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
     from pipeline.audit import given_bundle
     from pipeline.stage import allocator, devices
 
     allocator.tune()
-    devices.prepare(given_bundle.read_run(folder, max_gb))
+    devices.prepare(given_bundle.read_run(folder, max_gb, worker_python))
     from pipeline.audit import rerun_bundle
 
-    raise typer.Exit(rerun_bundle.show(folder, max_gb))
+    raise typer.Exit(rerun_bundle.show(folder, max_gb, worker_python))
 
 
-def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Proven":
+def _verify(
+    source: str, root: Path, seed: str | None, limits: "Limits", worker_python: str = ""
+) -> "Proven":
     """Return what is proven of a publication; all that is printed meanwhile goes to stderr."""
     from pipeline.audit import given_bundle
     from pipeline.net import retry
@@ -124,7 +132,7 @@ def _verify(source: str, root: Path, seed: str | None, limits: "Limits") -> "Pro
             with aside.folder(data / "runs", "verify", AGAIN) as place:
                 folder = found.bring(place)
                 with given_files.unchanged(folder / name for name in found.publication.files):
-                    run = given_bundle.read_run(folder / PROOF, limits.max_gb)
+                    run = given_bundle.read_run(folder / PROOF, limits.max_gb, worker_python)
                     devices.prepare(run)
                     from pipeline.publication import verify as verifying
 

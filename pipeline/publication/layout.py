@@ -10,8 +10,9 @@
     proof/held_out.safetensors     the held-out sequences
     proof/transcript/              the part of the transcript that the published windows need
 
-The params after the last round are the export's weights, so the transcript lacks them unless the
-weights are rounded. Docs: docs/reference/publication.md.
+Of a workload's export, README.md, workload.json and params.safetensors are here, and not what its
+own code wrote. The params after the last round are the export's weights, so the transcript lacks
+them unless the weights are rounded. Docs: docs/reference/publication.md.
 """
 
 import re
@@ -32,7 +33,9 @@ MANIFEST = f"{PROOF}/publication.json"
 RUN, VERDICT, EVALUATED = (f"{PROOF}/{name}.json" for name in ("run", "verdict", "evaluate"))
 TOKENS, HELD_OUT = (f"{PROOF}/{name}.safetensors" for name in ("tokens", "held_out"))
 TRANSCRIPT = f"{PROOF}/transcript"
-REQUIRED = ("README.md", "config.json", f"{TRANSCRIPT}/header.json", f"{TRANSCRIPT}/rounds.jsonl")
+REQUIRED = ("README.md", f"{TRANSCRIPT}/header.json", f"{TRANSCRIPT}/rounds.jsonl")
+MODEL, WORKLOAD = "config.json", "workload.json"  # one of them says what was trained
+WORKLOADS = ("README.md", WORKLOAD, "params.safetensors")  # all of a workload's export: no code
 REPORT = "report"  # whose card has results; a run need not have one
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
 MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known of it
@@ -74,6 +77,11 @@ class Publication(Table):
         return sum(file.bytes for file in self.files.values())
 
     @property
+    def is_workload(self) -> bool:
+        """Whether a workload was trained."""
+        return WORKLOAD in self.files
+
+    @property
     def companions(self) -> list[str]:
         """The files beside the weights that nothing proves, by their names."""
         return sorted(self.files.keys() & set(COMPANIONS))
@@ -92,7 +100,7 @@ def made(stage: str) -> str:
 def _is_known(name: str) -> bool:
     """Whether a file of this name can be in a publication, besides its list."""
     return (
-        name in (RUN, VERDICT, EVALUATED, TOKENS, HELD_OUT, *REQUIRED, *COMPANIONS)
+        name in (RUN, VERDICT, EVALUATED, TOKENS, HELD_OUT, MODEL, *REQUIRED, *COMPANIONS)
         or name in map(made, (*STAGES, REPORT))
         or re.fullmatch(rf"{WEIGHTS}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
     )
@@ -104,13 +112,16 @@ def check(publication: Publication, where: str) -> None:
     Raises:
       LockstepError: A file has a name that no publication has, or one that each has is not listed.
     """
+    of_workload = publication.is_workload
     for name in publication.files:
         check_name(name, where)
-        if not _is_known(name):
+        known = name in WORKLOADS if of_workload and "/" not in name else _is_known(name)
+        if not known:
             raise LockstepError(
                 f"{where}: lists {brief(repr(name))}, expected files of an export and of {PROOF}/ "
                 "alone"
             )
-    for name in (RUN, VERDICT, EVALUATED, TOKENS, *REQUIRED, *map(made, STAGES)):
+    model = WORKLOADS if of_workload else (MODEL,)
+    for name in (RUN, VERDICT, EVALUATED, TOKENS, *REQUIRED, *model, *map(made, STAGES)):
         if name not in publication.files:
             raise LockstepError(f"{where}: does not list {name}, expected it in a publication")

@@ -49,8 +49,11 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
         raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
     paths, settings = Paths("report", run, root), runfile.load(run)
     _check_public(settings, run)
+    _check_repeatable(settings, run)
     with lock.hold(root / "data" / ".export.lock"):  # so that the stage cannot replace it meanwhile
         exported = with_results(accepted(paths), paths)
+        if settings.workload.factory:
+            exported = [file for file in exported if file.name in layout.WORKLOADS]
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
@@ -93,6 +96,20 @@ def _check_public(run: runfile.Run, path: Path) -> None:
                 f"{path}: {hide(text)} has a user, a password or a query, which the transcript "
                 "would show to everybody; expected an address without"
             )
+
+
+def _check_repeatable(run: runfile.Run, path: Path) -> None:
+    """Refuse a run of a workload that nobody else could repeat from what is published."""
+    if run.workload.inner == "command":
+        raise LockstepError(
+            f"{path}: workload.inner is 'command', expected another to publish: nobody runs a "
+            "stranger's command"
+        )
+    if isinstance(run.llm.data_location, runfile.DataFiles):
+        raise LockstepError(
+            f"{path}: {runfile.variant_name(run.llm.data_location)}: rows are names of files, "
+            "which a publication does not hold; expected tokens or arrays to publish"
+        )
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -18,13 +18,14 @@ from pipeline.publication import layout, records, results
 from pipeline.publication.drawn import Drawn, draw
 from pipeline.publication.layout import Publication
 from pipeline.publication.results import Evaluated
-from pipeline.publication.weights import PublishedTranscript
+from pipeline.publication.weights import PublishedTranscript, is_workload, params_of
 from pipeline.runfile.explain import validate_json
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup
 from pipeline.tokens.columns import counted
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import exported
+from pipeline.workload import export_folder
 from pipeline.workload.choice import check_model, vocab_size
 
 
@@ -52,6 +53,11 @@ def audit(folder: Path, publication: Publication, run: runfile.Run) -> Audited:
     if start < 0 or len(entries) != total - start:
         raise LockstepError(
             f"{layout.TRANSCRIPT}/rounds.jsonl: {len(entries)} rounds, expected all of {total}"
+        )
+    if is_workload(transcript) != publication.is_workload:
+        raise LockstepError(
+            f"{layout.MANIFEST}: lists {'a' if publication.is_workload else 'no'} "
+            f"{layout.WORKLOAD}, expected what {layout.TRANSCRIPT}/header.json says"
         )
     check_model(run, header.model, f"{layout.TRANSCRIPT}/header.json")
     columns = publication.columns
@@ -119,7 +125,7 @@ class Measured(NamedTuple):
 def measure(
     folder: Path,
     publication: Publication,
-    run: runfile.Run,
+    setup: Setup,
     transcript: Transcript,
     said: Evaluated,
 ) -> Measured | None:
@@ -128,19 +134,34 @@ def measure(
     Raises:
       LockstepError: A number is another, or the sequences are not the first held-out ones.
     """
-    numbers = said.model_dump(exclude={"tasks"})
+    run = setup.run
     if transcript.header.held_out_loss is None:
-        for name in [name for name, value in numbers.items() if value is not None]:
-            raise LockstepError(
-                f"{layout.EVALUATED}: {name} is {numbers[name]}, expected null, since nothing was "
-                "held out in training"
-            )
+        for name, value in said.held_out.items():
+            if value is not None:
+                raise LockstepError(
+                    f"{layout.EVALUATED}: {name} is {value}, expected null, since nothing was held "
+                    "out in training"
+                )
         return None
     if layout.HELD_OUT not in publication.files:
         raise LockstepError(f"{layout.HELD_OUT}: no such file, expected the held-out sequences")
-    model = exported.read(folder, scan=run.peers.scan_layers)
-    columns, vocab_size = publication.columns, model.config.vocab_size
-    rows = given_rows.read(folder / layout.HELD_OUT, columns, run, vocab_size)
+    rows_NW, asked = _held_out_rows(folder, publication, setup), run.held_out.sequences
+    if publication.is_workload:
+        worker, params = setup.programs.worker, params_of(folder, transcript)
+        size = run.peers.micro_batch
+        loss = export_folder.held_out_loss(worker, params, rows_NW, size)
+        results.compare_of_workload(said, loss, len(rows_NW))
+    else:
+        model = exported.read(folder, scan=run.peers.scan_layers)
+        data = HeldOutRows(rows_NW, publication.columns)
+        loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
+        results.compare(said, loss, data, model.tokenizer)
+    return Measured(loss, len(rows_NW), len(np.unique(rows_NW, axis=0)), asked)
+
+
+def _held_out_rows(folder: Path, publication: Publication, setup: Setup) -> np.ndarray:
+    columns, run, model = publication.columns, setup.run, setup.model
+    rows = given_rows.read(folder / layout.HELD_OUT, columns, run, vocab_size(model))
     count, asked = len(rows.rows_NW), run.held_out.sequences
     if count > asked or rows.indices_N[-1] != count - 1:
         raise LockstepError(
@@ -148,11 +169,9 @@ def measure(
             f"the first {asked}"
         )
     data = HeldOutRows(rows.rows_NW, columns)
-    if not counted(*data).any(axis=1).all():
+    if not publication.is_workload and not counted(*data).any(axis=1).all():
         raise LockstepError(f"{layout.HELD_OUT}: a sequence without a prediction, expected none")
-    loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
-    results.compare(said, loss, data, model.tokenizer)
-    return Measured(loss, count, len(np.unique(rows.rows_NW, axis=0)), asked)
+    return rows.rows_NW
 
 
 def _refuse(findings: Iterable[Finding]) -> None:

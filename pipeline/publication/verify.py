@@ -1,5 +1,6 @@
 """`lockstep verify`: checks a publication, and says in one line what that proves and what not."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from pipeline.audit.tolerance import TOLERANCE
 from pipeline.errors import LockstepError, brief
 from pipeline.publication import records, repeat, weights
 from pipeline.publication.layout import MANIFEST, Publication
-from pipeline.publication.repeat import Measured
+from pipeline.publication.repeat import Audited, Measured
 
 LONGEST = 200  # characters of a reason that a stranger gave
 
@@ -31,6 +32,9 @@ class Proven(NamedTuple):
       params_tolerance: Largest share of params that may differ then.
       held_out: What was measured of held-out text; None where nothing was held out.
       tasks: Names of the tasks whose scores were not repeated.
+      of_workload: Names of what a workload measured by itself, which was not repeated.
+      code: Hash of the workload's code and settings, which are the reader's own too; None of a
+        model of models/.
       companions: Files beside the weights, which nothing proves.
     """
 
@@ -46,6 +50,8 @@ class Proven(NamedTuple):
     params_tolerance: float | None
     held_out: Measured | None
     tasks: list[str]
+    of_workload: list[str]
+    code: str | None
     companions: list[str]
 
     @property
@@ -90,7 +96,9 @@ class Proven(NamedTuple):
     def _unproven(self) -> list[str]:
         left = f"{self.windows - len(self.repeated)} of {self.windows} windows"
         scores = [f"the scores of {' and '.join(self.tasks)}"] if self.tasks else []
-        return [left, *scores, *self.companions, "the text of the card"]
+        own = [f"{brief(name)} of the workload" for name in self.of_workload]
+        means = [] if self.code is None else [f"what code {self.code[:12]} of workloads/ means"]
+        return [left, *scores, *own, *means, *self.companions, "the text of the card"]
 
 
 def _said_of(held: Measured) -> str:
@@ -134,7 +142,15 @@ def _verify(
     folder: Path, aside: Path, publication: Publication, run: runfile.Run, seed: str | None
 ) -> Proven:
     audited = repeat.audit(folder, publication, run)
-    transcript, kept = audited.transcript, audited.setup.programs.form.kept
+    with closing(audited.setup.programs):
+        return _verify_audited(folder, aside, publication, audited, seed)
+
+
+def _verify_audited(
+    folder: Path, aside: Path, publication: Publication, audited: Audited, seed: str | None
+) -> Proven:
+    run, transcript = audited.setup.run, audited.transcript
+    kept = audited.setup.programs.form.kept
     verdict = records.read_verdict(folder)
     records.check_verdict(verdict, run, transcript, audited.windows, kept)
     records.check_made(folder, publication, transcript)
@@ -142,8 +158,8 @@ def _verify(
     records.check_card(folder, publication, transcript, evaluated)
     weights.check(folder, aside, publication, run, transcript)
     why = repeat.replay(audited, verdict)
-    began = weights.fresh_seed(run, transcript, bitwise=why is None)
-    measured = repeat.measure(folder, publication, run, transcript, evaluated)
+    began = weights.fresh_seed(audited.setup, transcript, bitwise=why is None)
+    measured = repeat.measure(folder, publication, audited.setup, transcript, evaluated)
     return Proven(
         files=len(publication.files),
         seed_of_weights=began,
@@ -157,5 +173,9 @@ def _verify(
         params_tolerance=PARAMS_TOLERANCE if why else None,
         held_out=measured,
         tasks=[name for name, scores in evaluated.tasks.items() if scores is not None],
+        of_workload=sorted(evaluated.workload or {}),
+        code=audited.transcript.header.model["workload"]["code"]
+        if publication.is_workload
+        else None,
         companions=publication.companions,
     )

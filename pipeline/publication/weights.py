@@ -11,11 +11,16 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.publication.layout import TRANSCRIPT, Publication
 from pipeline.stage.artifacts import sha256_file
+from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf, model_folder
 from pipeline.weights.trees import fitted, load_nested, load_tree
 from pipeline.wire.commitment import flatten, tree_hash
+from pipeline.workload import export_folder
+from pipeline.workload.description import of_model
+
+HEADER = f"{TRANSCRIPT}/header.json"
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,20 @@ class PublishedTranscript(Transcript):
         if self.weights is None or step != self.snapshots[-1]:
             return super().agreed(step, like)
         shared = load_tree(self._snapshot(step) / "shared.safetensors", like.shared)
-        return fitted(flatten(hf.read_folder(self.weights)[1]), like.params, self.weights), shared
+        params = flatten(params_of(self.weights, self))
+        return fitted(params, like.params, self.weights), shared
+
+
+def params_of(folder: Path, transcript: Transcript) -> Tree:
+    """Return the params of published weights, which the transcript says how to read."""
+    if is_workload(transcript):
+        return export_folder.read(folder, of_model(transcript.header.model, HEADER))
+    return hf.read_folder(folder)[1]
+
+
+def is_workload(transcript: Transcript) -> bool:
+    """Whether a workload was trained."""
+    return "workload" in transcript.header.model
 
 
 def check(
@@ -54,7 +72,7 @@ def check(
     """
     last = transcript.snapshots[-1]
     if transcript.weights is not None:
-        whose, params = "the weights", hf.read_folder(transcript.weights)[1]
+        whose, params = "the weights", params_of(transcript.weights, transcript)
     else:
         path = transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors"
         whose, params = f"{path.relative_to(folder)}", load_nested(path)
@@ -66,34 +84,48 @@ def check(
         )
     with tempfile.TemporaryDirectory(prefix="weights-", dir=aside) as name:
         again = Path(name)
-        model = model_folder.with_context(transcript.header.model, run.llm.max_seq_len)
-        hf.write_folder(again, model, params, run.export.dtype)
+        _write(again, transcript, params, run)
         _compare(folder, publication, again)
 
 
-def fresh_seed(run: runfile.Run, transcript: Transcript, *, bitwise: bool) -> int | None:
+def _write(folder: Path, transcript: Transcript, params: Tree, run: runfile.Run) -> None:
+    """Write what stage export makes of some params, but for what a workload writes by itself."""
+    model = transcript.header.model
+    if is_workload(transcript):
+        leaves = {name.replace("/", "."): leaf for name, leaf in flatten(params).items()}
+        export_folder.write_params(folder, of_model(model, HEADER), leaves.get, run.export.dtype)
+        return
+    whole = model_folder.with_context(model, run.llm.max_seq_len)
+    hf.write_folder(folder, whole, params, run.export.dtype)
+
+
+def fresh_seed(setup: Setup, transcript: Transcript, *, bitwise: bool) -> int | None:
     """Draw fresh weights again; return their seed, or None if the run did not begin with such.
 
     They are drawn on a CPU, of which another kind may give other last bits: then it is None too.
-    `bitwise` says whether bits of the training are those of this machine.
+    A workload draws its own. `bitwise` says whether bits of the training are those of this machine.
 
     Raises:
       LockstepError: The first snapshot has other params, though a CPU like this one made them.
     """
-    checkpoint = run.llm.checkpoint
-    if not isinstance(checkpoint, runfile.CheckpointInit):
+    run, header = setup.run, transcript.header
+    checkpoint, same = run.llm.checkpoint, bitwise
+    if isinstance(checkpoint, runfile.CheckpointInit):
+        seed, same = checkpoint.seed, bitwise and header.environment.get("platform") == "cpu"
+        model, config = hf.model_of(header.model, HEADER)
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            found = tree_hash(jax.device_get(model.init(config, seed)))
+    elif isinstance(checkpoint, runfile.CheckpointEphemeral):
+        seed, found = run.workload.seed, tree_hash(setup.programs.worker.init())
+    else:
         return None
-    header = transcript.header
-    model, config = hf.model_of(header.model, "header.json")
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        found = tree_hash(jax.device_get(model.init(config, checkpoint.seed)))
     began = transcript.hashes(transcript.snapshots[0]).params
     if found == began:
-        return checkpoint.seed
-    if bitwise and header.environment.get("platform") == "cpu":
+        return seed
+    if same:
         raise LockstepError(
             f"{TRANSCRIPT}: params before the first round of hash {began[:12]}, expected "
-            f"{found[:12]} of fresh weights with seed {checkpoint.seed}"
+            f"{found[:12]} of fresh weights with seed {seed}"
         )
     return None
 

@@ -142,7 +142,20 @@ class Run(Table):
     @model_validator(mode="after")
     def _workload_fits(self) -> "Run":
         check_workload(self.workload, self.llm, self.peers)
+        if self.workload.factory:
+            self._asks_no_more_of_a_workload_than_it_has()
         return self
+
+    def _asks_no_more_of_a_workload_than_it_has(self) -> None:
+        why = "with workload.factory"
+        if self.evaluate.every:
+            raise wrong(("evaluate", "every"), f"0 {why}: tasks need a model of models/")
+        if set(self.evaluate.tasks) - set(Evaluate.model_fields["tasks"].default):
+            text = f'["next_line"] or [] {why}: tasks need a model of models/'
+            raise wrong(("evaluate", "tasks"), text)
+        if self.export.every_epoch:
+            text = f"false {why}: what is pushed between rounds is a Hugging Face folder"
+            raise wrong(("export", "every_epoch"), text)
 
     @model_validator(mode="after")
     def _limit_fits(self) -> "Run":

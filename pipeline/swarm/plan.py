@@ -18,6 +18,8 @@ from pipeline.swarm.device_memory import DeviceMemory, run_memory
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.weights.earlier_run import trained_steps
 from pipeline.workload.choice import programs_of
+from pipeline.workload.description import FILE
+from pipeline.workload.worker import NO_ROWS
 
 ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl, about
 
@@ -76,18 +78,18 @@ class Footprint(NamedTuple):
         ]
 
 
-def plan_of(run: runfile.Run, hf_config: dict, first_step: int = 0) -> Footprint:
+def plan_of(run: runfile.Run, model: dict, first_step: int = 0) -> Footprint:
     """Return what a run will take.
 
     Args:
       run: The whole run.
-      hf_config: The model's `config.json`.
+      model: The model's `config.json`, or what its workload said of itself.
       first_step: Rounds trained by the run that this one extends, 0 for a new run.
 
     Raises:
       LockstepError: No message of the run can be in time.
     """
-    return _footprint(run, programs_of(run, hf_config, first_step), first_step)
+    return _footprint(run, programs_of(run, model, first_step), first_step)
 
 
 def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footprint:
@@ -149,6 +151,10 @@ def memory_lines(run: runfile.Run, root: Path) -> Iterator[str]:
     Raises:
       LockstepError: See `plan`.
     """
+    if run.workload.factory:
+        _model(run, root)
+        yield "memory         not known: a workload computes in a process of its own"
+        return
     import orbax.checkpoint  # noqa: F401 - counts too: training loads it
 
     found = run_memory(run, programs_of(run, *_model(run, root)))
@@ -182,20 +188,21 @@ def _lines_of(found: DeviceMemory) -> Iterator[str]:
 
 
 def _model(run: runfile.Run, root: Path) -> tuple[dict, int]:
-    """The run's model as a config.json, and the rounds that it has been trained for already."""
-    checkpoint = run.llm.checkpoint
+    """The run's model as its programs take it, and the rounds that it was trained for already."""
+    checkpoint, init = run.llm.checkpoint, root / "data" / "init"
     if isinstance(checkpoint, runfile.CheckpointInit):
         return dict(checkpoint.config), 0
-    if not _config_of(root).is_file():
+    path, whose = init / "hf" / "config.json", runfile.variant_name(checkpoint)
+    if run.workload.factory:
+        path, whose = init / FILE, f"workload {run.workload.factory}"
+    if not path.is_file():
         raise LockstepError(
-            f"{_config_of(root)} is missing, expected the model of "
-            f"{runfile.variant_name(checkpoint)}: `lockstep convert` makes it"
+            f"{path} is missing, expected the model of {whose}: `lockstep convert` makes it"
         )
-    return read_json(_config_of(root)), trained_steps(root / "data" / "init")
-
-
-def _config_of(root: Path) -> Path:
-    return root / "data" / "init" / "hf" / "config.json"
+    found = read_json(path)
+    if run.workload.factory:
+        found = {"workload": found, "rows": NO_ROWS}  # of which nothing here depends
+    return found, trained_steps(init)
 
 
 def _bytes(tree: Tree) -> int:

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts, dvc_cache
@@ -17,13 +18,21 @@ def trained_steps(init: Path) -> int:
     return artifacts.read_json(file)["step"] if file.exists() else 0
 
 
-def copy(key: str, paths: Paths, folder: Path) -> str:
-    """Copy what stage train continues from into `folder`: params, state and hf/ files.
+class EarlierRun(NamedTuple):
+    """A finished run.
+
+    sha256: Of its made file, which holds that of every other. model: What it trained, as its
+    transcript has it.
+    """
+
+    sha256: str
+    model: dict[str, Any]
+
+
+def copy(key: str, paths: Paths, folder: Path) -> EarlierRun:
+    """Copy what stage train continues from into `folder`: params, state and hf/ files, if any.
 
     The key is that of the earlier run's train stage, as in data/trained/made-<key>.json.
-
-    Returns:
-      The SHA-256 of the run's made file, which holds that of every other.
 
     Raises:
       LockstepError: No run of that key is in data/trained, data/store or DVC's cache.
@@ -32,14 +41,16 @@ def copy(key: str, paths: Paths, folder: Path) -> str:
     artifacts.verify(trained / f"made-{key}.json")
     final = artifacts.read_json(trained / "final.json")
     snapshot = trained / "transcript" / "snapshots" / f"{final['step']:05}"
-    shutil.copytree(trained / "hf", folder / "hf")
+    if (trained / "hf").is_dir():  # a workload has none
+        shutil.copytree(trained / "hf", folder / "hf")
     shutil.copyfile(snapshot / "params.safetensors", folder / "params.safetensors")
     (folder / "earlier").mkdir()
     for file in snapshot.glob("*.safetensors"):
         if file.name != "params.safetensors":
             shutil.copyfile(file, folder / "earlier" / file.name)
     artifacts.write_json(folder / EARLIER, final | {"key": key})
-    return artifacts.sha256_file(trained / f"made-{key}.json")
+    header = artifacts.read_json(trained / "transcript" / "header.json")
+    return EarlierRun(artifacts.sha256_file(trained / f"made-{key}.json"), header["model"])
 
 
 def _stored(key: str, paths: Paths) -> Path:

@@ -8,6 +8,7 @@ The first two are ours: the audit is of these params. The others are the workloa
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +34,7 @@ def write(
     Raises:
       LockstepError: The workload writes a link, or a file that is ours.
     """
-    specs = {t.name: tensorfile.spec_of(dtype, t.shape) for t in described.tensors}
-
-    def values(name: str) -> np.ndarray:
-        return np.ascontiguousarray(params[name.replace(".", "/")].astype(dtype))
-
-    tensorfile.write(folder / PARAMS, specs, lambda name: tensorfile.pieces(values(name)))
-    write_json(folder / FILE, described.model_dump(mode="json"))
+    write_params(folder, described, lambda name: params[name.replace(".", "/")], dtype)
     if SAVES not in worker.capabilities:
         return
     saved = folder / ".saved"
@@ -60,6 +55,19 @@ def write(
     shutil.rmtree(saved)
 
 
+def write_params(
+    folder: Path, described: Description, param: Callable[[str], np.ndarray], dtype: str
+) -> None:
+    """Write the two files that are ours; param(name) is that of a tensor."""
+    specs = {t.name: tensorfile.spec_of(dtype, t.shape) for t in described.tensors}
+
+    def values(name: str) -> np.ndarray:
+        return np.ascontiguousarray(np.asarray(param(name)).astype(dtype))
+
+    tensorfile.write(folder / PARAMS, specs, lambda name: tensorfile.pieces(values(name)))
+    write_json(folder / FILE, described.model_dump(mode="json"))
+
+
 def read(folder: Path, described: Description) -> Tree:
     """Return the params of an exported workload: nested dicts of float32 arrays.
 
@@ -78,3 +86,10 @@ def read(folder: Path, described: Description) -> Tree:
             )
         leaves.append(np.asarray(found, np.float32))
     return described.nested(leaves)
+
+
+def held_out_loss(worker: Worker, params: Tree, rows_NW: np.ndarray, size: int) -> float:
+    """Return the mean of the rows' losses, of which so many are measured at once; a row or more."""
+    lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))
+    losses_N = np.concatenate([worker.measure(params, rows_BW) for rows_BW in lots])
+    return float(np.mean(losses_N, dtype=np.float64))

@@ -128,7 +128,7 @@ class Tracker:
         first = entries[0].round.step - 1 if entries else self.step
         self._totals = Totals(self.run.llm.max_seq_len, self.run.peers.count)
         self._learning_rate = learning_rate_of_run(self.run, first)
-        behind = [(first, _measured(header.held_out_loss))]
+        behind = [(first, self._measured(header.held_out_loss))]
         behind += [(entry.round.step, self._scalars(entry)) for entry in entries]
         behind = sorted(behind + self._new_scores(), key=itemgetter(0))
         tracked = TrackedRun(
@@ -140,6 +140,12 @@ class Tracker:
             step=self.step,
         )
         self._feeds = [_Feed(name, tracked, behind) for name in runtime.sinks]
+
+    def _measured(self, held_out_loss: float | None) -> dict[str, float]:
+        measured = _measured(held_out_loss)
+        if self.run.workload.factory:  # whose loss need not be of tokens
+            measured.pop("loss/perplexity", None)
+        return measured
 
     def _scalars(self, entry: Entry) -> dict[str, float]:
         row, decision = self._totals.row(entry), entry.decision
@@ -155,7 +161,7 @@ class Tracker:
             "peers/late": len(decision.late),
             "clock/simulated_seconds": row["seconds"],
         }
-        return _known(numbers) | _measured(row["held_out_loss"])
+        return _known(numbers) | self._measured(row["held_out_loss"])
 
 
 def _name(run: runfile.Run, header: Header) -> str:
