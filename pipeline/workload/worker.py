@@ -26,6 +26,8 @@ from pipeline.workload.worker_models import Started, text_of
 Reply = TypeVar("Reply")
 RowSpec = dict[str, Any]
 """What a row of the data is: `rows` of a worker's method `begin`."""
+# burn_p2p's methods say no number of threads, which decides bits, so the environment does
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GRADIENT = "gradient"  # the capability of our own worker, which burn_p2p's has not
 NO_ROWS: RowSpec = {"kind": "tokens", "columns": ["inputs"], "length": 1}  # before there are data
 
@@ -298,7 +300,7 @@ def _command(run: runfile.Run) -> WorkerCommand:
         factory=workload.factory,
         config=workload.config,
         path=(SOURCE, *map(Path, runtime.worker_path)),
-        env=runtime.worker_env,
+        env=dict.fromkeys(THREADS, str(run.peers.threads)) | runtime.worker_env,
         start_seconds=runtime.worker_start_seconds,
         answer_seconds=runtime.answer_seconds,
     )
