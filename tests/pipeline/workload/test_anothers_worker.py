@@ -8,8 +8,8 @@ import pytest
 from pipeline.stage.artifacts import read_json
 from pipeline.weights.trees import load_arrays
 from pipeline.workload import inner_loop
+from pipeline.workload.process.worker_process import WorkerError
 from pipeline.workload.worker import Worker
-from pipeline.workload.worker_process import WorkerError
 from tests import tiny
 from tests.pipeline.workload import bridge_worker, test_strange_workloads
 from tests.pipeline.workload.test_strange_workloads import ROWS, document, inner, job, run_of

@@ -22,7 +22,7 @@ from pipeline.transcript.transcript import Transcript
 from pipeline.weights import upload
 from pipeline.workload import worker
 from pipeline.workload.description import code_hash
-from pipeline.workload.worker_process import WorkerError
+from pipeline.workload.process.worker_process import WorkerError
 from tests import tiny
 from tests.pipeline.workload.test_training import FACTORY, a_run, failing
 
@@ -338,4 +338,4 @@ def test_what_nobody_could_repeat_is_not_published(changes, message, tmp_path):
 def test_verify_takes_the_readers_python(published, monkeypatch):
     monkeypatch.setattr(tiny, "_made", {})  # programs have a worker
     done = json.loads(lockstep("verify", published, "--json", "--worker-python", "/nowhere/python"))
-    assert not done["proven"] and "worker_python is '/nowhere/python'" in done["reason"]
+    assert not done["proven"] and "/nowhere/python: No such file or directory" in done["reason"]

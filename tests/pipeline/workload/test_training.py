@@ -226,7 +226,10 @@ def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
         ({"workload__config": {"vocab_size": 8}}, "KeyError"),
         ({"workload__factory": "nowhere:Model"}, "workloads/nowhere.py"),
         ({"workload__factory": "torch_language_model:Nothing"}, "Nothing"),
-        ({"runtime__worker_python": "/nowhere/python"}, "/nowhere/python: No such file or directory"),
+        (
+            {"runtime__worker_python": "/nowhere/python"},
+            "/nowhere/python: No such file or directory",
+        ),
         ({"runtime__worker_module": "no_such_worker"}, "No module named no_such_worker"),
     ],
 )

@@ -132,7 +132,8 @@ class Session:
         bits.use_threads(params.get("threads"))
         bits.seed_generators(seed)
         make = getattr(self.workload, "bind", None) or self._arrays
-        self.bound, self.opened = make(seed, lambda name: packs.allows(globs, name)), False
+        self.bound, self.opened = None, False  # one model at a time
+        self.bound = make(seed, lambda name: packs.allows(globs, name))
         tensors, stays = self.bound.tensors, sorted(self.bound.stays, key=lambda part: part[1])
         if not tensors:
             raise ValueError(

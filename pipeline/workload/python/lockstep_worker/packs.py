@@ -13,6 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import numpy as np
 
 FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"
 MANIFEST, VALUES = "manifest.json", "values.f32le"
+CHUNK = 1 << 20  # bytes that are read at once
 
 
 class ArrayState:
@@ -210,10 +212,10 @@ def write(path: str | Path, layout: Layout, schema: str, state_filter: dict | No
     """Write the pack of a layout's state into a folder."""
     folder, hashed = Path(path), hashlib.sha256()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / VALUES).open("wb") as file:
+    with (folder / VALUES).open("wb") as file, ThreadPoolExecutor(1) as beside:
         for _, _, tensor in layout.places:
             values = float32(tensor)
-            hashed.update(values)
+            beside.submit(hashed.update, values)  # takes longer than the file
             file.write(values)
     manifest = {"format": FORMAT, "model_schema_hash": str(schema), **layout.keys()}
     manifest |= {"values_f32_le": VALUES, "values_sha256": hashed.hexdigest()}
@@ -240,13 +242,25 @@ def read(path: str | Path) -> tuple[dict, np.ndarray]:
     size, count = (folder / name).stat().st_size, manifest["parameter_count"]
     if size != 4 * count:
         raise ValueError(f"{folder / name}: {size} bytes; 4 for each of {count} values expected")
-    values = np.fromfile(folder / name, "<f4")
-    found = hashlib.sha256(values).hexdigest()
+    values, found = _read_hashed(folder / name, count)
     if manifest.get("values_sha256", found) != found:
         raise ValueError(
             f"{folder / name}: SHA-256 {found}; its manifest has {manifest['values_sha256']}"
         )
     return manifest, values
+
+
+def _read_hashed(path: Path, count: int) -> tuple[np.ndarray, str]:
+    """The values in a file, and their SHA-256, which is computed while they are read."""
+    values, hashed = np.empty(count, "<f4"), hashlib.sha256()
+    data = values.view(np.uint8)
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+        for start in range(0, len(data), CHUNK):
+            piece = data[start : start + CHUNK]
+            if file.readinto(piece) != len(piece):
+                raise ValueError(f"{path}: shorter than it was a moment ago")
+            beside.submit(hashed.update, piece)
+    return values, hashed.hexdigest()
 
 
 def load(path: str | Path, layout: Layout, schema: str | None = None) -> None:

@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -343,6 +344,7 @@ def main() -> None:
     parser.add_argument("--connect-host", required=True)
     parser.add_argument("--connect-port", required=True, type=int)
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host says when it is over
     with socket.create_connection((given.connect_host, given.connect_port)) as sock:
         connection = Connection(sock)
         threading.Thread(target=connection.watch, daemon=True).start()
