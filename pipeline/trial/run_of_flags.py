@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import models
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.sources.listing import EXTENSIONS
+from pipeline.weights import hf
 
 FLAG_OF = {  # each key of the run file that a flag alone decides
     "total_steps": "total-steps",
@@ -26,6 +28,7 @@ FLAG_OF = {  # each key of the run file that a flag alone decides
     "compression_topk": "compression-topk",
     "micro_batch": "micro-batch",
 }
+CAUSAL_LM = "hf_causal_lm:CausalLM"  # in workloads/: any AutoModelForCausalLM
 FAST = 1e6  # megabits per second: a lone peer waits for nobody
 FOREVER = 10**9  # seconds of an epoch: the run is one
 
@@ -54,15 +57,18 @@ def _document(flags: argparse.Namespace) -> dict[str, Any]:
     devices = flags.data_parallelism
     if devices < 1:
         raise LockstepError(f"--data-parallelism {devices}: expected at least 1")
+    workload = _workload(flags)
+    hub = {"Hub": {"repo_id": _model(flags.model)}}
     return {
         "config": _config(flags),
+        "workload": workload,
         "model": {
             "LLM": {
                 "architecture": "HfAuto",
                 "data_type": "Pretraining",
                 "max_seq_len": flags.sequence_length,
                 "cold_start_warmup_steps": 0,
-                "checkpoint": {"Hub": {"repo_id": _model(flags.model)}},
+                "checkpoint": "Ephemeral" if workload else hub,
                 "data_location": location,
                 "lr_schedule": _schedule(flags),
                 "optimizer": _optimizer(flags),
@@ -111,6 +117,17 @@ def _config(flags: argparse.Namespace) -> dict[str, Any]:
 def _model(name: str) -> str:
     """A folder of this machine by a path, which may be longer than a name on the hub."""
     return f"./{name}" if Path(name).is_dir() and not name.startswith(("/", ".", "~")) else name
+
+
+def _workload(flags: argparse.Namespace) -> dict[str, Any]:
+    """With --python, a model that `models/` does not have is one of transformers, in a worker."""
+    folder = Path(flags.model)
+    if not flags.python or not (folder / hf.CONFIG).is_file():
+        return {}
+    model_type = hf.read_config(folder).get("model_type")
+    if model_type in models.MODELS:
+        return {}
+    return {"factory": CAUSAL_LM, "config": {"model": str(folder.absolute())}}
 
 
 def _location(flags: argparse.Namespace) -> dict[str, Any]:

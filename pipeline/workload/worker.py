@@ -20,6 +20,7 @@ from pipeline.workload import worker_models
 from pipeline.workload.description import SOURCE, Description, check_factory, code_hash
 from pipeline.workload.process.messages import WorkerError
 from pipeline.workload.process.shared_arrays import SharedArrays
+from pipeline.workload.process.watched import Watched
 from pipeline.workload.process.worker_process import WorkerCommand, WorkerProcess
 from pipeline.workload.worker_models import Started, text_of
 
@@ -51,6 +52,7 @@ class Worker:
         self.name = f"workload {run.workload.factory}"
         self._lock = threading.Lock()
         self._begun: Started | None = None
+        self._watched: Watched | None = None
         self._folder: tempfile.TemporaryDirectory | None = None
 
     # ---- What it computes ----
@@ -162,9 +164,16 @@ class Worker:
         self.ask(ask)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process.
+
+        Raises:
+          LockstepError: It changed files that are none of its own.
+        """
         with self._lock:
             self._end()
+        watched, self._watched = self._watched, None
+        if watched and sys.exc_info()[0] is None:  # else something worse is under way
+            watched.check(self.name)
 
     # ---- Its process ----
 
@@ -183,6 +192,8 @@ class Worker:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lockstep-worker-")
         folder = Path(self._folder.name)
+        if self._watched is None:
+            self._watched = Watched((SOURCE, Path(OUT["convert"])))
         process = WorkerProcess.start(_command(self.run), folder)
         try:
             self._check_able(process)

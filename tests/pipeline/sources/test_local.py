@@ -125,7 +125,8 @@ def test_a_run_that_measures_nothing_trains_on_what_is_held_out_only_by_default(
     (tmp_path / "init" / "hf").mkdir(parents=True)
     (tmp_path / "init" / "hf" / "config.json").write_text('{"vocab_size": 9}')
     run = runfile.parse(tiny.run_document(root, held_out__sequences=measured).unwrap(), "a test")
-    monkeypatch.setattr(begin, "programs_of", lambda *_: SimpleNamespace(read_files_from=lambda _: None))
+    programs = SimpleNamespace(read_files_from=lambda _: None)
+    monkeypatch.setattr(begin, "programs_of", lambda *_: programs)
     monkeypatch.setattr(begin, "_read_start", lambda *_: None)
     data = begin.read(run, tmp_path / "init", tmp_path / "out").data
     trained = [0, 1] if measured or named else [0, 1, 2]

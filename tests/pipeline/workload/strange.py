@@ -37,6 +37,8 @@ class Pull:
                 sys.stdout.flush()
         if what == "fork" and os.fork() == 0:
             time.sleep(1000)
+        if what and what.startswith("write "):
+            Path(what.removeprefix("write ")).write_text("changed by the worker")
         return what
 
     def _target(self, rows):

@@ -339,3 +339,19 @@ def test_verify_takes_the_readers_python(published, monkeypatch):
     monkeypatch.setattr(tiny, "_made", {})  # programs have a worker
     done = json.loads(lockstep("verify", published, "--json", "--worker-python", "/nowhere/python"))
     assert not done["proven"] and "/nowhere/python: No such file or directory" in done["reason"]
+
+
+def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    config = {"vocab_size": tiny.VOCABULARY, "n_positions": 16, "n_embd": 8, "n_layer": 1}
+    given = transformers.GPT2Config(**config, n_head=1, bos_token_id=0, eos_token_id=0)
+    model, data = tmp_path / "gpt2", tiny.write_data(tmp_path / "tokens")
+    transformers.GPT2LMHeadModel(given).save_pretrained(model)
+    monkeypatch.chdir(tmp_path)
+    brief = "--sequence-length 16 --total-steps 2 --warmup-steps 1 --total-batch 2 --micro-batch 1"
+    flags = ["--model", str(model), "--data-path", str(data), "--python", "--save-path", "saved"]
+    with tiny.like_a_process():
+        done = CliRunner().invoke(app, ["try", *flags, *brief.split(), "--distro"])
+    assert done.exit_code == 0, done.output
+    trained = transformers.AutoModelForCausalLM.from_pretrained("saved")
+    assert type(trained) is transformers.GPT2LMHeadModel

@@ -210,6 +210,14 @@ def test_an_inner_loop_that_leaves_something_else_is_one_line(wrong, message, tm
     one.close()
 
 
+def test_what_a_worker_writes_beside_its_folder_is_told_at_the_end(tmp_path, source):
+    (source / "notes.txt").write_text("as it was")
+    one = worker(tmp_path, {"gradient": f"write {source / 'notes.txt'}"})
+    one.gradient(one.init(), ROW, seed=0)
+    with pytest.raises(LockstepError, match="notes.txt changed while it ran"):
+        one.close()
+
+
 def test_a_worker_starts_again_after_it_failed(tmp_path):
     one = worker(tmp_path)
     params = one.init()
