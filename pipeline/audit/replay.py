@@ -68,7 +68,7 @@ class Replay:
     @cached_property
     def repeats(self) -> float | None:
         """Largest distance among the auditor's honest repeats of a step, where it takes any."""
-        return None if self.bitwise else repeated(self.setup)
+        return None if self.bitwise else repeated(self.setup, self.transcript)
 
     @property
     def limit(self) -> float | None:

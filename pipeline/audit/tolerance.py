@@ -9,14 +9,15 @@ import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.programs.placement import device_groups
+from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
 from pipeline.swarm.begin import Setup
+from pipeline.transcript.transcript import Transcript
 
 # The largest distance (`Optimizer.compare`) of a sent message from the replayed one, by the
 # precision of the gradients. docs/explanation/verification.md says what was measured.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
-REPEATS = 4  # honest ones of a step
+SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
 
@@ -30,24 +31,35 @@ def limit(run: runfile.Run, repeats: float | None) -> float:
     return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
 
 
-def repeated(setup: Setup) -> float | None:
-    """Return the largest distance among honest repeats of a peer's first step; None of no workload.
+def repeated(setup: Setup, transcript: Transcript) -> float | None:
+    """Return the largest distance among honest repeats of some steps; None of no workload.
 
-    Repeats say how far bits scatter on this machine, and nothing of another one.
+    A step of one peer is repeated after each of a few snapshots, since gradients scatter more, for
+    their size, the longer a model has been trained. Repeats say how far bits scatter on this
+    machine, and nothing of another one.
     """
-    if not setup.run.workload.factory:
+    run = setup.run
+    if not run.workload.factory:
         return None
-    programs, (state, step, index) = setup.programs, setup.start
-    group = device_groups(jax.devices(), programs.parts)[0]
-    replica = Replica.put(programs, group, state.params, state.shared)
-    work = setup.settings.work(
-        programs,
-        setup.data,
-        (index, index + programs.optimizer.inner_steps - 1),
-        setup.run.peers.count,
-    )
-    first = replica.step(group.put(state.own[0]), work, step + 1).message
-    distances = [
-        replica.compare(group.put(state.own[0]), work, step + 1, first)[0] for _ in range(REPEATS)
-    ]
-    return float(np.max(jax.device_get(distances)))
+    group = device_groups(jax.devices(), setup.programs.parts)[0]
+    windows = run.snapshots(setup.start.step).windows
+    chosen = windows[:: -(-len(windows) // SNAPSHOTS)]
+    return max(_of_window(setup, transcript, window, group) for window in chosen)
+
+
+def _of_window(
+    setup: Setup, transcript: Transcript, window: runfile.Window, group: DeviceGroup
+) -> float:
+    """The same of the first step of a window's first trainer."""
+    programs, like = setup.programs, setup.start.state
+    round_ = next(transcript.window(window)).round
+    if not round_.assignment:
+        return 0.0
+    peer = min(round_.assignment)
+    replica = Replica.put(programs, group, *transcript.agreed(window.opening, like))
+    own = transcript.own(window.opening, peer, like.own[peer])
+    span = round_.assignment[peer]
+    work = setup.settings.work(programs, setup.data, span, round_.trainers)
+    first = replica.step(group.put(own), work, round_.step).message
+    again = (replica.compare(group.put(own), work, round_.step, first) for _ in range(REPEATS))
+    return float(np.max([jax.device_get(distance) for distance, _ in again]))

@@ -230,7 +230,7 @@ def test_a_worker_starts_again_after_it_failed(tmp_path):
 
 # ---- Bits that differ from one time to the next ----
 
-NOISY = {"wrong": {"gradient": "noise"}, "noise": 0.002, "size": 256}
+NOISY = {"wrong": {"gradient": "noise"}, "noise": 0.0005, "size": 256}
 VALUES = {  # which show how far a gradient scatters
     "Distro": {
         "compression_decay": 0.9,
