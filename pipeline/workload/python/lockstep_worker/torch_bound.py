@@ -121,7 +121,7 @@ class BoundModel:
             found = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise ValueError(f"loss: {found}; a tensor with one value expected")
         (loss if weight == 1 else loss * weight).backward()
-        return float(loss)
+        return float(loss.detach())
 
     def finish(self) -> None:
         """Write the gradients that are not there yet, and put buffers back."""
