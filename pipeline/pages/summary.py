@@ -35,7 +35,9 @@ def show(paths: Paths) -> int:
 def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
-    loss = "not measured, since nothing is held out"
+    loss = "not measured: nothing is held out, or the workload measures nothing"
+    if results.chance is not None:
+        loss = "not measured, since nothing is held out"
     if before is not None and after is not None:
         chance = "" if results.chance is None else f" (chance: {results.chance:.3f})"
         loss = f"{before:.3f} -> {after:.3f} {results.unit}{chance}"

@@ -104,6 +104,25 @@ def test_a_run_by_inner_loops_is_trained_audited_and_exported(tmp_path):
     assert read_json(root / "metrics/evaluate.json")["workload"]["sum"]
 
 
+def test_rows_that_are_files_reach_the_workload_as_paths_by_their_hash(tmp_path, monkeypatch):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number}.bin").write_bytes(bytes(100 + number))
+    order = {"Seeded": [7] * 32}
+    location = {"Files": {"path": str(folder), "held_out_percent": 10, "shuffle": order}}
+    given = {"workload__factory": "strange:Sizes", "model__LLM__max_seq_len": 8}
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    document_ = document(tmp_path, model__LLM__data_location=location, **given)
+    tiny.write_run(run_file, document_)
+    monkeypatch.chdir(tmp_path)  # whose data/shards is another
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    assert verdict_of(root)["accepted"]
+    header = Transcript(root / "data/trained/transcript").header
+    assert header.model["rows"] == {"kind": "files", "folder": "files"}
+    assert read_json(root / "metrics/train.json")["loss"] > 100**2 / 2 / 2
+
+
 COMMAND = """
 import json, os, sys
 import numpy as np
