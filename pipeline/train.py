@@ -289,5 +289,9 @@ def _say_where(run: runfile.Run, peers: RunningPeers, header: Header) -> None:
     equal = header.bitwise and run.peers.layout == "each" and run.peers.processes == 1
     device, layout = header.environment["device_kind"], run.peers.named_layout
     how = "bit for bit" if equal else "within a tolerance"
-    log.info(f"train: attention by {run.peers.attention}, in {run.peers.precision}")
+    by = f"attention by {run.peers.attention}, in {run.peers.precision}"
+    if run.workload.factory:
+        on = header.environment.get("worker_device", "a device of its own")
+        by = f"workload {run.workload.factory} computes on {on}"
+    log.info(f"train: {by}")
     log.info(f"train: on {device}, layout {layout}: an audit replays {how}")

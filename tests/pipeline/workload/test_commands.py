@@ -34,7 +34,7 @@ class Finished:
 
     def __init__(self, folder: Path):
         self.run_file, self.root = a_run(folder)
-        tiny.make(self.run_file, self.root)
+        self.printed = tiny.make(self.run_file, self.root)
         self.given = ["--run", str(self.run_file), "--root", str(self.root)]
 
     @property
@@ -158,6 +158,11 @@ def test_a_workers_command_is_what_runtime_says(tmp_path):
     ours, workloads, theirs = environment["PYTHONPATH"].split(":")
     assert ours.endswith("pipeline/workload/python") and workloads.endswith("/workloads")
     assert (theirs, environment["MINE"]) == ("/b", "1")
+
+
+def test_train_says_what_computes(finished):
+    assert f"train: workload {FACTORY} computes on cpu\n" in finished.printed
+    assert "attention" not in finished.printed
 
 
 # ---- A run that extends another ----
