@@ -4,6 +4,7 @@ A run's `model` is a table that says which: a config.json or, of a workload, wha
 (`workload`) and what a row of the data is (`rows`).
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from pipeline.errors import LockstepError
 from pipeline.programs import language_model
 from pipeline.programs.optimizers import Setting, build, learning_rate_of_run
 from pipeline.programs.train_step import Programs
+from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import read_json
+from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
 from pipeline.tokens.shards import PLAIN, Column, Shards
 from pipeline.weights import hf
 from pipeline.workload.description import FILE, code_hash, of_model
 from pipeline.workload.inner_loop_programs import InnerLoopPrograms
 from pipeline.workload.programs import WorkloadPrograms, WorkloadTask
 from pipeline.workload.worker import RowSpec, Worker
+
+KINDS = {"tokens": TokenRows, "arrays": ArrayRows, "files": FileRows}  # of rows
 
 
 def read_model(run: runfile.Run, init: Path, listed: Shards) -> dict[str, Any]:
@@ -50,11 +55,26 @@ def check_model(run: runfile.Run, model: dict[str, Any], where: object) -> None:
         hf.model_of(model, where)
         return
     told = of_model(model, where)
+    _check_rows(run, model.get("rows"), where)
     if (here := code_hash(run)) != told.code:
         raise LockstepError(
             f"{where}: workload {told.factory}, code and settings of hash {told.code[:12]}, "
             f"expected {here[:12]} as of workloads/ and [workload] here; nothing was audited: with "
             "other code every honest peer would seem to lie"
+        )
+
+
+def _check_rows(run: runfile.Run, rows: Any, where: object) -> None:
+    """Check what a stranger says that a row is: a worker is told it, and could be led anywhere."""
+    kind = rows.get("kind") if isinstance(rows, dict) else None
+    if kind not in KINDS:
+        raise LockstepError(f"{where}: rows of kind {kind!r}, expected one of {[*KINDS]}")
+    found = validate_json(KINDS[kind], json.dumps(rows), f"{where}: rows")
+    words = run.llm.max_seq_len * (len(found.columns) if isinstance(found, TokenRows) else 1)
+    if found.words != words or (isinstance(found, FileRows) and found.folder != FILES):
+        raise LockstepError(
+            f"{where}: rows of {found.words} words ({kind}), expected {words} as "
+            f"model.LLM.max_seq_len has them, and of files the folder {FILES}"
         )
 
 

@@ -28,7 +28,9 @@ class Tensor(Table):
 
     name: TensorName
     """Its name, as in a state dict."""
-    shape: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=16), AsTuple]
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(max_length=16), AsTuple
+    ]
     dtype: Annotated[str, Field(max_length=40)]
     """What the workload computes with; what travels is float32."""
 

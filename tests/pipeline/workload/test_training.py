@@ -275,3 +275,23 @@ def test_other_frozen_tensors_than_the_run_began_with_are_refused(finished):
     )
     with pytest.raises(WorkerError, match="frozen_sha256 is .*, expected '0000"):
         worker.describe()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,
+        {"kind": "tokens", "columns": ["inputs"], "length": 17},
+        {"kind": "files", "folder": "/etc"},
+        {"kind": "files", "folder": "files"},
+        {"kind": "pickles"},
+    ],
+)
+def test_rows_that_a_stranger_describes_as_others_are_one_line(rows, finished):
+    run_file, root, _ = finished
+    header = Transcript(root / "data/trained/transcript").header
+    run = runfile.load(run_file)
+    choice.check_model(run, header.model, "header.json")
+    with pytest.raises(LockstepError, match=r"^header.json: ") as error:
+        choice.check_model(run, header.model | {"rows": rows}, "header.json")
+    assert "\n" not in str(error.value)
