@@ -108,7 +108,8 @@ def _task(folder: Path) -> None:
 def publication(folder: Path) -> None:
     """Files that a publication has, of no sense, and their list."""
     made = map(layout.made, layout.STAGES)
-    needed = (layout.RUN, layout.VERDICT, layout.EVALUATED, layout.TOKENS, *layout.REQUIRED, *made)
+    required = (*layout.REQUIRED, layout.MODEL)
+    needed = (layout.RUN, layout.VERDICT, layout.EVALUATED, layout.TOKENS, *required, *made)
     for name in needed:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name * 200)
