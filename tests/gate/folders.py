@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 from pyarrow import parquet
 
@@ -23,6 +24,7 @@ from tests.pipeline.tasks.exported import make_tokenizer
 
 NOT_READ = No("files of other names, and folders, are not read")
 DATA = No("the data of a task may be large")
+COPIED = No("files may fill the disk; `[download] limit` cuts them")
 LARGE = No("tokens may fill the disk; `[download] limit` cuts them")
 SHARD = "model-00001-of-00001.safetensors"
 IRREGULAR, OUT = "not a regular file, expected one", "expected none that leads out of"
@@ -54,6 +56,11 @@ class FolderRow:
 def _tokens(folder: Path) -> None:
     for name in ("a.ds", "b.ds"):
         (folder / name).write_bytes(b"1234")
+
+
+def _arrays(folder: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        np.savez(folder / name, x=np.arange(4))
 
 
 def _tokens_and_tokenizer(folder: Path) -> None:
@@ -144,6 +151,10 @@ def _copy_tokenizer(folder: Path, out: Path) -> None:
 
 def _preprocessed(folder: Path) -> runfile.data.Data:
     return runfile.data.DataPreprocessed(source=str(folder))
+
+
+def _of_rows(kind: type[runfile.data.Data]) -> Callable[[Path], runfile.data.Data]:
+    return lambda folder: kind.model_validate({"path": str(folder), "shuffle": "DontShuffle"})
 
 
 def _convert(folder: Path, out: Path) -> None:
@@ -238,6 +249,20 @@ ROWS = [
         "train.parquet",
         _download(_preprocessed),
         {**WITHIN, SPARSE: "expected a parquet file", **IN_TREE},
+    ),
+    FolderRow(
+        "`download`, `Arrays`",
+        _arrays,
+        "a.npz",
+        _download(_of_rows(runfile.data.DataArrays)),
+        {**WITHIN, SPARSE: "expected a file of arrays", SURROGATE: NAMED, DEEP: NOT_READ},
+    ),
+    FolderRow(
+        "`download`, `Files`",
+        _tokens,
+        "a.ds",
+        _download(_of_rows(runfile.data.DataFiles)),
+        {**WITHIN, SPARSE: COPIED, **IN_TREE},
     ),
     FolderRow(
         "`convert`, a folder: config.json",

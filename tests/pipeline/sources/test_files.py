@@ -124,10 +124,10 @@ def test_the_hash_is_known_before_the_work_and_covers_names_and_contents(root, t
         known = sources.source_sha256(where, options(tmp_path))
         assert known == fetch(root, tmp_path / f"out{number}").source["sha256"]
         hashes.append(known)
-        if number == 0:
-            (root / "3.tar").write_bytes(b"other")
         if number == 1:
             os.rename(root / "3.tar", root / "x.tar")
+        if number == 0:
+            (root / "3.tar").write_bytes(b"other")
     assert len(set(hashes)) == 3
 
 

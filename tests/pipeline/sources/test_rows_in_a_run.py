@@ -1,0 +1,129 @@
+"""Rows that are no tokens, in what reads the shards of a run and expects text."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import download, runfile
+from pipeline.audit import given_rows
+from pipeline.errors import LockstepError
+from pipeline.pages.report_page import _data
+from pipeline.programs import held_out
+from pipeline.sources import dry_run
+from pipeline.stage import pins
+from pipeline.stage.artifacts import Paths, read_json
+from pipeline.swarm import begin
+from pipeline.tasks import held_out_texts
+from pipeline.tokens.shards import PLAIN, read_shards
+from tests import tiny
+
+WIDTH = 5  # words: four of x, one of y
+Stage = Callable[..., tuple[runfile.Run, Path]]
+
+
+@pytest.fixture
+def stage(tmp_path) -> Stage:
+    """Runs the stage download on 40 rows of arrays; returns the run and its shards."""
+    arrays = {"x": np.arange(160, dtype=np.float32).reshape(40, 4), "y": np.arange(40) > 9}
+    np.savez(tmp_path / "a.npz", **arrays)
+    location = {"path": str(tmp_path / "a.npz"), "held_out_percent": 25.0, "shuffle": "DontShuffle"}
+
+    def stage(**changes: object) -> tuple[runfile.Run, Path]:
+        changes = {"model__LLM__max_seq_len": WIDTH} | changes
+        document = tiny.run_document(tmp_path, **changes)
+        document["model"]["LLM"]["data_location"] = {"Arrays": location}
+        tiny.write_run(tmp_path / "run.toml", document)
+        run, paths = (
+            runfile.load(tmp_path / "run.toml"),
+            Paths("download", tmp_path / "run.toml", tmp_path),
+        )
+        download.run(run, paths)
+        return run, paths.out("download")
+
+    return stage
+
+
+def test_a_language_model_is_not_trained_on_them(stage, tmp_path):
+    run, shards = stage()
+    with pytest.raises(LockstepError) as caught:
+        begin.read_to_train(run, tmp_path, shards)
+    assert str(caught.value).startswith(
+        "model.LLM.data_location.Arrays: rows are arrays, expected tokens: a language model"
+    )
+
+
+def test_another_width_than_the_runs_is_refused_with_both_and_the_file(
+    stage, tmp_path, monkeypatch
+):
+    run, shards = stage(model__LLM__max_seq_len=16)
+    monkeypatch.setattr(begin, "check_rows", lambda *_: None)  # as with a workload
+    with pytest.raises(LockstepError) as caught:
+        begin.read_to_train(run, tmp_path, shards)
+    expected = f"model.LLM.max_seq_len is 16, expected 5, the words of a row of {tmp_path}/a.npz"
+    assert str(caught.value) == expected
+
+
+def test_every_held_out_row_is_measured_also_one_of_a_single_word(stage):
+    run, shards = stage(held_out__sequences=100)
+    rows_NW, columns = held_out.read(run, shards)
+    assert rows_NW.shape == (10, WIDTH) and columns == PLAIN
+    single = run.llm.model_copy(update={"max_seq_len": 1})
+    narrow = run.model.model_copy(update={"LLM": single})
+    assert len(held_out.read(run.model_copy(update={"model": narrow}), shards).rows_NW) == 50
+
+
+def test_held_out_rows_are_no_documents(stage):
+    assert [*held_out_texts.documents(*stage(), tokenizer=None)] == []
+
+
+def test_a_bundles_rows_may_have_any_words(stage, tmp_path):
+    run, _ = stage()
+    edges = np.array([[0, -1, -(2**31), 2**31 - 1, -100]], np.int32)
+    rows = given_rows.GivenRows("a", np.array([7]), edges)
+    given_rows.write(tmp_path / "rows.safetensors", rows, np.array([7]))
+    found = given_rows.read(tmp_path / "rows.safetensors", PLAIN, run, None)
+    assert found.take(np.array([7])).tolist() == edges.tolist()
+    with pytest.raises(LockstepError, match="expected inputs from 0 and below 9"):
+        given_rows.read(tmp_path / "rows.safetensors", PLAIN, run, 9)
+    other = runfile.parse(tiny.run_document(tmp_path).unwrap(), "a test")
+    with pytest.raises(LockstepError, match="a row of 16 numbers"):
+        given_rows.read(tmp_path / "rows.safetensors", PLAIN, other, None)
+
+
+def test_the_report_counts_rows(stage):
+    run, shards = stage()
+    rounds = [{"round": {"data_index": 0, "batch_size": 12}}]
+    told = dict(_data(run, read_json(shards / "shards.json"), rounds))
+    assert told["To train on"] == "30 rows" and told["Held out"] == "10 rows, never trained on"
+    assert told["Used"] == "12 rows of 5 words of 4 bytes, 40 %, none twice"
+
+
+def test_the_stage_says_what_a_row_is(stage):
+    _, shards = stage()
+    assert download.summary(read_shards(shards)) == (
+        "30 train rows in 1 files, 10 held_out rows in 1 files; 5 words of 4 bytes a row: "
+        "x float32 [4], y bool []"
+    )
+
+
+def test_a_dry_run_says_what_max_seq_len_has_to_be(stage, tmp_path):
+    run, _ = stage(model__LLM__max_seq_len=16)
+    lines = [*dry_run.lines(run, Paths("download", tmp_path / "run.toml", tmp_path))]
+    assert "  rows       30 to train on, 10 held out: 5 words each" in lines
+    assert "  warning    model.LLM.max_seq_len is 16, expected 5, as a row has" in lines
+    assert any(line.startswith("  the run    24 rows in 6 steps: ") for line in lines)
+    run, _ = stage()
+    lines = dry_run.lines(run, Paths("download", tmp_path / "run.toml", tmp_path))
+    assert not any("warning" in line for line in lines)
+
+
+def test_a_pin_holds_the_run_to_the_arrays(stage, tmp_path):
+    run, shards = stage()
+    key, *within = pins.RECORDED["data"][1:]
+    pin = read_json(shards / key)[within[0]]["sha256"]
+    stage(pins__data=pin)
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 4), np.float32), y=np.zeros(40, bool))
+    with pytest.raises(LockstepError, match=rf"\[pins\] data = {pin}, but .*Arrays has sha256"):
+        stage(pins__data=pin)
