@@ -193,7 +193,9 @@ class Worker:
             self._folder = tempfile.TemporaryDirectory(prefix="lockstep-worker-")
         folder = Path(self._folder.name)
         if self._watched is None:
-            self._watched = Watched((SOURCE, Path(OUT["convert"])))
+            # before a run begins, stage convert may be making its result beside another stage
+            begun = [Path(OUT["convert"])] if self.expected else []
+            self._watched = Watched((SOURCE, *begun))
         process = WorkerProcess.start(_command(self.run), folder)
         try:
             self._check_able(process)
