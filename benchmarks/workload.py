@@ -161,7 +161,7 @@ def torch_alone(chosen: argparse.Namespace, rows_NT):
 
     from pipeline.workload.description import SOURCE
     from pipeline.workload.worker import THREADS
-    from pipeline.workload.worker_process import PYTHON
+    from pipeline.workload.process.worker_process import PYTHON
 
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "rows.npy", rows_NT)
