@@ -160,8 +160,8 @@ def torch_alone(chosen: argparse.Namespace, rows_NT):
     import numpy as np
 
     from pipeline.workload.description import SOURCE
-    from pipeline.workload.worker import THREADS
     from pipeline.workload.process.worker_process import PYTHON
+    from pipeline.workload.worker import THREADS
 
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "rows.npy", rows_NT)
