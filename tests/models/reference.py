@@ -1,5 +1,7 @@
 """Small decoders with PyTorch's beside them, and what tests of models compare by."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,8 +54,9 @@ def drawn(model_type: str, changes: dict, std: float = 0.1) -> torch.nn.Module:
 
     Norms are not one, and biases and corrections not zero, so that no swap of tensors goes unseen.
     """
+    keys = copy.deepcopy(BASE | changes)  # transformers writes into the tables that it is given
     reference = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(model_type, **BASE | changes), attn_implementation="eager"
+        AutoConfig.for_model(model_type, **keys), attn_implementation="eager"
     ).eval()
     generator = torch.Generator().manual_seed(0)
     tensors = [*reference.named_parameters()]
