@@ -316,17 +316,15 @@ class Connection:
             worker, problem = None, frames.described(error)
         self.busy = False
         while (request := frames.receive(self.sock)) is not None:
-            self.busy = True
             known = request if isinstance(request, dict) else {}
             head: dict = {"id": known.get("id", 0)}
             if known.get("method") == "shutdown":
                 frames.send(self.sock, {**head, "ok": True, "result": {"ok": True}})
                 return
-            if worker is None:
-                frames.send(self.sock, {**head, "ok": False, "error": problem})
-            else:
-                frames.send(self.sock, {**head, **_answered(worker, known)})
-            self.busy = False
+            self.busy = True
+            answer = {"ok": False, "error": problem} if worker is None else _answered(worker, known)
+            self.busy = False  # before the host has the answer, and may go
+            frames.send(self.sock, {**head, **answer})
 
 
 def _answered(worker: Worker, request: dict) -> dict:
