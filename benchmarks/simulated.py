@@ -137,11 +137,11 @@ class Lab:
         if contradictions(findings):
             return findings
         peers = range(run.peers.count)
-        replay = Replay(setup, transcript, bitwise=elsewhere is None)
         work = [
             (window, [p for p in peers if sample is None or (number, p) in sample])
             for number, window in enumerate(run.snapshots().windows)
         ]
+        replay = Replay(setup, transcript, bitwise=elsewhere is None, present=work)
 
         def one(item: tuple[runfile.Window, list[int]], group: DeviceGroup) -> list[Finding]:
             return replay.window(*item, lambda: None, group)

@@ -44,8 +44,9 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     run = setup.run
     check_model(run, transcript.header.model, transcript.folder / "header.json")
     why = why_not_bitwise(setup, transcript.header)
-    replay = Replay(setup, transcript, bitwise=not why)
     windows = run.snapshots(setup.start.step).windows
+    present = [(window, range(run.peers.count)) for window in windows]
+    replay = Replay(setup, transcript, bitwise=not why, present=present)
 
     # Everything cheap, of every round
     findings = audit(setup, transcript)

@@ -24,6 +24,7 @@ from pipeline.audit.verdict import Finding
 from pipeline.protocol.dispute import Hash
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import link, sha256_file, write_json, write_text
+from pipeline.swarm.begin import Setup
 from pipeline.tokens.shards import Column
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
@@ -69,7 +70,7 @@ def write(
     """Write the bundle of the `repeatable` findings on a peer in a window."""
     transcript = replay.transcript
     entries = list(transcript.window(window))
-    peers = replayed(replay, entries, findings)
+    peers = replayed(replay.setup, entries, findings)
 
     write_json(folder / RUN, replay.setup.run.model_dump(mode="json"))
     for file in files_of(transcript, entries, window, peers):
@@ -94,7 +95,7 @@ def write(
 
 
 def replayed(
-    replay: Replay, entries: Iterable[Entry], findings: Iterable[Finding]
+    setup: Setup, entries: Iterable[Entry], findings: Iterable[Finding]
 ) -> tuple[int, ...]:
     """Return the peers whose steps must be recomputed to show the findings.
 
@@ -109,8 +110,8 @@ def replayed(
             peers |= {ruling.peer for ruling in evidence.rulings if finding.peer in ruling.found}
         elif finding.kind not in DECODED:
             peers.add(finding.peer)
-    together = peers and not replay.kept
-    return tuple(range(replay.setup.run.peers.count) if together else sorted(peers))
+    together = peers and not setup.programs.form.kept
+    return tuple(range(setup.run.peers.count) if together else sorted(peers))
 
 
 def listing(folder: Path) -> dict[str, str]:

@@ -62,7 +62,7 @@ def read(
 ) -> GivenRows:
     """Read what a stranger may have written, with token ids below `vocab_size`.
 
-    With None rows are no tokens, and their words any.
+    With None rows are not tokens, and their words any.
 
     Raises:
       LockstepError: The rows are not such as this run's data can have.

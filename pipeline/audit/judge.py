@@ -22,8 +22,10 @@ def judge(
     """Return the verdict on an audited transcript: everything in it follows from the arguments.
 
     `why` is why bits could not be compared, `windows` are all of the run's, and `repeats` is the
-    largest distance among the auditor's honest repeats.
+    largest distance among the auditor's honest repeats, which counts only where a workload's
+    messages were compared by tolerance: in any other verdict it would loosen a fixed bound.
     """
+    repeats = repeats if why and run.workload.factory else None
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)
     for entry in transcript.rounds:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.audit.tolerance import limit, repeated
+from pipeline.audit.tolerance import PeersOfWindows, limit, repeated
 from pipeline.audit.verdict import Finding
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
@@ -54,11 +54,14 @@ class Replay:
       setup: The auditor's own set-up of the run.
       transcript: The transcript to check, which has passed the audit.
       bitwise: Whether bits must be equal; else distances must be small.
+      present: The windows, and peers of each, whose snapshots and rows are here: all of a whole
+        run's, some in a bundle or a publication.
     """
 
     setup: Setup
     transcript: Transcript
     bitwise: bool
+    present: PeersOfWindows
 
     @property
     def kept(self) -> bool:
@@ -68,7 +71,7 @@ class Replay:
     @cached_property
     def repeats(self) -> float | None:
         """Largest distance among the auditor's honest repeats of a step, where it takes any."""
-        return None if self.bitwise else repeated(self.setup, self.transcript)
+        return None if self.bitwise else repeated(self.setup, self.transcript, self.present)
 
     @property
     def limit(self) -> float | None:

@@ -102,8 +102,9 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
     found = audit_header(setup, transcript) + audit_rounds(setup, transcript, [window], window.last)
     _refuse_contradictions(transcript, found)
     why = why_not_bitwise(setup, header)
-    replay = Replay(setup, transcript, bitwise=not why)
-    peers = replayed(replay, transcript.window(window), manifest.findings)
+    peers = replayed(setup, transcript.window(window), manifest.findings)
+    present = [(window, peers)] if peers else []
+    replay = Replay(setup, transcript, bitwise=not why, present=present)
     if peers:
         for step, owners in ((window.opening, peers), (window.last, ())):
             problems = audit_snapshot(transcript, step, setup.start.state, owners)

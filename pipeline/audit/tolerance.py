@@ -5,6 +5,8 @@ repeats an honest step of its own and measures how far its own messages are from
 trainer's word for that could hide a lie.
 """
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -20,6 +22,7 @@ TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
+PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
 
 
 def limit(run: runfile.Run, repeats: float | None) -> float:
@@ -31,31 +34,35 @@ def limit(run: runfile.Run, repeats: float | None) -> float:
     return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
 
 
-def repeated(setup: Setup, transcript: Transcript) -> float | None:
-    """Return the largest distance among honest repeats of some steps; None of no workload.
+def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> float | None:
+    """Return the largest distance among honest repeats of some steps of `present`.
+
+    None for a model of `models/`, and where no window is present.
 
     A step of one peer is repeated after each of a few snapshots, since gradients scatter more, for
     their size, the longer a model has been trained. Repeats say how far bits scatter on this
     machine, and nothing of another one.
     """
-    run = setup.run
-    if not run.workload.factory:
+    if not setup.run.workload.factory or not present:
         return None
     group = device_groups(jax.devices(), setup.programs.parts)[0]
-    windows = run.snapshots(setup.start.step).windows
-    chosen = windows[:: -(-len(windows) // SNAPSHOTS)]
-    return max(_of_window(setup, transcript, window, group) for window in chosen)
+    chosen = present[:: -(-len(present) // SNAPSHOTS)]
+    return max(_of_window(setup, transcript, *some, group) for some in chosen)
 
 
 def _of_window(
-    setup: Setup, transcript: Transcript, window: runfile.Window, group: DeviceGroup
+    setup: Setup,
+    transcript: Transcript,
+    window: runfile.Window,
+    peers: Sequence[int],
+    group: DeviceGroup,
 ) -> float:
-    """The same of the first step of a window's first trainer."""
+    """The same of a window's first round, and the first of the peers that trains in it."""
     programs, like = setup.programs, setup.start.state
     round_ = next(transcript.window(window)).round
-    if not round_.assignment:
+    peer = next((peer for peer in peers if peer in round_.assignment), None)
+    if peer is None:
         return 0.0
-    peer = min(round_.assignment)
     replica = Replica.put(programs, group, *transcript.agreed(window.opening, like))
     own = transcript.own(window.opening, peer, like.own[peer])
     span = round_.assignment[peer]

@@ -65,7 +65,7 @@ class Verdict(Table):
     """Why bits could not be compared; null if they were."""
     tolerance: float | None
     """Largest accepted distance of a message from its replay; null if bits were compared."""
-    repeats: float | None = Field(default=None, exclude_if=_is_none)
+    repeats: float | None = Field(default=None, ge=0, exclude_if=_is_none)
     """Largest distance among the auditor's honest repeats of a step, from which the tolerance of a
     workload follows; absent where it is a fixed one."""
     clock: Literal["simulated", "wall"]

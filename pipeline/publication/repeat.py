@@ -78,15 +78,18 @@ def audit(folder: Path, publication: Publication, run: runfile.Run) -> Audited:
     return Audited(setup, transcript, due.windows, drawn, findings)
 
 
-def replay(audited: Audited, verdict: Verdict) -> str | None:
-    """Replay the drawn windows; return why bits could not be compared here, or None.
+def replay(audited: Audited, verdict: Verdict) -> tuple[str, float] | None:
+    """Replay the drawn windows; return None if bits were compared.
+
+    Else return why they could not be, and the largest distance of a message from its replay that
+    was accepted.
 
     Raises:
       LockstepError: Something was found that the verdict does not have.
     """
     setup, transcript = audited.setup, audited.transcript
     why = why_not_bitwise(setup, transcript.header)
-    replayer = Replay(setup, transcript, bitwise=not why)
+    replayer = Replay(setup, transcript, bitwise=not why, present=audited.drawn)
     found = list(audited.findings)
     for window, peers in audited.drawn:
         for step, owners in ((window.opening, peers), (window.last, ())):
@@ -94,7 +97,7 @@ def replay(audited: Audited, verdict: Verdict) -> str | None:
         found += replayer.window(window, peers, lambda: None)
     known = {(finding.round, finding.peer) for finding in verdict.findings}
     _refuse(f for f in found if f.applied or (f.round, f.peer) not in known)
-    return why
+    return (why, replayer.limit) if why else None
 
 
 def read_evaluated(folder: Path) -> Evaluated:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from pipeline import __version__, runfile
 from pipeline.audit.replay import PARAMS_TOLERANCE
-from pipeline.audit.tolerance import TOLERANCE
 from pipeline.errors import LockstepError, brief
 from pipeline.publication import records, repeat, weights
 from pipeline.publication.layout import MANIFEST, Publication
@@ -87,7 +86,7 @@ class Proven(NamedTuple):
         how = f"repeat{'' if several else 's'} bit for bit"
         if not self.bitwise:
             how = (
-                f"compared by tolerance (distance at most {self.tolerance}, and up to "
+                f"compared by tolerance (distance at most {self.tolerance:.3g}, and up to "
                 f"{self.params_tolerance:.0%} of the params may be anything), because the "
                 f"publisher says: {brief(self.why_not_bitwise, LONGEST)}"
             )
@@ -157,7 +156,7 @@ def _verify_audited(
     evaluated = repeat.read_evaluated(folder)
     records.check_card(folder, publication, transcript, evaluated)
     weights.check(folder, aside, publication, run, transcript)
-    why = repeat.replay(audited, verdict)
+    why, tolerance = repeat.replay(audited, verdict) or (None, None)
     began = weights.fresh_seed(audited.setup, transcript, bitwise=why is None)
     measured = repeat.measure(folder, publication, audited.setup, transcript, evaluated)
     return Proven(
@@ -169,7 +168,7 @@ def _verify_audited(
         seed=publication.seed,
         seed_is_readers=seed is not None,
         why_not_bitwise=why,
-        tolerance=TOLERANCE[run.peers.precision] if why else None,
+        tolerance=tolerance,
         params_tolerance=PARAMS_TOLERANCE if why else None,
         held_out=measured,
         tasks=[name for name, scores in evaluated.tasks.items() if scores is not None],

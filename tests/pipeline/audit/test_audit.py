@@ -47,9 +47,9 @@ class Audited:
         return audit(lab("signs").setup(self.run), Transcript(folder))
 
     def replay(self, folder: Path, bitwise: bool = True) -> list[Finding]:
-        replay = Replay(lab("signs").setup(self.run), Transcript(folder), bitwise)
-        windows = self.run.snapshots().windows
-        return [f for w in windows for f in replay.window(w, range(6), lambda: None)]
+        work = [(window, range(6)) for window in self.run.snapshots().windows]
+        replay = Replay(lab("signs").setup(self.run), Transcript(folder), bitwise, work)
+        return [f for some in work for f in replay.window(*some, lambda: None)]
 
 
 @pytest.fixture(scope="module")

@@ -386,6 +386,15 @@ FORGED = {
         change_json(layout.VERDICT, lambda v: v.update(windows=9)),
         "proof/verdict.json: windows is 9, expected 4",
     ),
+    "a verdict whose honest repeats loosen a fixed tolerance": (
+        change_json(
+            layout.VERDICT,
+            lambda v: v.update(
+                method="tolerance", why_not_bitwise="because", tolerance=0.4, repeats=0.1
+            ),
+        ),
+        "proof/verdict.json: tolerance is 0.4, expected 0.05, which follows from",
+    ),
     "a run file with another learning rate": (
         change_json(layout.RUN, other_rate),
         "round 0, header: its run differs from the auditor's own",

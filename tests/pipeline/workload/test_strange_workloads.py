@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from pipeline import runfile
+from pipeline.audit import rerun_bundle
 from pipeline.errors import LockstepError
+from pipeline.publication import publish
 from pipeline.stage.artifacts import read_json
 from pipeline.transcript.transcript import Transcript
 from pipeline.workload import description, inner_loop
@@ -17,6 +19,7 @@ from pipeline.workload.inner_loop import Job
 from pipeline.workload.process.messages import WorkerError
 from pipeline.workload.worker import Worker
 from tests import tiny
+from tests.pipeline.workload.test_commands import verify
 from tests.pipeline.workload.test_training import verdict_of
 
 ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
@@ -267,21 +270,28 @@ def noisy(folder: Path, **changes) -> tuple[Path, Path]:
     return run_file, root
 
 
-def test_honest_repeats_calibrate_the_tolerance_and_the_verdict_says_so(tmp_path):
+def test_honest_repeats_calibrate_the_tolerance_and_verdict_and_publication_say_so(tmp_path):
     run_file, root = noisy(tmp_path)
-    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    tiny.make(run_file, root)
     verdict = verdict_of(root)
     assert verdict["accepted"] and verdict["method"] == "tolerance"
     assert verdict["repeats"] > 0
     assert verdict["tolerance"] == pytest.approx(max(0.05, min(0.5, 4 * verdict["repeats"])))
     assert "honest repeats here were up to" in (root / "data/verdict/verdict.txt").read_text()
+    publish.write(tmp_path / "published", run_file, root, 1, None)
+    proven = verify(tmp_path / "published")  # which repeats steps of its own
+    assert 0.05 <= proven.tolerance <= 0.5
+    assert f"distance at most {proven.tolerance:.3g}, and" in proven.line()
 
 
 def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):
     lie = [{"kind": "sign_flip", "peer": 1, "rounds": [4, 5]}]
     run_file, root = noisy(tmp_path, faults__schedule=lie)
     tiny.make(run_file, root, "download", "convert", "train", "witness")
-    assert {finding["peer"] for finding in verdict_of(root)["findings"]} == {1}
+    found = verdict_of(root)["findings"]
+    assert {finding["peer"] for finding in found} == {1}
+    with tiny.like_a_process():  # a bundle has one window's snapshots, and those of one peer
+        assert rerun_bundle.show(root / "data/verdict" / found[0]["bundle"], max_gb=1) == 0
 
 
 def test_messages_that_are_not_kept_and_whose_bits_scatter_are_refused(tmp_path):
