@@ -46,7 +46,7 @@ def imported() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 modules |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules.add(node.module)
     ours = {"benchmarks", "models", "pipeline"}
     names = set()

@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Line:
-    """Squared errors; told so by its config, it gives wrong gradients."""
+    """Squared errors; told so by its config, it gives wrong gradients, or measures with noise."""
 
     def __init__(self, config):
         self.config = config
@@ -32,9 +32,14 @@ class Line:
         return (error**2).mean(), grads
 
     def measure(self, params, rows):
-        return self._errors(params, rows) ** 2
+        return self._errors(params, rows) ** 2 + self._noise(len(rows["y"]))
+
+    def _noise(self, count):
+        return np.random.standard_normal(count) if self.config.get("noise") else 0
 
     def evaluate(self, params, split):
+        if self.config.get("noise"):
+            return {"noise": self._noise(1)[0]}
         return {"split": split, "bias": params["b"], "nothing": float("nan"), "fine": True}
 
     def dataset(self, split):

@@ -363,6 +363,21 @@ def test_functions_over_arrays_are_enough(line):
     np.testing.assert_allclose(losses, error**2, rtol=1e-5)
 
 
+def test_a_loss_that_draws_numbers_is_measured_alike_each_time(folder):
+    with Host("line_model:Line", {"noise": True}, folder, paths=[Path(__file__).parent]) as host:
+        (words, spec), x = line_rows(4)
+        host.begin(spec, micro_batch=2, exclude=["kept"])
+        first, alone = (host.ask("measure", **host.write(rows)) for rows in (words, words[2:]))
+        evaluated = host.ask("evaluate_params", split="held_out")
+        host.ask("gradient", **host.write(words), seed=1)
+        assert host.ask("evaluate_params", split="held_out") == evaluated
+        assert host.ask("measure", **host.write(words)) == first
+        assert alone["losses"] == first["losses"][2:]  # whichever rows come before
+        error = x @ host.split(host.params)["w"] - words[:, 3].copy().view("<f4")
+        noise = first["losses"] - error**2
+        assert len({round(float(value), 3) for value in noise}) == 4  # micro-batches draw others
+
+
 def test_params_are_evaluated_and_saved_as_they_are(line, tmp_path):
     (_, spec), _ = line_rows(1)
     line.begin(spec, exclude=["kept"])

@@ -5,6 +5,7 @@ rows)`, over dicts of NumPy arrays. An object with `bind(seed, travels)`, which 
 have, gives what `ArrayModel` gives here, and so reads and writes the mapped arrays itself.
 """
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,8 @@ class Session:
         self.bound.init()
         return {"ok": True}
 
-    def _pieces(self, params: Any) -> list:
-        """The rows that lie there, decoded, in micro-batches, each with its weight."""
+    def _micro_batches(self, params: Any) -> list[np.ndarray]:
+        """The rows that lie there, as words [N, W]."""
         count, width = params["rows"], params["width"]
         if count < 1 or width != self.width or count * width > len(self.words):
             raise ValueError(
@@ -195,32 +196,37 @@ class Session:
             )
         words = np.array(self.words[: count * width]).reshape(count, width)
         starts = range(0, count, self.micro_batch)
-        cuts = [words[start : start + self.micro_batch] for start in starts]
-        return [(rows.decoded(cut, self.spec), len(cut) / count) for cut in cuts]
+        return [words[start : start + self.micro_batch] for start in starts]
 
     def gradient(self, params: Any) -> dict:
         """Write the mean gradient over the rows; the same arguments give the same bits."""
         bits.seed_generators(params["seed"])
         self.bound.begin()
         loss = 0.0
-        for some, weight in self._pieces(params):
-            loss += weight * self.bound.accumulate(some, weight)
+        for words in self._micro_batches(params):
+            weight = len(words) / params["rows"]
+            loss += weight * self.bound.accumulate(rows.decoded(words, self.spec), weight)
         self.bound.finish()
         return {"loss": frames.finite(loss)}
 
     def measure(self, params: Any) -> dict:
-        """The mean loss of each row, without a gradient."""
+        """The mean loss of each row, without a gradient.
+
+        Generators are seeded by the rows: a loss that draws numbers (a diffusion's noise) is the
+        same whenever a micro-batch of these rows is measured, and others draw other numbers.
+        """
         losses: list = []
-        for some, weight in self._pieces(params):
-            found = np.asarray(self.bound.losses(some), np.float64)
-            expected = (round(weight * params["rows"]),)
-            if found.shape != expected:
-                raise ValueError(f"losses of shape {found.shape}; {expected} expected, one a row")
+        for words in self._micro_batches(params):
+            bits.seed_generators(zlib.crc32(words))
+            found = np.asarray(self.bound.losses(rows.decoded(words, self.spec)), np.float64)
+            if found.shape != (len(words),):
+                raise ValueError(f"losses of shape {found.shape}; ({len(words)},) expected")
             losses += [frames.finite(loss) for loss in found]
         return {"losses": losses}
 
     def evaluate_params(self, params: Any) -> dict:
         """What the user's object measures with the parameters as they are."""
+        bits.seed_generators(0)
         metrics = self.workload.evaluate(self.bound.state(), params["split"])
         return {"metrics": frames.metrics_of(metrics)}
 

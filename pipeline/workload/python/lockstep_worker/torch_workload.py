@@ -20,6 +20,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or a GPU does not
 import torch
 
 from . import jobs, state_blob, torch_bound, torch_hooks
+from .rows import cut
 
 
 class TorchWorkload(torch_hooks.TorchHooks):
@@ -57,7 +58,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
     def row_losses(self, model: torch.nn.Module, rows: Any) -> torch.Tensor:
         """The loss of each row [N]: here that of each row alone, one after the other."""
         count = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
-        alone = (_some(rows, i, i + 1) for i in range(count))
+        alone = (cut(rows, i, i + 1) for i in range(count))
         return torch.stack([self.loss(model, row).detach().float() for row in alone])
 
     def runtime_device(self) -> str:
@@ -139,13 +140,7 @@ class TorchWorkload(torch_hooks.TorchHooks):
         model.eval()
         with torch.no_grad():
             for start in range(0, count, size):
-                some = torch_bound.on_device(_some(rows, start, start + size), device)
+                some = torch_bound.on_device(cut(rows, start, start + size), device)
                 total += float(self.row_losses(model, some).double().sum())
         model.train(was)
         return {"loss": total / count}
-
-
-def _some(rows: Any, start: int, stop: int) -> Any:
-    if isinstance(rows, dict):
-        return {name: part[start:stop] for name, part in rows.items()}
-    return rows[start:stop]

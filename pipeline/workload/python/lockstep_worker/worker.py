@@ -155,6 +155,7 @@ def _train_window(worker: Worker, params: Params) -> dict:
 
 
 def _evaluate(worker: Worker, params: Params) -> dict:
+    bits.seed_generators(0)
     metrics = worker.call("evaluate", worker.model(params["model_id"]), params["split"])
     return {"metrics": frames.metrics_of(metrics)}
 
@@ -198,17 +199,13 @@ def _export_parameter_pack(worker: Worker, params: Params) -> dict:
 
 
 def _import_parameter_pack(worker: Worker, params: Params) -> dict:
-    """Into a new state; into that of `model_id`, which our host sends and burn_p2p's do not.
-
-    What does not travel (frozen and excluded floats, integers) is as that state has it.
-    """
+    """Into a new state. What does not travel (frozen, excluded, integers) is as it begins."""
     path, schema = params["parameter_pack_path"], params.get("model_schema_hash")
     if worker.has("import_parameter_pack_path"):
         return worker.keep(worker.workload.import_parameter_pack_path(params["device"], path))
-    into = params.get("model_id")
-    state = worker.initial(params) if into is None else worker.model(into)
+    state = worker.initial(params)
     packs.load(path, worker.layout(state, params), schema)
-    return worker.keep(state) if into is None else {"model_id": into}
+    return worker.keep(state)
 
 
 def _run_inner_loop(worker: Worker, params: Params) -> dict:
