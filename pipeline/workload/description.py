@@ -2,19 +2,19 @@
 
 import hashlib
 import json
-from pathlib import Path
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.runfile.explain import validate
-from pipeline.runfile.table import AsTuple, Table
+from pipeline.runfile.table import AsTuple, Table, wrong
 from pipeline.stage.keys import PROJECT, WORKLOADS, digest_of_source
 
 FILE = "workload.json"
@@ -61,6 +61,15 @@ class Description(Table):
     frozen_sha256: Sha256 | None
     """Hash of all that stays as it is, values included; null of another worker than Lockstep's."""
 
+    @model_validator(mode="after")
+    def _tensors_nest(self) -> "Description":
+        names = sorted(tuple(tensor.name.split(".")) for tensor in self.tensors)
+        for name, following in pairwise(names):
+            if following[: len(name)] == name:
+                within, outer = ".".join(following), ".".join(name)
+                raise wrong("tensors", f"no tensor {within!r} in or beside tensor {outer!r}")
+        return self
+
     @property
     def parameters(self) -> int:
         """How many numbers travel."""
@@ -75,14 +84,8 @@ class Description(Table):
 
     def nested(self, leaves: list) -> Tree:
         """Return a leaf for each tensor, in their order, as nested dicts."""
-        names = [tuple(tensor.name.split(".")) for tensor in self.tensors]
-        for name in names:
-            if inside := next((n for n in names if n != name and n[: len(name)] == name), None):
-                raise LockstepError(
-                    f"workload {self.factory}: tensor {'.'.join(inside)!r}, expected nothing "
-                    f"within tensor {'.'.join(name)!r}"
-                )
-        return unflatten_dict(dict(zip(names, leaves, strict=True)))
+        names = [tensor.name for tensor in self.tensors]
+        return unflatten_dict(dict(zip(names, leaves, strict=True)), sep=".")
 
     def tree(self, values: np.ndarray) -> Tree:
         """Return copies of the tensors' values, float32 one after the other, as nested dicts."""
@@ -120,17 +123,16 @@ def of_model(model: dict[str, Any], where: object) -> Description:
     return validate(Description, model["workload"], f"{where}: workload")
 
 
-def check_factory(run: runfile.Run) -> Path:
-    """Return the module of the factory, which is in workloads/.
+def check_factory(run: runfile.Run) -> None:
+    """Check that the module of the factory is in workloads/.
 
     Raises:
       LockstepError: There is no such file.
     """
     module = run.workload.factory.partition(":")[0].replace(".", "/")
-    for path in (SOURCE / f"{module}.py", SOURCE / module / "__init__.py"):
-        if path.is_file():
-            return path
-    raise LockstepError(
-        f"workload.factory is {run.workload.factory!r}, expected module:name with the module "
-        f"{WORKLOADS}/{module}.py"
-    )
+    paths = (SOURCE / f"{module}.py", SOURCE / module / "__init__.py")
+    if not any(path.is_file() for path in paths):
+        raise LockstepError(
+            f"workload.factory is {run.workload.factory!r}, expected module:name with the module "
+            f"{WORKLOADS}/{module}.py"
+        )

@@ -167,7 +167,7 @@ class Worker:
         """End the process.
 
         Raises:
-          LockstepError: It changed files that are none of its own.
+          LockstepError: It changed files that are not its own.
         """
         with self._lock:
             self._end()

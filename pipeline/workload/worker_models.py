@@ -34,7 +34,7 @@ def text_of(answer: dict, key: str, what: str) -> str:
     """Return a text of an answer.
 
     Raises:
-      WorkerError: There is none.
+      WorkerError: There is no such text.
     """
     value = answer.get(key)
     if not isinstance(value, str):
@@ -52,7 +52,7 @@ def read_params(folder: Path, told: Description) -> Tree:
     """Return the params of a pack that a worker or a command wrote.
 
     Raises:
-      LockstepError: It is none, or of another model.
+      LockstepError: It is not a whole pack, or of another model.
     """
     values = pack.read_pack(
         folder, count=told.parameters, layout_hash=told.layout_hash, schema_hash=told.code

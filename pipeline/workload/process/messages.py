@@ -25,7 +25,7 @@ class WorkerError(LockstepError):
 
 
 class MessageError(Exception):
-    """Bytes that are no answer, or not the one that was expected; says what and the expectation."""
+    """The worker's answer is malformed or not the one expected; says what came and what was due."""
 
 
 class RefusedError(Exception):
@@ -105,7 +105,7 @@ def length_of(header: bytes) -> int:
     """Return the length of the answer that follows.
 
     Raises:
-      MessageError: it is none, or too much.
+      MessageError: It is 0 or above `FRAME_BYTES`.
     """
     (length,) = HEADER.unpack(header)
     if not 0 < length <= FRAME_BYTES:

@@ -58,15 +58,29 @@ class SharedArrays:
         row_words = max(1, -(-row_bytes // 4))
         total = 4 * (2 * self._parameters + row_words)
         in_memory = IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > total + SPARE
-        place = IN_MEMORY if in_memory else self._folder
-        self._path = place / f"lockstep-{secrets.token_hex(16)}"
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.truncate(descriptor, total)
-            with os.fdopen(os.dup(descriptor), "r+b") as file:
-                words = np.memmap(file, "<i4", "r+", shape=(total // 4,)).view(np.ndarray)
-        finally:
-            os.close(descriptor)
+            words = self._reserve(IN_MEMORY if in_memory else self._folder, total)
+        except OSError:  # others took the room at the same time
+            if not in_memory:
+                raise
+            words = self._reserve(self._folder, total)
         values = words[: 2 * self._parameters].view("<f4")
         self.params, self.gradients = values[: self._parameters], values[self._parameters :]
         self.rows = words[2 * self._parameters :]
+
+    def _reserve(self, place: Path, total: int) -> np.ndarray:
+        """A new file whose bytes are there: a write to one that is not would end this process."""
+        self._path = place / f"lockstep-{secrets.token_hex(16)}"
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, total)
+            else:  # macOS
+                os.truncate(descriptor, total)
+            with os.fdopen(os.dup(descriptor), "r+b") as file:
+                return np.memmap(file, "<i4", "r+", shape=(total // 4,)).view(np.ndarray)
+        except OSError:
+            self.forget()
+            raise
+        finally:
+            os.close(descriptor)

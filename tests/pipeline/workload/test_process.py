@@ -1,5 +1,6 @@
 """A worker that behaves: hello, gradients in shared arrays, its environment, its end."""
 
+import errno
 import json
 import os
 import subprocess
@@ -8,10 +9,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
+from pipeline.workload.process import shared_arrays
 from pipeline.workload.process.shared_arrays import SharedArrays
-from pipeline.workload.process.worker_process import PYTHON, WorkerProcess
+from pipeline.workload.process.worker_process import WorkerProcess
 from tests.pipeline.workload import fake_workers
 
 SAYS_ENVIRONMENT = """
@@ -45,9 +46,29 @@ def test_worker_computes_gradients_in_arrays_that_both_map(tmp_path):
     assert not list(tmp_path.glob("lockstep-*"))
 
 
+def test_arrays_are_in_the_folder_where_memory_has_no_room_for_them(tmp_path, monkeypatch):
+    memory, folder = tmp_path / "memory", tmp_path / "folder"
+    memory.mkdir()
+    folder.mkdir()
+    reserve = os.posix_fallocate
+
+    def full(descriptor, offset, size):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{memory}/"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(shared_arrays, "IN_MEMORY", memory)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with SharedArrays(folder, 3, 8) as arrays:
+        assert Path(arrays.request()["path"]).parent == folder
+        assert not [*memory.iterdir()]
+        arrays.params[:] = [1, 2, 3]
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with SharedArrays(folder, 3, 8) as arrays:
+        assert Path(arrays.request()["path"]).parent == memory
+
+
 def test_lockstep_worker_serves_a_class_of_the_user(tmp_path):
-    if not (PYTHON / "lockstep_worker" / "worker.py").exists():
-        pytest.skip("the worker's own side is not here")
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
         "class Model:\n"

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
+from pipeline.runfile.explain import validate
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT
 from pipeline.transcript.transcript import Transcript
@@ -275,6 +276,15 @@ def test_other_frozen_tensors_than_the_run_began_with_are_refused(finished):
     )
     with pytest.raises(WorkerError, match="frozen_sha256 is .*, expected '0000"):
         worker.describe()
+
+
+@pytest.mark.parametrize("name", ["w", "w.x.y", "a.b.c"])
+def test_a_tensor_within_another_or_twice_is_refused(name, finished):
+    _, root, _ = finished
+    told = json.loads((root / "data/init/workload.json").read_text())
+    tensors = [{"name": n, "shape": [1], "dtype": "torch.float32"} for n in ("w", "a.b", name)]
+    with pytest.raises(LockstepError, match=r"tensors is .*, expected no tensor '.*in or beside"):
+        validate(description.Description, told | {"tensors": tensors}, "workload.json")
 
 
 @pytest.mark.parametrize(
