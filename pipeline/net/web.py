@@ -21,7 +21,7 @@ from pipeline.runfile import Network
 
 PIECE_BYTES = 2**20
 NUMBER = "[0-9]{1,18}"
-PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of the types of what are no tokens
+PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of types that tokens never have
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 

@@ -145,7 +145,7 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
     share = f"{100 * used / tokens['train']:.3g} %"
     said = {split: f"{count:,} tokens" for split, count in tokens.items()}
     taken = f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, none twice"
-    if "rows" in shards:  # that are no tokens
+    if "rows" in shards:  # that are not tokens
         said = {split: f"{count // length:,} rows" for split, count in tokens.items()}
         taken = f"{sequences:,} rows of {length:,} words of 4 bytes, {share}, none twice"
     yield "To train on", said["train"]

@@ -36,7 +36,7 @@ class HeldOutRows(NamedTuple):
 def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     """Read the first `[held_out] sequences` held-out rows, and keep those where anything counts.
 
-    Of rows that are no tokens, each counts.
+    Of rows that are not tokens, each counts.
     """
     listed = read_shards(shards)
     length, network = run.llm.max_seq_len, run.runtime

@@ -103,7 +103,7 @@ class Programs:
         return True
 
     def close(self) -> None:
-        """Let go of processes that compute for it; there are none."""
+        """Let go of processes that compute for it: this class has none."""
 
     @property
     def environment(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 A class is named after its enum and Psyche's variant; fields and rules are Psyche's. Our own:
 `DataCorpus`, `DataHub`, `DataUrl`, the table form of `DataLocal`, the table `[download]`, and
-`DataArrays`, `DataFiles` and `DataWorkload`, whose rows are no tokens.
+`DataArrays`, `DataFiles` and `DataWorkload`, whose rows are not tokens.
 """
 
 from typing import Annotated, ClassVar, Literal

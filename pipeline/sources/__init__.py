@@ -15,7 +15,7 @@ Where it can, a third tells the SHA-256 of the source before that work, or None:
 
   source_sha256(location, options) -> str | None
 
-Rows that are no tokens have their providers in the room `rows`.
+Rows that are not tokens have their providers in the room `rows`.
 
 `fetch` fills an empty folder with `train/NNNNN.ds`, `held_out/NNNNN.ds` and, where there is a
 tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is below `vocab_size`,
@@ -111,7 +111,7 @@ class Survey(NamedTuple):
       train_files: number of files of the train split, without a limit.
       warnings: one line each, for the user.
       held_out_by_default: see `Shards`.
-      row_words: words of a row that is no tokens; None of tokens.
+      row_words: words of a row that is not tokens; None for tokens.
     """
 
     read: str

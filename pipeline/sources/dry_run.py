@@ -86,7 +86,7 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
 
 
 def _rows(run: Run, survey: Survey, need: int) -> Iterator[str]:
-    """Lines on rows that are no tokens."""
+    """Lines on rows that are not tokens."""
     length, words = run.llm.max_seq_len, survey.row_words
     asked = f"  the run    {need:,} rows in {run.config.total_steps:,} steps"
     if words is None:  # only the workload tells

@@ -214,7 +214,7 @@ def check_rows(listed: Shards, run: runfile.Run) -> None:
     """Check that rows are such as what the run trains can be trained on.
 
     Raises:
-      LockstepError: They are no tokens, and a language model is trained.
+      LockstepError: They are not tokens, and a language model is trained.
     """
     if listed.rows is not None and not run.workload.factory:
         raise LockstepError(

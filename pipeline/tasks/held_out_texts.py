@@ -19,7 +19,7 @@ MOST_TOKENS = 2**19  # that are read, the first of the split
 def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterator[str]:
     """Yield the documents of the held-out split; one that continues in another file, in parts.
 
-    There are none where nothing is held out, where rows are no tokens, or where they have columns
+    There are none where nothing is held out, where rows are not tokens, or where they have columns
     beside their tokens: such rows hold conversations or packed texts, whose lines do not follow one
     another. A special token of the tokenizer ends a document; `shards` is the folder that the stage
     download left.

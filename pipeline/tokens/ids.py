@@ -80,7 +80,7 @@ def check_ids(folder: Path, vocab_size: int, max_seq_len: int) -> None:
     """Check the ids in each file of a shards folder; remote files are checked while training.
 
     If a row has several columns of `max_seq_len` numbers, its inputs and labels are checked. Rows
-    that are no tokens have none.
+    that are not tokens have none.
 
     Raises:
       LockstepError: a token id is `vocab_size` or larger; names the file and the offset.

@@ -126,7 +126,7 @@ class FileRows(Table):
         return 8
 
 
-AnyRows = Annotated[ArrayRows | FileRows, Field(discriminator="kind")]  # that are no tokens
+AnyRows = Annotated[ArrayRows | FileRows, Field(discriminator="kind")]  # that are not tokens
 Decoded = np.ndarray | dict[str, np.ndarray] | list[Path]
 
 

@@ -39,7 +39,7 @@ class Sequences:
       max_seq_len: L, the tokens of a sequence.
       network: connections, time limits and memory for remote files.
       vocab_size: bound of the ids, beside that of `shards`; None for no other. Words of rows that
-        are no tokens have no bound.
+        are not tokens have no bound.
 
     Raises:
       LockstepError: every file of the split is shorter than a sequence, a part with a weight has no

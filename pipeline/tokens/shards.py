@@ -2,7 +2,7 @@
 
 A `.ds` file is Psyche's and datatrove's format: tokens as little-endian unsigned integers of 2 or 4
 bytes, and nothing else. `shards.json` also gives the origin of files that are not in the folder,
-and, where rows are no tokens, what they are (rows.py).
+and, where rows are not tokens, what they are (rows.py).
 """
 
 import hashlib
@@ -94,7 +94,7 @@ class Shards(Table):
     columns: tuple[Column, ...] = PLAIN
     """Columns of a row; those beside the inputs come from Preprocessed data."""
     rows: AnyRows | None = Field(default=None, exclude_if=_is_none)
-    """What a row is where it is no tokens: its words are then all of the column `inputs`."""
+    """What a row is where it is not tokens: its words are then all of the column `inputs`."""
     files: tuple[ShardFile, ...]
     held_out_by_default: bool = False
     """Whether files are held out by default, the last of each location, since none was named."""

@@ -1,1 +1,1 @@
-"""Data whose rows are no tokens: arrays, files of any content, and what a workload gives."""
+"""Data whose rows are not tokens: arrays, files of any content, and what a workload gives."""

@@ -40,7 +40,7 @@ DTYPE_OF_CODE = {  # of a safetensors file
     "F32": "float32",
     "F64": "float64",
 }
-# What NumPy, zipfile and safetensors raise at files that are none.
+# What NumPy, zipfile and safetensors raise at files that are not theirs.
 UNREADABLE = (
     ArithmeticError,
     EOFError,

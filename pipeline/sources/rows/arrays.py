@@ -62,8 +62,8 @@ def fetch(location: DataArrays, folder: Path, options: FetchOptions) -> Fetched:
     """Make shards of the arrays that a run file names.
 
     Raises:
-      LockstepError: there are none, they do not fit together, a value is no finite number, a file
-        changes meanwhile, or a split has no row.
+      LockstepError: no array is there, they do not fit together, a value is not a finite number, a
+        file changes meanwhile, or a split has no row.
     """
     found, where = _find(location, options.limit), _where(location)
     with unchanged(found.files.values()):

@@ -82,7 +82,7 @@ def examples_of(
     """Describe examples by what their arrays say of themselves; no values are read.
 
     Raises:
-      LockstepError: there are none, they are no arrays of one length, or an array has a name or a
+      LockstepError: no array is there, their lengths differ, or an array has a name or a
         dtype that rows cannot have.
     """
     with opened() as arrays:
@@ -140,7 +140,7 @@ def same_rows(given: Mapping[Split, Sequence[Examples]], where: str) -> ArrayRow
     """Return what a row of all these examples is.
 
     Raises:
-      LockstepError: there are none to train on, or a row of some is another; names its file.
+      LockstepError: no row is there to train on, or two differ in dtype or shape; names its file.
     """
     if not given.get(TRAIN):
         raise LockstepError(f"{where}: found no arrays to train on, expected some")

@@ -80,8 +80,8 @@ def fetch(location: DataFiles, folder: Path, options: FetchOptions) -> Fetched:
     """Copy the files, and make shards of their hashes.
 
     Raises:
-      LockstepError: there are none, one is no regular file, a link out of the folder or changes
-        meanwhile, or a split has no file.
+      LockstepError: no file is there, one is not a regular file, is a link out of the folder or
+        changes meanwhile, or a split has no file.
     """
     splits, _ = _choose(location, options)
     rows = FileRows(folder=FILES)

@@ -1,4 +1,4 @@
-"""Rows that are no tokens, written as shards, and which of them are held out.
+"""Rows that are not tokens, written as shards, and which of them are held out.
 
 Where a percentage is, the held-out rows are spread evenly over all rows, by their number alone:
 row i is held out if floor((i + 1) p / 100) > floor(i p / 100). A limit takes the first of the rows

@@ -1,4 +1,4 @@
-"""Rows that are no tokens, in what reads the shards of a run and expects text."""
+"""Rows that are not tokens, in what reads the shards of a run and expects text."""
 
 from collections.abc import Callable
 from pathlib import Path

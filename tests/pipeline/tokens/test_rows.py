@@ -1,4 +1,4 @@
-"""Rows that are no tokens: their bytes, worked out by hand, and what is made of them."""
+"""Rows that are not tokens: their bytes, worked out by hand, and what is made of them."""
 
 import json
 from pathlib import Path
