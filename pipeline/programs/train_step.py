@@ -162,7 +162,7 @@ class Programs:
           step: The round, int32, from 1.
         """
         own, loss = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
-        message, own = self.optimizer.send(own, params, shared, step)
+        message, own = self._send(own, params, shared, step)
         return PeerResult(self.keep_cut(own), message, loss)
 
     def align_a_peer(self, own: Tree, params: Tree, step: jax.Array) -> Tree:
@@ -248,7 +248,15 @@ class Programs:
     def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
         params, own, shared, rows_MB, count, step, message = arguments
         own, _ = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
-        return self.optimizer.compare(own, message, params, step)
+        return self._compare_sent(own, message, params, step)
+
+    @cached_property
+    def _send(self) -> Callable[..., tuple[Tree, Tree]]:
+        return self.optimizer.send
+
+    @cached_property
+    def _compare_sent(self) -> Callable[..., tuple[jax.Array, Tree]]:
+        return self.optimizer.compare
 
 
 def micro_batches(rows_N: Tree, capacity: int, size: int, lots: int = 1) -> Tree:

@@ -14,7 +14,7 @@ from pipeline.optim import optimizer as optim
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.optim.schedules import LearningRate
 from pipeline.programs.task import Task
-from pipeline.programs.train_step import Agreed, PeerResult, Work
+from pipeline.programs.train_step import Agreed, Programs, Work
 from pipeline.workload import inner_loop
 from pipeline.workload.inner_loop import NO_STATE
 from pipeline.workload.programs import WorkloadPrograms, lots
@@ -84,24 +84,13 @@ class InnerLoopPrograms(WorkloadPrograms):
         wire: str,
         learning_rate: LearningRate,
     ):
-        super().__init__(task, with_state(optimizer), worker, seed, wire)
         # its functions never see the state, whose length would compile them anew
-        self.plain = WorkloadPrograms(task, optimizer, worker, seed, wire)
+        self.plain = plain = WorkloadPrograms(task, optimizer, worker, seed, wire)
+        compiled = optimizer._replace(send=plain._send, compare=plain._compare_sent)
+        super().__init__(task, with_state(compiled), worker, seed, wire)
         self.learning_rate = learning_rate
 
-    def step_of_a_peer(
-        self,
-        params: Tree,
-        own: Tree,
-        shared: Tree,
-        rows_MB: Tree,
-        count: jax.Array,
-        step: jax.Array,
-    ) -> PeerResult:
-        """The workload's steps, and the message; arguments as in `Programs`."""
-        own, loss = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
-        message, after = self.plain._send(own.optimizer, params, shared, step)
-        return PeerResult(own._replace(optimizer=after), message, loss)
+    _send, _compare_sent = Programs._send, Programs._compare_sent  # compiled above
 
     def _local_steps(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
@@ -131,9 +120,3 @@ class InnerLoopPrograms(WorkloadPrograms):
 
     def _rate(self, done: float) -> float:
         return float(np.asarray(self.learning_rate(np.float32(done))))
-
-    def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
-        params, own, shared, rows_MB, count, step, message = arguments
-        own, _ = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
-        distance, after = self.plain._compare_sent(own.optimizer, message, params, step)
-        return distance, own._replace(optimizer=after)

@@ -141,24 +141,9 @@ class WorkloadPrograms(Programs):
         """Do nothing: parts of a step are compiled as they are first called."""
         del arguments
 
-    def step_of_a_peer(
-        self,
-        params: Tree,
-        own: Tree,
-        shared: Tree,
-        rows_MB: Tree,
-        count: jax.Array,
-        step: jax.Array,
-    ) -> PeerResult:
-        """Gradients by the worker, and the message; arguments as in `Programs`."""
-        own, loss = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
-        message, own = self._send(own, params, shared, step)
-        return PeerResult(own, message, loss)
-
     def _local_steps(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
-        """The peer's state after its local steps of a round, and the mean loss, as `Programs`'."""
         steps, count, round_ = self.optimizer.inner_steps, int(work.count), int(step)
         total = 0.0
         for h, rows_N in enumerate(lots(work, steps)):
@@ -208,8 +193,3 @@ class WorkloadPrograms(Programs):
     @cached_property
     def _compare_sent(self) -> Callable[..., tuple[jax.Array, Tree]]:
         return jax.jit(self.optimizer.compare, donate_argnums=0)
-
-    def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
-        params, own, shared, rows_MB, count, step, message = arguments
-        own, _ = self._local_steps(own, Agreed(params, shared), Work(rows_MB, count), step)
-        return self._compare_sent(own, message, params, step)
