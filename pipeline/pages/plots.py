@@ -242,7 +242,7 @@ def _curves(
         if mark:
             axes.axvline(mark[0], color=theme.alarm, lw=1.2, ls=(0, (4, 3)), label=mark[1])
         axes.set_xlabel(axis.label)
-        axes.set_ylabel("loss, nats per token")
+        axes.set_ylabel("loss (of text: nats per token)")
         if axis.logarithmic:
             axes.set_xscale("log")
         else:

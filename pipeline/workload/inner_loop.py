@@ -87,10 +87,12 @@ def _take(worker: Worker, begun: Started, job: Job) -> StepsTaken:
         asked = _request(worker, begun, job, folder)
         workload = worker.run.workload
         if workload.inner == "command":
+            made_of = {"factory": workload.factory, "config": workload.config}
+            of_command = {"protocol_version": 1, "job_id": job.name, "model_seed": workload.seed}
             said = command.run(
                 worker.name,
                 workload.command,
-                asked | {"protocol_version": 1, "job_id": job.name},
+                asked | made_of | of_command,
                 folder,
                 begun.process.command.environment(),
                 workload.command_seconds,

@@ -43,12 +43,15 @@ SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)  # NVIDI
 BYTES_AT_ONCE = 2**16
 
 
-def environment_of(path: Sequence[Path], added: Mapping[str, str]) -> dict[str, str]:
+def environment_of(
+    path: Sequence[Path], added: Mapping[str, str], programs: Sequence[str] = ()
+) -> dict[str, str]:
     """Return a child's environment: what is given of ours, what Python needs, the user's additions.
 
     Args:
       path: Entries of PYTHONPATH.
       added: What a user adds. Values whose names say that they are secret are hidden in errors.
+      programs: Folders that PATH begins with.
 
     Raises:
       LockstepError: An addition has no possible name, or is PYTHONPATH.
@@ -71,7 +74,8 @@ def environment_of(path: Sequence[Path], added: Mapping[str, str]) -> dict[str, 
         "PYTHONUNBUFFERED": "1",  # the last line is in the log when it is killed
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path),
     }
-    return {**ours, **python, **added}
+    found = os.pathsep.join([*map(os.path.abspath, programs), ours.get("PATH", os.defpath)])
+    return {**ours, **python, "PATH": found, **added}
 
 
 @dataclass

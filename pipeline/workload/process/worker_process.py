@@ -8,6 +8,7 @@ what its next answer would belong to.
 """
 
 import json
+import os
 import select
 import socket
 import threading
@@ -65,7 +66,8 @@ class WorkerCommand:
         Raises:
           LockstepError: An addition of the user's has no possible name, or is PYTHONPATH.
         """
-        return environment_of((PYTHON, *self.path), self.env)
+        beside = os.path.dirname(self.python)  # torchrun, say, of the same packages
+        return environment_of((PYTHON, *self.path), self.env, programs=[beside] if beside else [])
 
 
 @dataclass
