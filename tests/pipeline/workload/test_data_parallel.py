@@ -37,16 +37,13 @@ def test_torchrun_takes_the_steps_of_the_worker(tmp_path):
     one = worker(tmp_path, workload__inner="worker")
     several = worker(tmp_path, workload__inner="command", workload__command=["torchrun", *TORCHRUN])
     with closing(one), closing(several):
-        params, states = one.init(), {one: inner_loop.NO_STATE, several: inner_loop.NO_STATE}
-        for name in ("first", "second"):
-            taken = {}
-            for which, state in states.items():
-                job = inner_loop.Job(params, lots, [0.1, 0.05], state, name, seed=1)
-                taken[which] = inner_loop.take(which, job)
-                states[which] = taken[which].state
-            expected, found = taken[one], taken[several]
-            assert abs(found.loss - expected.loss) < 1e-5
-            for leaf, value in expected.params["head"].items():
-                np.testing.assert_allclose(found.params["head"][leaf], value, atol=1e-5)
-                assert not np.array_equal(params["head"][leaf], value)
-            params = expected.params
+        params = one.init()
+        first = inner_loop.Job(params, lots, [0.1, 0.05], inner_loop.NO_STATE, "first", seed=1)
+        begun = inner_loop.take(one, first)
+        second = first._replace(params=begun.params, state=begun.state, name="second")
+        expected, found = (inner_loop.take(which, second) for which in (one, several))
+    assert abs(found.loss - expected.loss) < 1e-5
+    assert found.state.size == expected.state.size != 1
+    for leaf, value in expected.params["head"].items():
+        np.testing.assert_allclose(found.params["head"][leaf], value, atol=1e-5)
+        assert np.abs(value - begun.params["head"][leaf]).max() > 1e-3

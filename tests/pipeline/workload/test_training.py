@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -165,7 +166,7 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(finished, tmp_pa
     while process.poll() is None and not any(
         file.read_bytes().count(b"\n") > 4 for file in rounds.glob("*/transcript/rounds.jsonl")
     ):
-        pass
+        time.sleep(0.05)
     process.kill()
     process.communicate()
     tiny.make(run_file, copy, "train")
