@@ -32,6 +32,7 @@ from pipeline.runfile.data import (
     DataLocal,
     DataPreprocessed,
     DataServer,
+    DataText,
     DataUrl,
     DataWeightedHttp,
     DataWorkload,

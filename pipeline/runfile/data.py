@@ -1,8 +1,8 @@
 """`[model.LLM]` data_location: the source of the tokens, and the order of their use.
 
 A class is named after its enum and Psyche's variant; fields and rules are Psyche's. Our own:
-`DataCorpus`, `DataHub`, `DataUrl`, the table form of `DataLocal`, the table `[download]`, and
-`DataArrays`, `DataFiles` and `DataWorkload`, whose rows are not tokens.
+`DataCorpus`, `DataText`, `DataHub`, `DataUrl`, the table form of `DataLocal`, the table
+`[download]`, and `DataArrays`, `DataFiles` and `DataWorkload`, whose rows are not tokens.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -180,15 +180,9 @@ class DataUrl(Data):
     """Order of the train split's sequences."""
 
 
-class DataCorpus(Data):
-    """Text, tokenized by the stage download: your own files, or the source of pinned packages."""
+class TokenizedText(Data):
+    """Text that the stage download tokenizes."""
 
-    path: Url | None = None
-    """Path of a text file, of a JSON Lines file (.jsonl or .jsonl.gz), or of a folder of such
-    files, at most 192 bytes. By default the source code of packages that
-    constraints.txt pins."""
-    text_key: Name = "text"
-    """Key of the text in each JSON line."""
     vocab_size: Annotated[int, Field(ge=258, le=2**16)] | None = None
     """Vocabulary size of the byte-level BPE tokenizer to train on the text, 258 to 65536: 256
     bytes, two special tokens, and merges. Give either this or tokenizer."""
@@ -197,19 +191,49 @@ class DataCorpus(Data):
     at most 192 bytes."""
     tokenizer_revision: Name | None = None
     """Commit, branch or tag of a tokenizer on the hub; by default the main branch."""
-    held_out_percent: HeldOutPercent
-    """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100:
-    whole files if they fit, otherwise documents of each file."""
     shuffle: AnyShuffle
     """Order of the train split's sequences."""
 
     @model_validator(mode="after")
-    def _one_tokenizer(self) -> "DataCorpus":
+    def _one_tokenizer(self) -> "TokenizedText":
         if (self.vocab_size is None) == (self.tokenizer is None):
             raise wrong("vocab_size", "either vocab_size or tokenizer")
         if self.tokenizer_revision is not None and self.tokenizer is None:
             raise wrong("tokenizer_revision", "no revision without tokenizer")
         return self
+
+
+class DataCorpus(TokenizedText):
+    """Text, tokenized by the stage download: your own files, or the source of pinned packages."""
+
+    path: Url | None = None
+    """Path of a text file, of a JSON Lines file (.jsonl or .jsonl.gz), or of a folder of such
+    files, at most 192 bytes. By default the source code of packages that
+    constraints.txt pins."""
+    text_key: Name = "text"
+    """Key of the text in each JSON line."""
+    held_out_percent: HeldOutPercent
+    """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100:
+    whole files if they fit, otherwise documents of each file."""
+
+
+class DataText(TokenizedText):
+    """Documents wherever they lie, tokenized by the stage download: parquet, JSON lines or text."""
+
+    source: Annotated[Url, NoPassword]
+    """A file or folder of this machine; an address of a file (https://) or of a folder in a bucket
+    (s3://, gs://); or owner/name of a dataset on the Hugging Face hub, if there is no such folder;
+    at most 192 bytes."""
+    revision: Name | None = None
+    """Commit, branch or tag of a dataset on the hub; by default the main branch."""
+    files: Annotated[tuple[Name, ...], Field(min_length=1), AsTuple] = ("*",)
+    """Shell patterns of the files' paths, where * also matches a slash. Of these, those are read
+    that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt."""
+    column: Name = "text"
+    """Column of a parquet file, or key of a JSON line, that has the text."""
+    held_out_percent: HeldOutPercent
+    """Percentage of the documents that no peer trains on, for measurements, above 0 and below 100:
+    those whose SHA-256, as a fraction of all, is below it. More data never moves one."""
 
 
 class DataArrays(Data):

@@ -52,6 +52,7 @@ PROVIDERS = {
     data.DataHub: "hub",
     data.DataLocal: "local",
     data.DataPreprocessed: "preprocessed",
+    data.DataText: "text.text",
     data.DataUrl: "url",
     data.DataWeightedHttp: "weighted_http",
     data.DataWorkload: "rows.workload",

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pipeline import sources
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile import DataServer, OptimizerDummy, Run
-from pipeline.runfile.data import DataCorpus
+from pipeline.runfile.data import TokenizedText
 from pipeline.sources import HELD_OUT, TRAIN, Survey
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
 
+PACKED = (".gz", ".zst", ".parquet")  # whose bytes say little of how many tokens are in them
 BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and with 4,000
 
 
@@ -68,8 +69,8 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
         yield from _rows(run, survey, need)
         return
     if made:
-        plain = not any(file.name.lower().endswith(".gz") for file in train)
-        if isinstance(run.llm.data_location, DataCorpus) and plain:
+        plain = not any(file.name.lower().endswith(PACKED) for file in train)
+        if isinstance(run.llm.data_location, TokenizedText) and plain:
             yield from _estimate(sum(file.size for file in train), need, length)
         else:
             yield "  tokens     known when it is read"

@@ -26,7 +26,7 @@ def listing(location: DataHttp, network: Network) -> Listing:
     tokenizer = ()
     match location.location:
         case LocationSingleUrl(url=url):
-            read, files = hide(url), _files_at([url], network)
+            read, files = hide(url), files_at([url], network)
         case LocationNumberedFiles() as numbered:
             if numbered.num_files > FILES:
                 raise LockstepError(
@@ -37,7 +37,7 @@ def listing(location: DataHttp, network: Network) -> Listing:
                 numbered.url_template.replace("{}", str(number).zfill(numbered.n_left_pad_zeros))
                 for number in range(numbered.start_index, numbered.start_index + numbered.num_files)
             ]
-            read, files = hide(numbered.url_template), _files_at(urls, network)
+            read, files = hide(numbered.url_template), files_at(urls, network)
         case LocationGcp(bucket_name=bucket, filter_directory=folder):
             read = f"gs://{bucket}/{folder}".rstrip("/")
             listed = list_bucket(bucket, folder, network)
@@ -51,7 +51,7 @@ def listing(location: DataHttp, network: Network) -> Listing:
     )
 
 
-def _files_at(urls: list[str], network: Network) -> tuple[LocationFile, ...]:
+def files_at(urls: list[str], network: Network) -> tuple[LocationFile, ...]:
     """Return the files at web addresses, with the size and version that the servers give."""
     requests = [addresses.resolve_web(url) for url in urls]
     with ThreadPoolExecutor(network.connections) as pool:

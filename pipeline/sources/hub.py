@@ -4,6 +4,7 @@ $HF_ENDPOINT names the hub, and $HF_TOKEN (or a login of the hub's client) the u
 """
 
 import logging
+import re
 from fnmatch import fnmatch
 
 from pipeline.net import hub_files
@@ -13,6 +14,8 @@ from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources.listing import Listing, LocationFile, tokenizer_files
 
 log = logging.getLogger(__name__)
+
+REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def listing(location: DataHub, network: Network) -> Listing:

@@ -15,7 +15,7 @@ from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.choice import hold_out_last, max_tokens
-from pipeline.sources.hub import list_dataset
+from pipeline.sources.hub import REPO_ID, list_dataset
 from pipeline.sources.listing import (
     Listing,
     LocationFile,
@@ -34,7 +34,6 @@ from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
 MAKES_TOKENS = True
 HELD_OUT_SPLITS = ("validation", "val", "dev", "test")
 SHARD_NUMBERS = 2**20
-REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:

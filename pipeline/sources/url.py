@@ -38,7 +38,7 @@ def listing(location: DataUrl, network: Network) -> Listing:
             f"{variant_name(location)}: found {hide(location.url)}, expected "
             f"{INSTEAD.get(scheme, 'Local')} for it; this one is for s3:// and the like"
         )
-    files = tuple(_list_files(location.url, scheme, network))
+    files = tuple(list_files(location.url, scheme, network))
     return Listing(
         read=hide(location.url),
         token_size_in_bytes=location.token_size_in_bytes,
@@ -48,7 +48,12 @@ def listing(location: DataUrl, network: Network) -> Listing:
     )
 
 
-def _list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile]:
+def list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile]:
+    """Yield the files at and below an address of fsspec, by name.
+
+    Raises:
+      LockstepError: fsspec does not know the address, it is empty, or it may not be read.
+    """
     _, root = fsspec_files.find_file_system(url)
     for path, info in sorted(fsspec_files.list_files(url, network).items()):
         size, tag = fsspec_files.version(info)

@@ -16,6 +16,7 @@ import pytest
 from pipeline import download, runfile, sources
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataLocal, Limit
+from pipeline.runfile.serde_enum import variants_of
 from pipeline.sources import dry_run, fetch_options, source_sha256
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
@@ -27,7 +28,7 @@ from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
 from tests.pipeline.tokens.measured import open_shards
 
 RUN = PROJECT / "params" / "run.toml"
-MADE_HERE = ("corpus", "text", "preprocessed", "dummy", "arrays", "files")
+MADE_HERE = ("corpus", "text", "documents", "preprocessed", "dummy", "arrays", "files")
 LISTED = [name for name in PLACES if name not in MADE_HERE]
 
 
@@ -225,7 +226,9 @@ def test_read_while_training_the_sequences_are_the_same(place, tmp_path):
         assert np.array_equal(taken(fetched, split), taken(streamed, split))
 
 
-@pytest.mark.parametrize("source", ["corpus", "text", "preprocessed", "arrays", "files"])
+@pytest.mark.parametrize(
+    "source", ["corpus", "text", "documents", "preprocessed", "arrays", "files"]
+)
 def test_what_is_made_here_cannot_be_read_while_training(source, tmp_path, monkeypatch):
     with (
         opened(source, tmp_path / "source", monkeypatch) as place,
@@ -289,7 +292,7 @@ def test_every_location_but_a_data_server_has_a_provider_of_its_name():
         folder = Path(sources.__file__).parent
         assert (folder / f"{name.replace('.', '/')}.py").is_file()
     known = {location.tag() for location in sources.PROVIDERS} | {"Server"}
-    assert known == {kind.__name__.removeprefix("Data") for kind in runfile.Data.__subclasses__()}
+    assert known == {kind.tag() for kind in variants_of(runfile.Data)}
 
 
 def test_one_provider_does_not_import_another(monkeypatch):

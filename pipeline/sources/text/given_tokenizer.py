@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from pipeline.errors import LockstepError
 from pipeline.net import hub_files
-from pipeline.runfile.data import DataCorpus
+from pipeline.runfile.data import TokenizedText
+from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import FetchOptions
 from pipeline.stage.artifacts import listing_sha256, read_json, sha256_file
 from pipeline.stage.given_files import check_file, expand, unchanged
@@ -23,7 +24,6 @@ from pipeline.tokens.tokenizer_files import (
 
 CONFIG = "config.json"  # may say of which class a tokenizer in an older form is
 NAMES = (*TOKENIZER_FILES, CONFIG)
-KEY = "model.LLM.data_location.Corpus.tokenizer"
 # Tokens that end a document, where no file of a tokenizer names one: the first that it has.
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 
@@ -46,7 +46,7 @@ class CorpusTokenizer(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def copy_tokenizer(location: DataCorpus, target: Path, options: FetchOptions) -> CorpusTokenizer:
+def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions) -> CorpusTokenizer:
     """Copy the tokenizer that a run file names, without any other file.
 
     It is the folder `tokenizer`, if that exists and no revision is given, else the hub's.
@@ -54,8 +54,9 @@ def copy_tokenizer(location: DataCorpus, target: Path, options: FetchOptions) ->
     Raises:
       LockstepError: it does not exist, cannot be read, is no tokenizer, or has no end token.
     """
-    folder, commit, warnings = expand(location.tokenizer, KEY), None, ()
-    name, revision = f"{KEY}: {location.tokenizer}", location.tokenizer_revision
+    key = f"{variant_name(location)}.tokenizer"
+    folder, commit, warnings = expand(location.tokenizer, key), None, ()
+    name, revision = f"{key}: {location.tokenizer}", location.tokenizer_revision
     if revision is not None or not folder.is_dir():
         if revision is not None:
             name += f" at {revision}"
@@ -90,15 +91,16 @@ def copy_tokenizer(location: DataCorpus, target: Path, options: FetchOptions) ->
         if not (folder / TOKENIZER).is_file():
             raise LockstepError(f"{name}: found no tokenizer.json, expected one")
         tokenizer = load_tokenizer(folder / TOKENIZER)
-        end = _end_token(folder, tokenizer)
+        end = _end_token(folder, tokenizer, key)
     source = {"read": location.tokenizer, "revision": revision, "commit": commit, "sha256": sha256}
     return CorpusTokenizer(tokenizer, end, vocab_size(tokenizer), {"tokenizer": source}, warnings)
 
 
-def _end_token(folder: Path, tokenizer: Tokenizer) -> int:
+def _end_token(folder: Path, tokenizer: Tokenizer, key: str) -> int:
     """Return the id of the token that ends a document.
 
-    It is the `eos_token` of the tokenizer's files, else the first of ENDS that it has.
+    It is the `eos_token` of the tokenizer's files, else the first of ENDS that it has. `key` is
+    the tokenizer's in the run file.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = _eos_token(folder / name)
@@ -115,7 +117,7 @@ def _end_token(folder: Path, tokenizer: Tokenizer) -> int:
         if index is not None:
             return index
     raise LockstepError(
-        f"{KEY}: {folder} has no token that ends a document, expected eos_token in its "
+        f"{key}: {folder} has no token that ends a document, expected eos_token in its "
         f"tokenizer_config.json, or one of {', '.join(ENDS)}"
     )
 

@@ -1,10 +1,13 @@
 """Text into tokens: a byte-level BPE trained on it, and the shards made with a tokenizer."""
 
+import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.errors import LockstepError
 from pipeline.sources.text.documents import Piece
@@ -14,14 +17,18 @@ from pipeline.tokens.shards import ShardFile, Split, write_shard
 END, PAD = "<|endoftext|>", "<|pad|>"
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 SHARD_TOKENS = 2**20
+CORPUS_KEY = "model.LLM.data_location.Corpus.vocab_size"
 # Limits of a batch of pieces for the tokenizer.
 PIECES_AT_ONCE, CHARACTERS_AT_ONCE = 1024, 2**20
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, where: str) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, where: str, key: str = CORPUS_KEY
+) -> Tokenizer:
     """Train a byte-level BPE (as GPT-2's) of exactly `vocab_size` tokens; it is deterministic.
 
-    The vocabulary is 256 bytes, END, PAD and merges; `where` names the corpus in errors.
+    The vocabulary is 256 bytes, END, PAD and merges; `where` names the text in errors, and `key`
+    the size in the run file.
 
     Raises:
       LockstepError: the text has too few pairs to merge.
@@ -38,7 +45,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, where: str) -> Tokeni
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
         raise LockstepError(
-            f"model.LLM.data_location.Corpus.vocab_size: found {vocab_size}, expected at most "
+            f"{key}: found {vocab_size}, expected at most "
             f"{tokenizer.get_vocab_size()}: the train text in {where} has no more pairs to merge"
         )
     return tokenizer
@@ -64,16 +71,25 @@ def encode(tokenizer: Tokenizer, end: int, pieces: Iterable[Piece]) -> Iterator[
     tokenizer.encode_special_tokens = True
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    for batch in _batches(pieces):
+
+    def encoded(batch: list[Piece]) -> list[Encoding]:
         texts = [piece.text for piece in batch]
         try:
-            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
             raise LockstepError(
                 f"the tokenizer cannot encode this text: {error}, expected one for any text"
             ) from error
-        for piece, encoding in zip(batch, encodings, strict=True):
-            yield np.array([*encoding.ids, end] if piece.ends else encoding.ids, np.uint32)
+
+    with ThreadPoolExecutor(1) as ahead:  # which encodes a batch while the last one is written
+        begun: deque[tuple[list[Piece], Future]] = deque()
+        for batch in itertools.chain(_batches(pieces), [None]):
+            if batch is not None:
+                begun.append((batch, ahead.submit(encoded, batch)))
+            if begun and (batch is None or len(begun) > 1):
+                done, future = begun.popleft()
+                for piece, encoding in zip(done, future.result(), strict=True):
+                    yield np.array([*encoding.ids, end] if piece.ends else encoding.ids, np.uint32)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -99,21 +115,53 @@ def write_split(
 
     The arrays of `tokens` are read only as far as needed.
     """
-    shard_S, filled = np.empty(SHARD_TOKENS, f"<u{token_size_in_bytes}"), 0
-    files: list[ShardFile] = []
+    writer = SplitWriter(folder, split, token_size_in_bytes, most)
     for tokens_T in tokens:
-        if most is not None:
-            tokens_T = tokens_T[:most]
-            most -= len(tokens_T)
-        while len(tokens_T):
-            part_t = tokens_T[: SHARD_TOKENS - filled]
-            shard_S[filled : filled + len(part_t)] = part_t
-            tokens_T, filled = tokens_T[len(part_t) :], filled + len(part_t)
-            if filled == SHARD_TOKENS:
-                files.append(write_shard(folder, split, len(files), shard_S))
-                filled = 0
-        if most == 0:
+        writer.add(tokens_T)
+        if writer.is_full:
             break
-    if filled:
-        files.append(write_shard(folder, split, len(files), shard_S[:filled]))
-    return files
+    return writer.close()
+
+
+class SplitWriter:
+    """Writes tokens as shards of SHARD_TOKENS, the last one shorter.
+
+    Args:
+      folder: of the shards.
+      split: their split.
+      token_size_in_bytes: 2 or 4.
+      most: tokens at most; None is all that come.
+    """
+
+    def __init__(self, folder: Path, split: Split, token_size_in_bytes: int, most: int | None):
+        self._folder, self._split, self._left = folder, split, most
+        self._shard_S, self._filled = np.empty(SHARD_TOKENS, f"<u{token_size_in_bytes}"), 0
+        self.files: list[ShardFile] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further token would be written."""
+        return self._left == 0
+
+    def add(self, tokens_T: np.ndarray) -> None:
+        """Write tokens, as far as there is room."""
+        if self._left is not None:
+            tokens_T = tokens_T[: self._left]
+            self._left -= len(tokens_T)
+        while len(tokens_T):
+            part_t = tokens_T[: SHARD_TOKENS - self._filled]
+            self._shard_S[self._filled : self._filled + len(part_t)] = part_t
+            tokens_T, self._filled = tokens_T[len(part_t) :], self._filled + len(part_t)
+            if self._filled == SHARD_TOKENS:
+                self._write()
+
+    def close(self) -> list[ShardFile]:
+        """Write what is left; return all files."""
+        if self._filled:
+            self._write()
+        return self.files
+
+    def _write(self) -> None:
+        shard_S = self._shard_S[: self._filled]
+        self.files.append(write_shard(self._folder, self._split, len(self.files), shard_S))
+        self._filled = 0

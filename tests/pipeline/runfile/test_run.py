@@ -418,6 +418,16 @@ PLACES = {"share": 0.1, "seed": 0, "selector": "shuffled"}
 SPARTA_DILOCO = {**DILOCO, **PLACES, "outer_every": 10}
 HUB_DATA = {"repo_id": "owner/name", "patterns": ["*.ds"], **TWO_BYTES}
 CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
+DOCUMENTS = {
+    "source": "owner/name",
+    "revision": "v1",
+    "files": ["a/*"],
+    "column": "body",
+    "tokenizer": "owner/model",
+    "tokenizer_revision": "v2",
+    "held_out_percent": 5.0,
+    "shuffle": "DontShuffle",
+}
 VARIANTS = [  # all keys, with other values than their defaults; of the rest, the least they need
     ("optimizer", {"StreamingDiLoCo": STREAMING}, runfile.OptimizerStreamingDiLoCo),
     ("optimizer", {"SPARTADiLoCo": SPARTA_DILOCO}, runfile.OptimizerSPARTADiLoCo),
@@ -435,6 +445,7 @@ VARIANTS = [  # all keys, with other values than their defaults; of the rest, th
     ("data_location", http({"SingleUrl": "https://example.org/a.ds"}), runfile.DataHttp),
     ("data_location", http({"NumberedFiles": NUMBERED}), runfile.DataHttp),
     ("data_location", {"Corpus": CORPUS}, runfile.DataCorpus),
+    ("data_location", {"Text": DOCUMENTS}, runfile.DataText),
     ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, runfile.DataHub),
     ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, runfile.DataUrl),
     ("lr_schedule", {"Linear": LINEAR}, runfile.ScheduleLinear),

@@ -1,9 +1,12 @@
 """A user's text and tokenizer; fetched as tokens, and as text again."""
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 from tokenizers import Tokenizer, processors
 
 from pipeline import sources
@@ -75,6 +78,14 @@ def write_lines(path: Path, *values: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(value)}\n" for value in values), encoding="utf-8")
     return path
+
+
+def parquet_of(texts: list, column: str = "text", **how: object) -> bytes:
+    """A parquet file of row groups of 16, with a column of text and another."""
+    file = io.BytesIO()
+    table = pa.table({"id": list(range(len(texts))), column: texts})
+    parquet.write_table(table, file, row_group_size=16, **how)
+    return file.getvalue()
 
 
 def stories(count: int) -> list[str]:

@@ -15,10 +15,13 @@ from pipeline.sources.text.text_file import TextFile
 from pipeline.stage.given_files import stamp
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
+from tests.pipeline.sources.corpora import parquet_of
+from tests.servers import hub as hub_server
 from tests.servers import s3 as s3_server
 from tests.servers import web
 from tests.servers.bucket import Bucket
 from tests.servers.files import Files
+from tests.servers.hub import Repo
 
 SEEDED = HOW["shuffle"]
 LENGTH = 32  # tokens of a sequence in these tests
@@ -158,6 +161,20 @@ def _text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 @contextmanager
+def _documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """Parquet files with a column of text, of a dataset on the hub."""
+    with hub_server.running_hub(monkeypatch, folder / "home") as hub:
+        files = {}
+        for number in range(3):
+            texts = [f"{number} {line} {line * number}" for line in range(200)]
+            files[f"data/{number}.parquet"] = parquet_of(texts)
+        hub.datasets["ours/text"] = Repo()
+        hub.datasets["ours/text"].commit(files)
+        how = {"vocab_size": 300, "held_out_percent": 30.0, "shuffle": SEEDED}
+        yield Place({"Text": {"source": "ours/text", **how}}, [hub], listed=False)
+
+
+@contextmanager
 def _dummy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     yield Place("Dummy", listed=False, sure=False)
 
@@ -183,6 +200,7 @@ PLACES = {
     "files": _files,
     "corpus": _corpus,
     "text": _text,
+    "documents": _documents,
     "local": _local,
     "single_url": _single_url,
     "numbered": _numbered,

@@ -1,0 +1,249 @@
+"""Documents anywhere, as tokens: each once, on the side that its hash says, whatever it lies in."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tokenizers import Tokenizer
+
+from pipeline import sources
+from pipeline.runfile.data import DataText, Limit, ShuffleDontShuffle
+from pipeline.sources.text import document_files, tokenizing
+from pipeline.sources.text.text import is_held_out
+from tests.pipeline.sources.corpora import content, parquet_of, put, stories, texts, write_tokenizer
+from tests.pipeline.sources.options import options, refusal
+from tests.servers import hub as hub_server
+from tests.servers import s3 as s3_server
+from tests.servers.bucket import Bucket
+from tests.servers.files import Files
+from tests.servers.hub import Repo
+
+STORIES = stories(120)
+PERCENT = 30.0
+
+
+def lines_of(texts: list) -> bytes:
+    return "".join(f"{json.dumps({'text': text})}\n" for text in texts).encode()
+
+
+def zstd_of(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as packed:
+        packed.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+def files_of(texts: list[str]) -> dict[str, bytes]:
+    """The same documents in a file of each kind, in the order of their names."""
+    parts = [texts[n::6] for n in range(5)]
+    return {
+        "a.jsonl": lines_of(parts[0]),
+        "b.jsonl.gz": gzip.compress(lines_of(parts[1])),
+        "c.json.zst": zstd_of(lines_of(parts[2])),
+        "d/e.parquet": parquet_of(parts[3]),
+        "d/f.parquet": parquet_of(parts[4], compression="zstd"),
+        **{f"g/{n}.txt": text.encode() for n, text in enumerate(texts[5::6])},
+    }
+
+
+def location(source, **fields) -> DataText:
+    given = {"vocab_size": 270, "held_out_percent": PERCENT, "shuffle": ShuffleDontShuffle()}
+    given |= fields
+    if given.get("tokenizer"):
+        given["vocab_size"] = None
+    return DataText(source=str(source), **given)
+
+
+def fetch(source, folder: Path, limit: Limit | None = None, **fields):
+    folder.mkdir(parents=True)
+    return sources.fetch(
+        location(source, **fields), folder, options(folder.parent / "store", limit)
+    )
+
+
+def sides(folder: Path) -> tuple[list[str], list[str]]:
+    return texts(folder, "train"), texts(folder, "held_out")
+
+
+# ---- What comes out ----
+
+
+def test_every_document_of_every_kind_of_file_is_there_once_where_its_hash_says(tmp_path):
+    root = put(tmp_path / "text", files_of(STORIES))
+    fetched = fetch(root, tmp_path / "out")
+    train, held_out = sides(tmp_path / "out")
+    assert sorted(train + held_out) == sorted(STORIES)
+    assert all(is_held_out(text, PERCENT) for text in held_out)
+    assert not any(is_held_out(text, PERCENT) for text in train)
+    assert fetched.source["documents"] == {"train": len(train), "held_out": len(held_out)}
+    assert 0.15 < len(held_out) / len(STORIES) < 0.45
+    assert fetched.source["left_out"] == {} and fetched.warnings == ()
+
+
+def test_more_data_moves_no_document_to_the_other_side(tmp_path):
+    put(tmp_path / "few", {"a.jsonl": lines_of(STORIES[:60])})
+    put(tmp_path / "many", {"0.jsonl": lines_of(STORIES[60:]), "a.jsonl": lines_of(STORIES[:60])})
+    fetch(tmp_path / "few", tmp_path / "a")
+    fetch(tmp_path / "many", tmp_path / "b")
+    (train, held_out), (more_train, more_held_out) = sides(tmp_path / "a"), sides(tmp_path / "b")
+    assert {*train} < {*more_train} and {*held_out} < {*more_held_out}
+
+
+def test_tokens_are_those_of_each_document_alone_and_an_end(tmp_path):
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    long = "word " * 50_000  # in several pieces
+    root = put(tmp_path / "text", {"a.jsonl": lines_of([*STORIES, long])})
+    fetch(root, tmp_path / "out", tokenizer=str(tokenizer))
+    found = {split: (tmp_path / "out" / split).glob("*.ds") for split in ("train", "held_out")}
+    ids = {split: np.concatenate([np.fromfile(p, "<u2") for p in found[split]]) for split in found}
+    alone = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    alone.no_truncation()
+    alone.no_padding()
+    for split, side in (("train", False), ("held_out", True)):
+        expected: list[int] = []
+        for text in [*STORIES, long]:
+            if is_held_out(text, PERCENT) == side:
+                expected += [*alone.encode(text, add_special_tokens=False).ids, 301]
+        assert ids[split].tolist() == expected
+
+
+def test_tokens_are_the_same_from_a_hub_a_bucket_a_web_server_and_this_disk(tmp_path, monkeypatch):
+    contents = {"data/a.parquet": parquet_of(STORIES)}
+    fetch(put(tmp_path / "disk", contents), tmp_path / "disk_out")
+    expected = content(tmp_path / "disk_out")
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/web"] = Repo()
+        commit = hub.datasets["ours/web"].commit(contents | {"README.md": b"text"})
+        fetched = fetch("ours/web", tmp_path / "hub" / "out")
+        assert fetched.source["commit"] == commit and not fetched.unproven
+        assert content(tmp_path / "hub" / "out") == expected
+        pinned = fetch("ours/web", tmp_path / "hub" / "pinned", revision=commit)
+        assert pinned.source["sha256"] == fetched.source["sha256"]
+        said = refusal(fetch, "ours/none", tmp_path / "hub" / "none")
+        assert "ours/none" in said
+    with s3_server.running_s3(monkeypatch) as bucket:
+        bucket.objects |= {f"web/{name}": data for name, data in contents.items()}
+        fetched = fetch(f"s3://{bucket.name}/web", tmp_path / "s3" / "out")
+        assert content(tmp_path / "s3" / "out") == expected and len(fetched.unproven) == 1
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with Bucket().serving() as bucket:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.address)
+        bucket.put("web/data/a.parquet", contents["data/a.parquet"])
+        fetched = fetch(f"gs://{bucket.name}/web", tmp_path / "gs" / "out")
+        assert content(tmp_path / "gs" / "out") == expected and not fetched.unproven
+    served = Files({"a.parquet": contents["data/a.parquet"]})
+    with served.serving():
+        fetch(served.url("a.parquet"), tmp_path / "web" / "out")
+        assert content(tmp_path / "web" / "out") == expected
+        sent = sum(served.sent.values())
+        fetch(served.url("a.parquet"), tmp_path / "web" / "again")
+        assert sum(served.sent.values()) == sent  # it is in the store
+
+
+# ---- How much of it ----
+
+
+def test_a_limit_of_tokens_fetches_no_file_that_it_does_not_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizing, "CHARACTERS_AT_ONCE", 200)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    contents = {f"{n}.jsonl": lines_of(STORIES[30 * n : 30 * n + 30]) for n in range(4)}
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/web"] = Repo()
+        hub.datasets["ours/web"].commit(contents)
+        given = {"tokenizer": str(tokenizer)}
+        fetched = fetch("ours/web", tmp_path / "out", Limit(tokens=100), **given)
+    assert fetched.source["files"] == ["0.jsonl"]
+    assert sum(file.tokens for file in fetched.files if file.split == "train") == 100
+    fetched = fetch(put(tmp_path / "disk", contents), tmp_path / "two", Limit(files=2), **given)
+    assert fetched.source["files"] == ["0.jsonl", "1.jsonl"]
+    assert sum(fetched.source["documents"].values()) == 60
+
+
+def test_patterns_choose_the_files_and_the_survey_lists_them(tmp_path):
+    files = files_of(STORIES) | {"a.md": b"no", ".b.txt": b"hidden", "d/x.bin": b"no"}
+    root = put(tmp_path / "text", files)
+    found = sources.survey(location(root, files=["d/*"]), options(tmp_path / "store"))
+    assert [file.name for file in found.files] == ["d/e.parquet", "d/f.parquet"]
+    assert {file.tokens for file in found.files} == {None}
+    said = refusal(fetch, root, tmp_path / "out", files=["*.md"])
+    assert "found no file that fits *.md and ends in .parquet, " in said
+
+
+# ---- What is no document ----
+
+
+def test_what_is_no_document_is_left_out_counted_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_files, "DOCUMENT_BYTES", 3000)
+    broken = pa.array([b"\xff\xfe", *(t.encode() for t in STORIES)], pa.binary())
+    table = pa.table({"text": pa.Array.from_buffers(pa.string(), len(broken), broken.buffers())})
+    parquet.write_table(table, tmp_path / "broken.parquet")
+    wrong = [
+        b"{",
+        b"[1]",
+        b'{"text": "\\ud800"}',
+        b'{"other": 1}',
+        b'{"text": 3}',
+        b'{"text": "\xff"}',
+    ]
+    root = put(
+        tmp_path / "text",
+        {
+            "a.parquet": parquet_of([None, "", "x" * 4000, *STORIES]),
+            "b.parquet": (tmp_path / "broken.parquet").read_bytes(),
+            "c.jsonl": b"\n".join([*wrong, b'{"text": "' + b"y" * 9000 + b'"}', lines_of(STORIES)]),
+            "d.txt": b"z" * 3001,
+            "e.txt": b"\xef\xbb\xbfThe end",
+        },
+    )
+    fetched = fetch(root, tmp_path / "out")
+    train, held_out = sides(tmp_path / "out")
+    assert sorted(train + held_out) == sorted([*STORIES * 3, "The end"])
+    assert fetched.source["left_out"] == {
+        document_files.EMPTY: 3,
+        document_files.TOO_LONG: 3,
+        document_files.NOT_UTF8: 3,
+        document_files.NOT_JSON: 2,
+        document_files.NO_KEY: 1,
+    }
+    (warning,) = fetched.warnings
+    assert warning.startswith(f"{root}: left out 3 not UTF-8, 2 not a JSON object, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.parquet", parquet_of(["x"], column="body"), "found the columns id (int64), body (stri"),
+        ("a.parquet", parquet_of([1, 2]), "expected 'text' with text among them"),
+        ("a.parquet", b"no parquet", "expected a parquet file"),
+        ("a.parquet", parquet_of(STORIES)[:-9], "expected a parquet file"),
+        ("a.jsonl", b'{"body": "x", "id": 1}\n', "found the keys body, id, expected 'text' among"),
+        ("a.jsonl.gz", gzip.compress(lines_of(STORIES))[:-20], "expected whole gzip data"),
+        ("a.jsonl.gz", b"no gzip", "expected whole gzip data"),
+        ("a.jsonl.zst", b"no zstd", "expected whole zstd data"),
+        ("a.jsonl", b"", "found 0 documents and none of them in the train split"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_one_line(name, data, said, tmp_path):
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    root = put(tmp_path / "text", {name: data})
+    line = refusal(fetch, root, tmp_path / "out", tokenizer=str(tokenizer))
+    assert said in line and str(root) in line
+
+
+def test_what_is_nowhere_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refusal(fetch, "no such folder", tmp_path / "a")
+    assert "expected a file or folder, an address, or owner/name of a dataset" in line
+    root = put(tmp_path / "text", {"a.txt": b"x"})
+    line = refusal(fetch, root, tmp_path / "b", revision="main")
+    assert "revision is 'main', expected none" in line
+
+
+def test_a_text_as_large_as_all_data_is_on_one_side_alone(tmp_path):
+    root = put(tmp_path / "text", {"a.txt": b"word " * 900})
+    line = refusal(fetch, root, tmp_path / "out", vocab_size=258)
+    assert "found 1 documents and none of them in the" in line
