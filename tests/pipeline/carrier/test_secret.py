@@ -1,5 +1,7 @@
 """Who has a file of keys speaks for one peer, and nobody else reads it."""
 
+import json
+
 import pytest
 
 from pipeline.carrier.secret import PeerSecret, Secrets
@@ -29,13 +31,21 @@ def test_a_file_of_keys_that_others_may_read_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "flaw"),
-    [("{", "", "no JSON"), ('"server":"', '"server":"ü', "server"), ('["', '["', "private.0")],
+    ("damage", "flaw"),
+    [
+        (lambda text, secret: text.replace("{", "", 1), "no JSON"),
+        (lambda text, secret: text.replace('"server":"', '"server":"ü', 1), "server"),
+        # the key itself may begin with a bracket
+        (
+            lambda text, secret: text.replace(json.dumps(secret), json.dumps(f"{secret}1")),
+            "private.0",
+        ),
+    ],
 )
-def test_a_damaged_key_is_refused_in_one_line(tmp_path, old, new, flaw):
+def test_a_damaged_key_is_refused_in_one_line(tmp_path, damage, flaw):
     path = Secrets(tmp_path, 1).path(0)
-    text = path.read_text().replace(old, new, 1)
-    path.write_text(text.replace('"]', '1"]') if flaw == "private.0" else text)
+    text = path.read_text()
+    path.write_text(damage(text, json.loads(text)["private"][0]))
     with pytest.raises(LockstepError) as caught:
         PeerSecret.read(path)
     assert str(caught.value) == f"{path}: {flaw}, expected the file of a run's secret"
