@@ -31,6 +31,7 @@ JSON_LINES = {
 ENDINGS = (PARQUET, *JSON_LINES, TEXT)
 DOCUMENT_BYTES = 2**26  # at most, of a document, which is read into memory
 ROWS = 64  # of parquet, read at once
+BUFFER = 2**20  # bytes of a parquet file, read at once
 
 # Why something is left out.
 EMPTY, NOT_UTF8, TOO_LONG = "without text", "not UTF-8", f"over {DOCUMENT_BYTES} bytes"
@@ -87,7 +88,8 @@ def _of_parquet(
     from pyarrow import compute, parquet
 
     with _one_line(name, pyarrow.ArrowException, "a parquet file"):
-        file = parquet.ParquetFile(path, memory_map=True)
+        # in pieces: pages of a mapped file count as memory, a whole column otherwise
+        file = parquet.ParquetFile(path, memory_map=False, buffer_size=BUFFER, pre_buffer=False)
         schema = file.schema_arrow
         found = schema.field(column).type if schema.names.count(column) == 1 else None
     if found not in (pyarrow.string(), pyarrow.large_string()):
