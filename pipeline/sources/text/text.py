@@ -4,9 +4,9 @@ Files of this machine are read in place; others are fetched whole into the store
 verified, resumed and never fetched twice. An end token follows each document, as in `Corpus`.
 
 A document is held out if its SHA-256 is below `held_out_percent` of all there could be. So the same
-text is always on the same side, and more data never moves it. A limit of files is on all files; one
-of tokens or steps fetches no file that is not needed for it, and then at most HELD_OUT_TOKENS are
-held out.
+text is always on the same side, and more data never moves it. A limit of files is on all files. One
+of tokens or steps fetches no file that is not needed for it; the rest of the last file is read for
+documents to hold out, at most HELD_OUT_TOKENS.
 """
 
 import hashlib
@@ -77,6 +77,12 @@ def fetch(location: DataText, folder: Path, options: FetchOptions) -> Fetched:
 
     def pieces() -> Iterator[Piece]:
         for split, document in text.documents():
+            if shards[TRAIN].is_full:
+                text.enough = True
+                if shards[HELD_OUT].is_full:
+                    return
+                if split == TRAIN:
+                    continue
             counts[split] += 1
             for piece in cut(document[at : at + PIECE] for at in range(0, len(document), PIECE)):
                 splits.append(split)
@@ -84,8 +90,6 @@ def fetch(location: DataText, folder: Path, options: FetchOptions) -> Fetched:
 
     for tokens_T in tokenizing.encode(encoder.tokenizer, encoder.end, pieces()):
         shards[splits.popleft()].add(tokens_T)
-        if shards[TRAIN].is_full:
-            break
     files = [file for writer in shards.values() for file in writer.close()]
     for split, writer in shards.items():
         if not writer.files:
@@ -128,6 +132,7 @@ class _Text:
     Attributes:
       read: SHA-256 of each file that was read to its end or in part, by name.
       left_out: how many were left out, by reason.
+      enough: whether no further file is needed.
       unproven: SHA-256 of fetched files for which no server gave a checksum.
     """
 
@@ -136,6 +141,7 @@ class _Text:
         self.read: dict[str, str] = {}
         self.left_out: Counter[str] = Counter()
         self.unproven: dict[str, None] = {}
+        self.enough = False
 
     def documents(self) -> Iterator[tuple[Split, str]]:
         """Yield every document with its split, in the order of the files."""
@@ -145,6 +151,8 @@ class _Text:
         # where only tokenizing tells how many files are needed, each is fetched as it is reached
         at_once = self.options.network.connections if limit is None or limit.files else 1
         for first in range(0, len(files), at_once):
+            if self.enough:
+                return
             some = files[first : first + at_once]
             for file, stored in zip(some, fetch_files(some, self.options), strict=True):
                 with unchanged([stored.path]):

@@ -158,6 +158,8 @@ def test_a_limit_of_tokens_fetches_no_file_that_it_does_not_need(tmp_path, monke
         fetched = fetch("ours/web", tmp_path / "out", Limit(tokens=100), **given)
     assert fetched.source["files"] == ["0.jsonl"]
     assert sum(file.tokens for file in fetched.files if file.split == "train") == 100
+    aside = [text for text in STORIES[:30] if is_held_out(text, PERCENT)]
+    assert texts(tmp_path / "out", "held_out", end="</s>") == aside  # all of that file
     fetched = fetch(put(tmp_path / "disk", contents), tmp_path / "two", Limit(files=2), **given)
     assert fetched.source["files"] == ["0.jsonl", "1.jsonl"]
     assert sum(fetched.source["documents"].values()) == 60
