@@ -10,6 +10,7 @@ documents to hold out, at most HELD_OUT_TOKENS.
 """
 
 import hashlib
+import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
@@ -18,6 +19,7 @@ from pathlib import Path
 import tokenizers
 
 from pipeline.errors import LockstepError, hide
+from pipeline.net import hub_files
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataText, ShuffleDontShuffle
 from pipeline.runfile.serde_enum import variant_name
@@ -37,6 +39,8 @@ from pipeline.sources.url import list_files
 from pipeline.stage.artifacts import listing_sha256, sha256_file
 from pipeline.stage.given_files import expand, unchanged, walk
 from pipeline.tokens.shards import Split
+
+log = logging.getLogger(__name__)
 
 MAKES_TOKENS = True
 HASHES = 2**64  # of documents, by the first 8 bytes of a SHA-256
@@ -233,6 +237,9 @@ def _ask(location: DataText, network: Network) -> Listing:
     scheme, is_address, rest = source.partition("://")
     if not is_address and REPO_ID.fullmatch(source):
         commit, files = list_dataset(source, location.revision, f"{where}: {source}", network)
+        if location.revision != commit:
+            advice = hub_files.pin_advice(f"{where}: {source}", commit, "revision")
+            log.warning(f"download: warning: {advice}")
         return _listing(location, files, {"repo_id": source, "commit": commit}, " on the hub")
     if not is_address:
         raise LockstepError(

@@ -111,7 +111,9 @@ def test_tokens_are_those_of_each_document_alone_and_an_end(tmp_path):
         assert ids[split].tolist() == expected
 
 
-def test_tokens_are_the_same_from_a_hub_a_bucket_a_web_server_and_this_disk(tmp_path, monkeypatch):
+def test_tokens_are_the_same_from_a_hub_a_bucket_a_web_server_and_this_disk(
+    tmp_path, monkeypatch, caplog
+):
     contents = {"data/a.parquet": parquet_of(STORIES)}
     fetch(put(tmp_path / "disk", contents), tmp_path / "disk_out")
     expected = content(tmp_path / "disk_out")
@@ -120,6 +122,7 @@ def test_tokens_are_the_same_from_a_hub_a_bucket_a_web_server_and_this_disk(tmp_
         commit = hub.datasets["ours/web"].commit(contents | {"README.md": b"text"})
         fetched = fetch("ours/web", tmp_path / "hub" / "out")
         assert fetched.source["commit"] == commit and not fetched.unproven
+        assert f"is commit {commit} today; set revision to that" in caplog.text
         assert content(tmp_path / "hub" / "out") == expected
         pinned = fetch("ours/web", tmp_path / "hub" / "pinned", revision=commit)
         assert pinned.source["sha256"] == fetched.source["sha256"]
