@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pipeline import sources
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile import DataServer, OptimizerDummy, Run
-from pipeline.runfile.data import TokenizedText
+from pipeline.runfile.data import DataText, TokenizedText
 from pipeline.sources import HELD_OUT, TRAIN, Survey
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
@@ -62,9 +62,14 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
     made = any(file.tokens is None for file in train)  # of text, or by a workload
     how = "read while training" if run.download.stream else "to read" if made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
-    yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
     whole, aside = (size(sum(file.size for file in files)) for files in (survey.files, held_out))
-    yield f"  bytes      {whole} {how}, {aside} of them held out"
+    if isinstance(run.llm.data_location, DataText):
+        percent = f"{run.llm.data_location.held_out_percent:g} %"
+        yield f"  files      {len(train):,}{of_all}; {percent} of their documents are held out"
+        yield f"  bytes      {whole} {how}" + " at most" * bool(run.download.limit)
+    else:
+        yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
+        yield f"  bytes      {whole} {how}, {aside} of them held out"
     if not run.llm.data_location.holds_tokens:
         yield from _rows(run, survey, need)
         return
