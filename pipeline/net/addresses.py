@@ -8,6 +8,7 @@ import re
 from base64 import b64encode
 from functools import lru_cache
 from netrc import NetrcParseError, netrc
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from pipeline.errors import LockstepError, hide, keep_secret
@@ -92,8 +93,23 @@ def _resolve_google(url: str) -> Request:
 def _resolve_hub(url: str) -> Request:
     from huggingface_hub import hf_hub_url
 
-    match = re.fullmatch(r"hf://(datasets/)?([^@]+)@([^/]+)/(.+)", url)
-    repo_id, commit, name = match[2], match[3], unquote(match[4])
-    kind = "dataset" if match[1] else "model"
+    kind, repo_id, commit, name = _parts_of_hub(url)
     address = hf_hub_url(repo_id, name, repo_type=kind, revision=commit)
     return Request(address, hub_headers(), f"{repo_id}: {name}")
+
+
+def in_hub_cache(url: str) -> Path | None:
+    """Return the path of a file of the hub in the cache of the hub's own client, if it is there."""
+    if not url.startswith("hf://"):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    kind, repo_id, commit, name = _parts_of_hub(url)
+    found = try_to_load_from_cache(repo_id, name, revision=commit, repo_type=kind)
+    return Path(found) if isinstance(found, str) else None  # else absent, or known not to be
+
+
+def _parts_of_hub(url: str) -> tuple[str, str, str, str]:
+    """Kind, repository, commit and name of a file in `hf://`."""
+    match = re.fullmatch(r"hf://(datasets/)?([^@]+)@([^/]+)/(.+)", url)
+    return "dataset" if match[1] else "model", match[2], match[3], unquote(match[4])

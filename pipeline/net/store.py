@@ -4,6 +4,7 @@
     store/files/ab/<id>.part       its first bytes, which are not fetched again
     store/listings/<id>.json       what a location had when it was last asked
 
+A file of the hub that its own client has in its cache is copied from there, not fetched.
 A file gets its final name once its size, and its checksum where the server gives one, are right.
 Its own SHA-256 is part of that name, so damage on the disk is noticed too. Nothing is flushed to
 the disk: a killed process loses nothing, and after a power cut the hashes tell.
@@ -14,15 +15,16 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pipeline.errors import LockstepError
-from pipeline.net import checksum, connection, remote
+from pipeline.net import addresses, checksum, connection, remote
 from pipeline.net.remote import Origin
 from pipeline.net.retry import CancelledError, UnnamedVersionError
 from pipeline.runfile import Network
@@ -153,10 +155,23 @@ def _fetch(transfer: Transfer, store: Path, network: Network, bar: Progress, sto
         with _locked(path, stop) as part:
             if part is None:  # another process finished it meanwhile
                 return _fetch(transfer, store, network, bar, stop)
+            _take_from_hub_cache(transfer, part)
             sha256 = _fill(transfer, part, network, count, stop)
             if transfer.size == origin.size:
                 path = path.rename(folder / f"{name}.{sha256}")
             return Stored(path, sha256)
+
+
+def _take_from_hub_cache(transfer: Transfer, part: BinaryIO) -> None:
+    """Copy a whole file that the hub's own client has fetched; it is verified like any other."""
+    origin = transfer.origin
+    if transfer.size < origin.size or origin.checksum is None or os.fstat(part.fileno()).st_size:
+        return
+    path = addresses.in_hub_cache(origin.url)
+    with suppress(OSError):  # it may go at any time; what is there of it is completed
+        if path is not None and path.stat().st_size == origin.size:
+            with open(path, "rb") as file:
+                shutil.copyfileobj(file, part, checksum.READ_BYTES)
 
 
 def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:

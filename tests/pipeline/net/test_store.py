@@ -6,11 +6,13 @@ import random
 import pytest
 
 from pipeline.errors import LockstepError
-from pipeline.net import store
+from pipeline.net import hub_files, store
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.stage.progress import Progress
+from tests.servers import hub as hub_server
 from tests.servers.files import Files
+from tests.servers.hub import Repo
 from tests.servers.misbehaviour import Misbehaviour, broken_after, meanwhile, untagged
 
 NETWORK = Network(connections=1, attempts=1)
@@ -81,3 +83,25 @@ def test_a_file_that_changes_while_it_is_fetched_is_fetched_again_if_its_hash_sa
             Misbehaviour(meanwhile(lambda: files.put("a.ds", new)), times=1),
         ]
         assert fetch_checked(files, tmp_path, new) == new
+
+
+@pytest.mark.parametrize("end", [b"", b"?"])
+def test_a_file_in_the_cache_of_the_hubs_client_is_verified_and_not_fetched_again(
+    tmp_path, monkeypatch, end
+):
+    content = {"data/a.parquet": b"0123456789" * 99, "small.json": b"{}"}
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        hub.datasets["ours/web"] = Repo()
+        commit = hub.datasets["ours/web"].commit(content)
+        snapshot = tmp_path / "cache" / "datasets--ours--web" / "snapshots" / commit
+        for name, data in content.items():
+            (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+            (snapshot / name).write_bytes(data[: len(data) - len(end)] + end)
+        listed = hub_files.list_repo("datasets/ours/web", None, "here", NETWORK).files
+        transfers = [store.Transfer(name, listed[name], listed[name].size) for name in content]
+        with Progress("fetch", total=1, unit="byte") as bar:
+            stored = store.fetch(transfers, tmp_path / "store", NETWORK, bar)
+        fetched = sum(hub.sent.values())
+    assert [one.path.read_bytes() for one in stored] == [*content.values()]
+    assert (fetched == 0) == (not end)  # a damaged one is fetched
