@@ -226,6 +226,10 @@ class DataText(TokenizedText):
     at most 192 bytes."""
     revision: Name | None = None
     """Commit, branch or tag of a dataset on the hub; by default the main branch."""
+    subset: Name | None = None
+    """Subset of a dataset on the hub, as its README.md lists them; by default all its files."""
+    split: Name = "train"
+    """Split of the subset. What is held out is chosen of it by held_out_percent."""
     files: Annotated[tuple[Name, ...], Field(min_length=1), AsTuple] = ("*",)
     """Shell patterns of the files' paths, where * also matches a slash. Of these, those are read
     that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt."""
@@ -234,6 +238,12 @@ class DataText(TokenizedText):
     held_out_percent: HeldOutPercent
     """Percentage of the documents that no peer trains on, for measurements, above 0 and below 100:
     those whose SHA-256, as a fraction of all, is below it. More data never moves one."""
+
+    @model_validator(mode="after")
+    def _split_is_of_a_subset(self) -> "DataText":
+        if self.split != "train" and self.subset is None:
+            raise wrong("split", "train without subset")
+        return self
 
 
 class DataArrays(Data):

@@ -19,7 +19,7 @@ from pathlib import Path
 import tokenizers
 
 from pipeline.errors import LockstepError, hide
-from pipeline.net import hub_files
+from pipeline.net import hub_files, remote
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataText, ShuffleDontShuffle
 from pipeline.runfile.serde_enum import variant_name
@@ -30,7 +30,7 @@ from pipeline.sources.gcs import list_bucket
 from pipeline.sources.http import files_at
 from pipeline.sources.hub import REPO_ID, list_dataset
 from pipeline.sources.listing import Listing, LocationFile, check_local, local_file, remembered
-from pipeline.sources.text import given_tokenizer, tokenizing
+from pipeline.sources.text import given_tokenizer, subset, tokenizing
 from pipeline.sources.text.document_files import ENDINGS, documents
 from pipeline.sources.text.documents import PIECE, Piece, cut
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
@@ -213,7 +213,7 @@ def _list(location: DataText, options: FetchOptions) -> Listing:
     where = variant_name(location)
     root = expand(location.source, where)
     if root.exists():
-        _refuse_revision(location, where)
+        _refuse_of_hub(location, where)
         listing = _local(location, root)
     else:
         listing = remembered(location, options, lambda: _ask(location, options.network))
@@ -240,13 +240,17 @@ def _ask(location: DataText, network: Network) -> Listing:
         if location.revision != commit:
             advice = hub_files.pin_advice(f"{where}: {source}", commit, "revision")
             log.warning(f"download: warning: {advice}")
-        return _listing(location, files, {"repo_id": source, "commit": commit}, " on the hub")
+        says = {"repo_id": source, "commit": commit}
+        if location.subset is not None:
+            says |= {"subset": location.subset, "split": location.split}
+            files = _of_subset(location, files, f"{where}: {source}", network)
+        return _listing(location, files, says, " on the hub")
     if not is_address:
         raise LockstepError(
             f"{where}: found no {Path(source).absolute()}, expected a file or folder, an address, "
             "or owner/name of a dataset on the hub"
         )
-    _refuse_revision(location, where)
+    _refuse_of_hub(location, where)
     if scheme in ("http", "https"):
         return _listing(location, files_at([source], network))
     if scheme in ("gs", "gcs"):
@@ -275,9 +279,26 @@ def _listing(
     )
 
 
-def _refuse_revision(location: DataText, where: str) -> None:
-    if location.revision is not None:
+def _of_subset(
+    location: DataText, files: Iterable[LocationFile], where: str, network: Network
+) -> list[LocationFile]:
+    readme = next((file for file in files if file.name == subset.README), None)
+    if readme is None or readme.origin.size > subset.MOST_BYTES:
+        found = "none" if readme is None else f"one of {readme.origin.size} bytes"
         raise LockstepError(
-            f"{where}.revision is {location.revision!r}, expected none: {hide(location.source)} is "
-            "not a dataset on the hub"
+            f"{where}: README.md: found {found}, expected one of at most {subset.MOST_BYTES} bytes "
+            f"with subset {location.subset!r}"
         )
+    content = b"".join(remote.read(readme.origin, 0, readme.origin.size, network))
+    given = (location.subset, location.split)
+    wanted = subset.patterns(content, *given, f"{where}: README.md")
+    return [file for file in files if any(fnmatch(file.name, pattern) for pattern in wanted)]
+
+
+def _refuse_of_hub(location: DataText, where: str) -> None:
+    for key in ("revision", "subset"):
+        if (value := getattr(location, key)) is not None:
+            raise LockstepError(
+                f"{where}.{key} is {value!r}, expected none: {hide(location.source)} is not a "
+                "dataset on the hub"
+            )

@@ -421,6 +421,8 @@ CORPUS = {"text_key": "text", "vocab_size": 4096, "held_out_percent": 5.0, "shuf
 DOCUMENTS = {
     "source": "owner/name",
     "revision": "v1",
+    "subset": "some",
+    "split": "test",
     "files": ["a/*"],
     "column": "body",
     "tokenizer": "owner/model",

@@ -168,6 +168,62 @@ def test_a_limit_of_tokens_fetches_no_file_that_it_does_not_need(tmp_path, monke
     assert sum(fetched.source["documents"].values()) == 60
 
 
+README = """---
+license: odc-by
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/*/*
+- config_name: sample
+  data_files:
+  - split: train
+    path: sample/*
+  - split: test
+    path: [held/a.jsonl, held/b.jsonl]
+- config_name: plain
+  data_files: "sample/*"
+---
+# A dataset
+"""
+
+
+@pytest.mark.parametrize(
+    ("readme", "given", "expected"),
+    [
+        (README, {"subset": "sample"}, ["sample/1.jsonl"]),
+        (README, {"subset": "plain"}, ["sample/1.jsonl"]),
+        (README, {"subset": "default"}, ["data/x/0.jsonl"]),
+        (README, {"subset": "sample", "split": "test"}, ["held/a.jsonl"]),
+        (README, {}, ["data/x/0.jsonl", "held/a.jsonl", "sample/1.jsonl"]),
+        (
+            README,
+            {"subset": "others"},
+            "found the subsets default, sample, plain, expected 'others",
+        ),
+        (README, {"subset": "plain", "split": "test"}, "found the splits train in subset 'plain'"),
+        ("# No front", {"subset": "sample"}, "found the subsets none"),
+        ("---\na: [\n---\n", {"subset": "sample"}, "expected YAML in front of it"),
+        ("---\nconfigs: 3\n---\n", {"subset": "sample"}, "README.md: configs is 3"),
+        (None, {"subset": "sample"}, "README.md: found none, expected one of at most"),
+    ],
+)
+def test_a_subset_of_a_dataset_is_what_its_readme_says(
+    readme, given, expected, tmp_path, monkeypatch
+):
+    files = {f"{name}.jsonl": lines_of(STORIES) for name in ("data/x/0", "sample/1", "held/a")}
+    files |= {"README.md": readme.encode()} if readme else {}
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/web"] = Repo()
+        hub.datasets["ours/web"].commit(files)
+        how = options(tmp_path / "store")
+        if isinstance(expected, str):
+            assert expected in refusal(sources.survey, location("ours/web", **given), how)
+        else:
+            found = sources.survey(location("ours/web", **given), how)
+            assert [file.name for file in found.files] == expected
+
+
 def test_patterns_choose_the_files_and_the_survey_lists_them(tmp_path):
     files = files_of(STORIES) | {"a.md": b"no", ".b.txt": b"hidden", "d/x.bin": b"no"}
     root = put(tmp_path / "text", files)
@@ -246,6 +302,8 @@ def test_what_is_nowhere_is_one_line(tmp_path, monkeypatch):
     root = put(tmp_path / "text", {"a.txt": b"x"})
     line = refusal(fetch, root, tmp_path / "b", revision="main")
     assert "revision is 'main', expected none" in line
+    line = refusal(fetch, root, tmp_path / "c", subset="x")
+    assert "subset is 'x', expected none" in line
 
 
 def test_a_text_as_large_as_all_data_is_on_one_side_alone(tmp_path):
