@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -52,8 +53,9 @@ def documents(path: Path, name: str, column: str, left_out: Counter[str]) -> Ite
     """
     lower = name.lower()
     if lower.endswith(PARQUET):
-        found = _of_parquet(path, name, column, left_out)
-    elif lower.endswith(TEXT):
+        yield from of_row_groups(path, None, name, column, left_out)
+        return
+    if lower.endswith(TEXT):
         found = _of_text(path, left_out)
     else:
         packing = next(kind for ending, kind in JSON_LINES.items() if lower.endswith(ending))
@@ -81,15 +83,25 @@ def _decoded(data: bytes | str | None, left_out: Counter[str]) -> str | None:
 # ---- Parquet ----
 
 
+def of_row_groups(
+    given: Path | IOBase, groups: range | None, name: str, column: str, left_out: Counter[str]
+) -> Iterator[str]:
+    """Yield the texts in some row groups of a parquet file; None is all. See `documents`."""
+    for data in _of_parquet(given, groups, name, column, left_out):
+        if (text := _decoded(data, left_out)) is not None:
+            yield text
+
+
 def _of_parquet(
-    path: Path, name: str, column: str, left_out: Counter[str]
+    given: Path | IOBase, groups: range | None, name: str, column: str, left_out: Counter[str]
 ) -> Iterator[bytes | None]:
-    pyarrow = _pyarrow(name)
+    pyarrow = pyarrow_for(name)
     from pyarrow import compute, parquet
 
-    with _one_line(name, pyarrow.ArrowException, "a parquet file"):
+    with one_line(name, pyarrow.ArrowException, "a parquet file"):
+        source = given if isinstance(given, Path) else pyarrow.PythonFile(given, "r")
         # in pieces: pages of a mapped file count as memory, a whole column otherwise
-        file = parquet.ParquetFile(path, memory_map=False, buffer_size=BUFFER, pre_buffer=False)
+        file = parquet.ParquetFile(source, memory_map=False, buffer_size=BUFFER, pre_buffer=False)
         schema = file.schema_arrow
         found = schema.field(column).type if schema.names.count(column) == 1 else None
     if found not in (pyarrow.string(), pyarrow.large_string()):
@@ -97,8 +109,9 @@ def _of_parquet(
         raise LockstepError(
             f"{name}: found the columns {columns}, expected {column!r} with text among them"
         )
-    with _one_line(name, pyarrow.ArrowException, "a whole parquet file"):
-        for batch in file.iter_batches(ROWS, columns=[column]):
+    with one_line(name, pyarrow.ArrowException, "a whole parquet file"):
+        numbers = None if groups is None else [*groups]
+        for batch in file.iter_batches(ROWS, row_groups=numbers, columns=[column]):
             # as bytes: text that is not UTF-8 would end the whole batch
             data_N = batch.column(0).cast(pyarrow.large_binary())
             short_N = compute.less_equal(compute.binary_length(data_N), DOCUMENT_BYTES)
@@ -108,7 +121,8 @@ def _of_parquet(
             yield from kept_n.to_pylist()
 
 
-def _pyarrow(name: str) -> "ModuleType":
+def pyarrow_for(name: str) -> "ModuleType":
+    """Return pyarrow, for a file; without it, an error says how to install it."""
     try:
         import pyarrow
     except ImportError as error:
@@ -120,7 +134,7 @@ def _pyarrow(name: str) -> "ModuleType":
 
 
 @contextmanager
-def _one_line(name: str, kind: type[Exception], expected: str) -> Iterator[None]:
+def one_line(name: str, kind: type[Exception], expected: str) -> Iterator[None]:
     """Turn errors of a library into one line."""
     try:
         yield
@@ -196,7 +210,7 @@ def _unpacked(raw: BinaryIO, name: str, packing: str) -> AbstractContextManager[
 def _zstd(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
     import io
 
-    pyarrow = _pyarrow(name)
+    pyarrow = pyarrow_for(name)
     with pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd") as stream:
         yield io.BufferedReader(stream, 2**20)
 

@@ -1,11 +1,12 @@
 """`data_location.Text`: documents of files anywhere, tokenized here.
 
-Files of this machine are read in place; others are fetched whole into the store, where they are
-verified, resumed and never fetched twice. An end token follows each document, as in `Corpus`.
+Files of this machine are read in place; others are fetched into the store, where they are verified,
+resumed and never fetched twice: whole, or of parquet as many row groups as a limit needs. An end
+token follows each document, as in `Corpus`.
 
 A document is held out if its SHA-256 is below `held_out_percent` of all there could be. So the same
 text is always on the same side, and more data never moves it. A limit of files is on all files. One
-of tokens or steps fetches no file that is not needed for it; the rest of the last file is read for
+of tokens or steps fetches no more than it needs; the rest of what was fetched last is read for
 documents to hold out, at most HELD_OUT_TOKENS.
 """
 
@@ -30,8 +31,8 @@ from pipeline.sources.gcs import list_bucket
 from pipeline.sources.http import files_at
 from pipeline.sources.hub import REPO_ID, list_dataset
 from pipeline.sources.listing import Listing, LocationFile, check_local, local_file, remembered
-from pipeline.sources.text import given_tokenizer, subset, tokenizing
-from pipeline.sources.text.document_files import ENDINGS, documents
+from pipeline.sources.text import far_parquet, given_tokenizer, subset, tokenizing
+from pipeline.sources.text.document_files import ENDINGS, PARQUET, documents, of_row_groups
 from pipeline.sources.text.documents import PIECE, Piece, cut
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
 from pipeline.sources.token_files import fetch_files
@@ -158,12 +159,27 @@ class _Text:
             if self.enough:
                 return
             some = files[first : first + at_once]
+            if at_once == 1 and not some[0].origin.is_local and some[0].name.endswith(PARQUET):
+                for text in self._of_parts(some[0]):
+                    yield HELD_OUT if is_held_out(text, percent) else TRAIN, text
+                continue
             for file, stored in zip(some, fetch_files(some, self.options), strict=True):
                 with unchanged([stored.path]):
                     self._note(file, stored.sha256 or sha256_file(stored.path))
                     column = self.location.column
                     for text in documents(stored.path, file.label, column, self.left_out):
                         yield HELD_OUT if is_held_out(text, percent) else TRAIN, text
+
+    def _of_parts(self, file: LocationFile) -> Iterator[str]:
+        """Yield the documents of a parquet file elsewhere; no more of it is fetched than needed."""
+        for part in far_parquet.parts(file, self.options):
+            self.read[file.name] = part.sha256
+            if not part.is_whole:
+                self.unproven[part.sha256] = None
+            column = self.location.column
+            yield from of_row_groups(part.file, part.groups, file.label, column, self.left_out)
+            if self.enough:
+                return
 
     def warnings(self) -> list[str]:
         """Return a line on what was left out, if something was."""

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from pipeline import sources
 from pipeline.runfile.data import DataText, Limit, ShuffleDontShuffle
-from pipeline.sources.text import document_files, tokenizing
+from pipeline.sources.text import document_files, far_parquet, tokenizing
 from pipeline.sources.text.text import is_held_out
 from tests.pipeline.sources.corpora import content, parquet_of, put, stories, texts, write_tokenizer
 from tests.pipeline.sources.options import options, refusal
@@ -166,6 +166,49 @@ def test_a_limit_of_tokens_fetches_no_file_that_it_does_not_need(tmp_path, monke
     fetched = fetch(put(tmp_path / "disk", contents), tmp_path / "two", Limit(files=2), **given)
     assert fetched.source["files"] == ["0.jsonl", "1.jsonl"]
     assert sum(fetched.source["documents"].values()) == 60
+
+
+def test_a_limit_fetches_no_row_group_of_parquet_that_it_does_not_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizing, "CHARACTERS_AT_ONCE", 2000)
+    monkeypatch.setattr(far_parquet, "FIRST", 4000)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    many = [f"{n} {np.random.default_rng(n).bytes(60).hex()}" for n in range(2000)]
+    contents = {"a.parquet": parquet_of(many), "b.parquet": parquet_of(many)}
+    how = {"tokenizer": str(tokenizer)}
+    whole = fetch(put(tmp_path / "disk", contents), tmp_path / "all", Limit(tokens=9000), **how)
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/web"] = Repo()
+        hub.datasets["ours/web"].commit(contents)
+        fetched = fetch("ours/web", tmp_path / "some", Limit(tokens=9000), **how)
+        sent = sum(hub.sent.values())
+        again = fetch("ours/web", tmp_path / "again", Limit(tokens=9000), **how)
+        more = sum(hub.sent.values()) - sent
+    assert sent < len(contents["a.parquet"]) / 2
+    assert more < 70_000  # the end of the file, and nothing that is in the store
+    assert fetched.source["files"] == ["a.parquet"] and fetched.unproven
+    assert again.source["sha256"] == fetched.source["sha256"]
+    train = [file.sha256 for file in fetched.files if file.split == "train"]
+    assert train == [file.sha256 for file in whole.files if file.split == "train"]
+    held_out, of_all = (texts(tmp_path / name, "held_out", end="</s>") for name in ("some", "all"))
+    assert held_out and held_out == of_all[: len(held_out)]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"no parquet at all", "expected a parquet file"),
+        (b"PAR1" + bytes(20) + (2**31).to_bytes(4, "little") + b"PAR1", "expected a parquet file"),
+        (b"PAR1" + bytes(20) + (12).to_bytes(4, "little") + b"PAR1", "expected a parquet file"),
+    ],
+)
+def test_a_far_file_that_is_no_parquet_is_one_line(data, said, tmp_path, monkeypatch):
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/web"] = Repo()
+        hub.datasets["ours/web"].commit({"a.parquet": data})
+        how = {"tokenizer": str(tokenizer)}
+        line = refusal(fetch, "ours/web", tmp_path / "out", Limit(tokens=100), **how)
+    assert said in line and "a.parquet" in line
 
 
 README = """---

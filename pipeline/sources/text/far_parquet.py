@@ -1,0 +1,148 @@
+"""The first row groups of a parquet file elsewhere: no more of it is fetched than is read.
+
+Row groups lie in the file one after the other, and its end says where. So the end is read by range,
+and the file is fetched from its beginning, twice as far each time. What has come is in the store:
+it is not fetched again, also after a kill.
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+from pipeline.net import remote
+from pipeline.sources import FetchOptions
+from pipeline.sources.listing import LocationFile
+from pipeline.sources.text.document_files import one_line, pyarrow_for
+from pipeline.sources.token_files import fetch_files
+
+FIRST = 2**26  # bytes that are fetched at first
+END, MOST_END = 2**16, 2**26  # bytes of a file's end: what pyarrow reads first, and at most
+MAGIC, LENGTH = b"PAR1", 8  # what a file ends with, and bytes of that and of the metadata's length
+
+
+class FetchedPart(NamedTuple):
+    """The beginning of a parquet file on this machine.
+
+    Attributes:
+      file: what parquet reads: the beginning and the end, nothing in between.
+      groups: numbers of the row groups in it that were not in the part before.
+      sha256: of the beginning.
+      is_whole: whether that is all of the file, so that its checksum was compared.
+    """
+
+    file: "HeadAndEnd"
+    groups: range
+    sha256: str
+    is_whole: bool
+
+
+class HeadAndEnd(io.RawIOBase):
+    """A file of which the first bytes are on the disk, and the last ones in memory.
+
+    Args:
+      path: file of the first bytes, or None.
+      head: how many there are.
+      end: the last bytes.
+      size: bytes of the whole.
+    """
+
+    def __init__(self, path: Path | None, head: int, end: bytes, size: int):
+        super().__init__()
+        self._file = open(path, "rb") if path else None  # noqa: SIM115 - closed with this
+        self._head, self._end, self._size, self._at = head, end, size, 0
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to an offset."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the offset."""
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Return bytes that are here.
+
+        Raises:
+          OSError: they are in between.
+        """
+        stop = self._size if size < 0 else min(self._size, self._at + size)
+        start, self._at = self._at, max(self._at, stop)
+        if start >= (begun := self._size - len(self._end)):
+            return self._end[start - begun : stop - begun]
+        if self._file is None or stop > self._head:
+            raise OSError(f"bytes {start} to {stop} are not fetched")
+        self._file.seek(start)
+        return self._file.read(stop - start)
+
+    def close(self) -> None:
+        """Close the file of the first bytes."""
+        if self._file:
+            self._file.close()
+        super().close()
+
+
+def parts(file: LocationFile, options: FetchOptions) -> Iterator[FetchedPart]:
+    """Yield more and more of a file, as it is asked for.
+
+    Raises:
+      LockstepError: it cannot be fetched, or is not a parquet file.
+    """
+    size, end = file.origin.size, _end(file, options)
+    ends = _ends_of_groups(file, end)
+    done = fetched = 0
+    while done < len(ends):
+        fetched = min(size, max(ends[done], 2 * fetched, FIRST))
+        (stored,) = fetch_files([file], options, [fetched])
+        here = sum(1 for stop in ends if stop <= fetched)
+        with HeadAndEnd(stored.path, fetched, end, size) as opened:
+            yield FetchedPart(opened, range(done, here), stored.sha256, fetched == size)
+        done = here
+
+
+def _end(file: LocationFile, options: FetchOptions) -> bytes:
+    """Return a file's last bytes, all of its metadata among them."""
+    size = file.origin.size
+    length = min(size, END)
+    for _ in range(2):
+        end = b"".join(remote.read(file.origin, size - length, size, options.network))
+        needed = int.from_bytes(end[-LENGTH : -len(MAGIC)], "little") + LENGTH
+        if not end.endswith(MAGIC) or needed > min(size, MOST_END):
+            raise LockstepError(f"{file.label}: ends in {end[-4:]!r}, expected a parquet file")
+        if needed <= length:
+            break
+        length = needed
+    return end
+
+
+def _ends_of_groups(file: LocationFile, end: bytes) -> list[int]:
+    """Return the offset after each row group; no group ends before the one before it."""
+    pyarrow = pyarrow_for(file.label)
+    from pyarrow import parquet
+
+    with one_line(file.label, pyarrow.ArrowException, "a parquet file"):
+        opened = HeadAndEnd(None, 0, end, file.origin.size)
+        metadata = parquet.ParquetFile(pyarrow.PythonFile(opened, "r")).metadata
+        ends: list[int] = []
+        for number in range(metadata.num_row_groups):
+            group, last = metadata.row_group(number), ends[-1] if ends else 0
+            for column in map(group.column, range(group.num_columns)):
+                start = column.dictionary_page_offset or column.data_page_offset
+                last = max(last, start + column.total_compressed_size)
+            ends.append(last)
+    if ends and not 0 < ends[-1] <= file.origin.size:
+        raise LockstepError(
+            f"{file.label}: a row group ends at byte {ends[-1]}, expected it in the "
+            f"{file.origin.size} bytes of the file"
+        )
+    return ends
