@@ -85,7 +85,7 @@ def site(tmp_path_factory) -> Path:
     for name in (*FILES, *READ):
         shutil.copy(PROJECT / name, source)
     run(source, "-c", BUILD)
-    (archive,) = source.glob("lockstep_pretraining-*.tar.gz")
+    (archive,) = source.glob("lockstep_train-*.tar.gz")
     run(source, "-m", "pip", "install", "-q", *INSTALL, "--target", str(site), str(archive))
     return site
 
@@ -115,7 +115,7 @@ def test_nothing_of_the_source_is_missing(site):
 def test_the_package_says_what_an_index_shows(site):
     (installed,) = distributions(path=[str(site)])
     said = installed.metadata
-    assert (said["Name"], installed.version) == ("lockstep-pretraining", pipeline.__version__)
+    assert (said["Name"], installed.version) == ("lockstep-train", pipeline.__version__)
     assert "Typing :: Typed" in said.get_all("Classifier")
     assert said["Author"] == CITATION["authors"][0]["name"]
     assert set(CITATION["keywords"]) <= set(said["Keywords"].split(","))
