@@ -2,11 +2,16 @@
 
 PYTHON ?= python3
 RUN ?=
-# GPU=1 is CUDA 13; GPU=cuda12 or GPU=cuda13 say which. Each has an environment of its own.
+# GPU=1 has an environment of its own, for one CUDA: 13, or 12 for older drivers.
 GPU ?=
-CUDA := $(patsubst 1,cuda13,$(GPU))
-$(if $(filter-out cuda12 cuda13,$(CUDA)),$(error GPU=$(GPU): expected 1, cuda12 or cuda13))
-VENV := .venv$(if $(GPU),-$(subst cuda13,gpu,$(CUDA)))
+CUDA ?= 13
+$(if $(filter-out 1,$(GPU)),$(error GPU=$(GPU): expected 1, and CUDA=12 or CUDA=13))
+$(if $(filter-out 12 13,$(CUDA)),$(error CUDA=$(CUDA): expected 12 or 13))
+VENV := .venv$(if $(GPU),-gpu)
+MADE_FOR := $(if $(GPU),$(shell cat $(VENV)/cuda 2>/dev/null))
+$(if $(filter-out $(CUDA),$(MADE_FOR)),$(error CUDA=$(CUDA): $(VENV) is for CUDA $(MADE_FOR), expected CUDA=$(MADE_FOR), or rm -rf $(VENV) first))
+# What the pinned versions support: with a GPU they are those of JAX 0.11.
+LEAST := $(if $(GPU),3.12,3.11)
 COMMA := ,
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -52,7 +57,7 @@ generated: $(VENV)/installed
 	python -m pipeline reference > docs/reference/run-file.md
 
 clean:
-	rm -rf .venv .venv-gpu .venv-cuda12
+	rm -rf .venv .venv-gpu
 
 # One marker file per set of packages; pip is asked again only when these files change.
 $(VENV)/installed%: pyproject.toml $(VENV)/constraints.txt
@@ -65,11 +70,13 @@ $(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
 
 # With a GPU, a line of constraints-gpu.txt stands for that of constraints.txt with the same name.
 $(VENV)/constraints.txt: constraints.txt constraints-gpu.txt
+	@test -x $(VENV)/bin/python || $(PYTHON) -c 'import sys; found = sys.version_info[:2]; least = $(subst .,$(COMMA),$(LEAST)); sys.exit(found < (least) and f"PYTHON=$(PYTHON): found Python {found[0]}.{found[1]}, expected $(LEAST) or later")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(if $(GPU),echo $(CUDA) > $(VENV)/cuda)
 	awk -F== '!($$1 in seen) { seen[$$1]; print }' $(if $(GPU),constraints-gpu.txt) constraints.txt > $@
 
 PIP := python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
-ON := $(addprefix $(COMMA),$(CUDA))
+ON := $(if $(GPU),$(COMMA)cuda$(CUDA))
 EXTRA := [engines$(ON)]
 EXTRA-docs := [docs]
 EXTRA-test := [engines,test$(ON)]

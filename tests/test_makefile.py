@@ -62,23 +62,47 @@ def test_what_a_killed_dvc_left_half_written_does_not_stop_the_next(project, con
 
 
 @pytest.mark.parametrize(
-    ("gpu", "folder", "extras"),
+    ("flags", "folder", "extras"),
     [
-        ("", ".venv", "engines"),
-        ("1", ".venv-gpu", "engines,cuda13"),
-        ("cuda13", ".venv-gpu", "engines,cuda13"),
-        ("cuda12", ".venv-cuda12", "engines,cuda12"),
+        ([], ".venv", "engines"),
+        (["GPU=1"], ".venv-gpu", "engines,cuda13"),
+        (["GPU=1", "CUDA=13"], ".venv-gpu", "engines,cuda13"),
+        (["GPU=1", "CUDA=12"], ".venv-gpu", "engines,cuda12"),
     ],
 )
-def test_each_cuda_has_its_packages_in_an_environment_of_its_own(project, gpu, folder, extras):
+def test_a_gpu_has_its_packages_in_an_environment_of_its_own(project, flags, folder, extras):
     shutil.rmtree(project / ".venv")
-    command = ["make", "-n", "repro", f"GPU={gpu}"]
+    command = ["make", "-n", "repro", *flags]
     said = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
     assert f"venv {folder}\n" in said and f"-e '.[{extras}]'" in said
-    assert ("constraints-gpu.txt constraints.txt >" in said) == bool(gpu)
+    assert ("constraints-gpu.txt constraints.txt >" in said) == bool(flags)
     assert (PROJECT / ".gitignore").read_text().count(f"/{folder}/\n") == 1
 
 
-def test_a_cuda_that_there_is_not_is_one_line(project):
-    done = subprocess.run(["make", "GPU=cuda11"], cwd=project, capture_output=True, text=True)
-    assert done.returncode and "GPU=cuda11: expected 1, cuda12 or cuda13." in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["GPU=cuda12"], "GPU=cuda12: expected 1, and CUDA=12 or CUDA=13."),
+        (["GPU=1", "CUDA=11"], "CUDA=11: expected 12 or 13."),
+        (["GPU=1", "CUDA=12"], "CUDA=12: .venv-gpu is for CUDA 13, expected CUDA=13, or rm -rf"),
+    ],
+)
+def test_a_cuda_that_there_is_not_is_one_line(project, flags, said):
+    (project / ".venv-gpu").mkdir()
+    (project / ".venv-gpu" / "cuda").write_text("13\n")
+    done = subprocess.run(["make", *flags], cwd=project, capture_output=True, text=True)
+    assert done.returncode and said in done.stderr
+
+
+@pytest.mark.parametrize(("flags", "least"), [([], "3.11"), (["GPU=1"], "3.12")])
+def test_a_python_that_is_too_old_is_one_line_before_pip_begins(project, flags, least):
+    shutil.rmtree(project / ".venv")
+    old = project / "python-3.10"
+    asked = "import sys; sys.version_info = (3, 10); exec(sys.argv[1])"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{asked}" "$2"\n')
+    old.chmod(0o755)
+    command = ["make", "repro", f"PYTHON={old}", *flags]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    first, *rest = done.stderr.splitlines()
+    assert first == f"PYTHON={old}: found Python 3.10, expected {least} or later"
+    assert done.returncode and len(rest) == 1 and rest[0].startswith("make: ***")
