@@ -15,7 +15,7 @@ LEAST := $(if $(GPU),3.12,3.11)
 COMMA := ,
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: repro test test-fast soak lint docs generated clean
+.PHONY: repro test test-fast soak lint docs generated dist clean
 
 repro: export RUN := $(RUN)
 repro: $(VENV)/installed
@@ -55,6 +55,27 @@ docs: $(VENV)/installed-docs
 generated: $(VENV)/installed
 	python -m pipeline schema > params/run.schema.json
 	python -m pipeline reference > docs/reference/run-file.md
+
+# Wheel and sdist: their metadata is checked, and each Python that is here installs both in a bare
+# environment and runs an example from another folder.
+PYTHONS := 3.11 3.12 3.13
+EXAMPLE := examples/char_gpt.py --rounds 4 --inner-steps 3 --length 16 --width 16 --layers 1 --text ../README.md
+dist:
+	rm -rf dist build .venv-dist
+	$(PYTHON) -m venv .venv-dist/build
+	.venv-dist/build/bin/pip install -q --disable-pip-version-check build twine
+	.venv-dist/build/bin/python -m build -q .
+	.venv-dist/build/bin/twine check --strict dist/*
+	tar -tzf dist/*.tar.gz | sed 's,^[^/]*/,,' | cut -d/ -f1 | sort | uniq -c
+	for python in $(PYTHONS); do command -v python$$python >/dev/null || continue; \
+	    for file in dist/*.whl dist/*.tar.gz; do \
+	        rm -rf .venv-dist/bare && python$$python -m venv .venv-dist/bare && \
+	        .venv-dist/bare/bin/pip install -q --disable-pip-version-check -c constraints.txt $$file && \
+	        (cd .venv-dist && PYTHONPATH= bare/bin/python ../$(EXAMPLE) && bare/bin/lockstep --version) || exit 1; \
+	        echo "$$file works with Python $$python"; \
+	    done; \
+	done
+	rm -rf .venv-dist
 
 clean:
 	rm -rf .venv .venv-gpu
