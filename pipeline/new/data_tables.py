@@ -56,7 +56,7 @@ def data_named(name: str, model: StartingModel) -> NewData:
         if kind.fits(name):
             return kind.make(name, model)
     forms = ", ".join(kind.form for kind in KINDS)
-    raise LockstepError(f"--data {name}: no such file or folder, expected one of: {forms}")
+    raise LockstepError(f"--data {name}: expected what exists of these: {forms}")
 
 
 # ---- What fits ----
@@ -67,8 +67,8 @@ def _has(name: str, *endings: str) -> bool:
     return folder.is_dir() and any(path.name.endswith(endings) for path in folder.rglob("*"))
 
 
-def _is_there(name: str) -> bool:
-    return Path(name).expanduser().exists()
+def _is_text(name: str) -> bool:
+    return Path(name).expanduser().exists() and not name.endswith((*EXTENSIONS, ".parquet"))
 
 
 # ---- The tables ----
@@ -150,7 +150,7 @@ KINDS = (
     ),
     LocationKind(f"a folder of {' or '.join(EXTENSIONS)}", lambda n: _has(n, *EXTENSIONS), _local),
     LocationKind("a folder of .parquet", lambda name: _has(name, ".parquet"), _preprocessed),
-    LocationKind("a file or folder of text or JSON lines", _is_there, _text),
+    LocationKind("a file or folder of text or JSON lines", _is_text, _text),
     LocationKind("https://.../mixture.json", re.compile(r"https?://.*\.json$").match, _mixture),
     LocationKind("https://.../file.ds", re.compile(r"https?://.").match, _web),
     LocationKind("gs://bucket/folder", re.compile(r"gs://.").match, _bucket),

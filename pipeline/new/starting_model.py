@@ -16,6 +16,7 @@ from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
 from pipeline.weights import hf
 
 FRESH = "init:"
+ATTEMPTS = 3  # to reach the hub: somebody waits for the answer
 _LLAMA = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -154,7 +155,7 @@ def _config_on_hub(repo_id: str, revision: str | None, root: Path) -> dict[str, 
         root / "data" / "store",
         (hf.CONFIG,),
         expected,
-        runfile.Network(),
+        runfile.Network(attempts=ATTEMPTS),
         partial(Progress, "new"),
     )
     return read_json(folder / hf.CONFIG)

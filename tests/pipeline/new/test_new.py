@@ -208,6 +208,18 @@ def test_like_keeps_the_tokens_to_within_a_round_also_over_a_ramp(name, tmp_path
     assert plan(run, tmp_path).late is None
 
 
+def test_like_a_run_in_the_older_spelling_stays_in_it(small, tmp_path):
+    older = (PROJECT / "params" / "fineweb-edu.toml").read_text()
+    older = older.replace("emozilla/llama2-20m-init", small[1]).replace(" = 2048", " = 16")
+    (tmp_path / "base.toml").write_text(older.replace("max_seq_len = 2048", "max_seq_len = 16"))
+    lockstep_new(tmp_path / "run.toml", "--like", tmp_path / "base.toml", "--optimizer", "diloco")
+    run = runfile.load(tmp_path / "run.toml")
+    assert (run.config.global_batch_size, run.config.total_steps) == (80, 2500)
+    assert run.config.rounds_per_epoch == 2
+    limit = run.download.limit
+    assert (limit.steps, limit.batch, limit.max_seq_len) == (2500, 80, 16)
+
+
 def test_like_a_large_run_widens_the_times_that_larger_messages_need(tmp_path):
     base, file = tmp_path / "base.toml", tmp_path / "run.toml"
     lockstep_new(base, "--model", "init:134m", "--data", "corpus", "--optimizer", "distro",
@@ -249,7 +261,7 @@ def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
         ({"--tokens": "many"}, "--tokens many: expected a number"),
         ({"--tokens": "10"}, "--tokens 10: expected at least 1,024, one round"),
         ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
-        ({"--data": "/nowhere"}, "--data /nowhere: no such file or folder"),
+        ({"--data": "/nowhere"}, "--data /nowhere: expected what exists of these: corpus"),
         ({"--like": str(RUN)}, "--model: expected none with --like"),
     ],
 )
