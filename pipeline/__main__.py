@@ -22,6 +22,7 @@ from pipeline import __version__
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
 from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
+from pipeline.new.command import new
 from pipeline.publication import commands
 from pipeline.stage import logs
 from pipeline.stage.keys import STAGES
@@ -85,10 +86,8 @@ def _add_stage(name: str, description: str) -> None:
         _stage(name, run, root)
 
 
-WITH_OPTIONS = {"download", "report"}  # stages whose commands do more
-
 for _name, _entry in STAGES.items():
-    if _name not in WITH_OPTIONS:
+    if _name not in {"download", "report"}:  # their commands do more
         _add_stage(_name, f"{_entry['desc']}.")
 
 
@@ -213,6 +212,7 @@ app.command()(commands.publish)
 app.command()(commands.verify)
 app.command()(commands.replay)
 app.command()(generate)
+app.command()(new)
 
 
 @app.command(

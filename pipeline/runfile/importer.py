@@ -4,7 +4,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,14 @@ def import_psyche(source: Path) -> str:
     return run_file(run, *comments)
 
 
-def run_file(run: runfile.Run, *comments: str) -> str:
-    """Return a run as a complete run file that begins with comments."""
+def run_file(run: runfile.Run, *comments: str, notes: Mapping[str, str] | None = None) -> str:
+    """Return a run as a complete run file that begins with comments.
+
+    `notes` has more to say of some keys, by their dotted names, after what they mean.
+    """
     head = [line for comment in comments for line in _comment(comment)]
-    return "\n".join(["#:schema ./run.schema.json", *head, *_table(run, ())]) + "\n"
+    lines = ["#:schema ./run.schema.json", *head, *_table(run, (), notes or {})]
+    return "\n".join(lines) + "\n"
 
 
 def _with_files(run: runfile.Run, source: Path) -> runfile.Run:
@@ -84,18 +88,19 @@ def _with_files(run: runfile.Run, source: Path) -> runfile.Run:
     return run.model_copy(update={"model": run.model.model_copy(update={"LLM": llm})})
 
 
-def _table(table: Table, path: tuple[str, ...]) -> Iterator[str]:
+def _table(table: Table, path: tuple[str, ...], notes: Mapping[str, str]) -> Iterator[str]:
     """The lines of a table: its header and plain values, then the tables within."""
     values: list[str] = []
     within: list[str] = []
     for name, field in type(table).model_fields.items():
-        value, meaning = getattr(table, name), _comment(field.description)
+        value, note = getattr(table, name), notes.get(".".join((*path, name)), "")
+        meaning = [*_comment(field.description), *_comment(note)]
         if value is None:
             values += [*meaning, f"# {name} is absent."]
         elif isinstance(value, Variant) and type(value).model_fields:
-            within += _variant(value, (*path, name))
+            within += _variant(value, (*path, name), notes)
         elif isinstance(value, Table) and not isinstance(value, Variant):
-            within += _table(value, (*path, name))
+            within += _table(value, (*path, name), notes)
         elif isinstance(value, dict):
             within += ["", *meaning, _header((*path, name))]
             within += [f"{_key(key)} = {toml(item)}" for key, item in value.items()]
@@ -107,11 +112,11 @@ def _table(table: Table, path: tuple[str, ...]) -> Iterator[str]:
     yield from within
 
 
-def _variant(variant: Variant, path: tuple[str, ...]) -> Iterator[str]:
+def _variant(variant: Variant, path: tuple[str, ...], notes: Mapping[str, str]) -> Iterator[str]:
     """The lines of a variant that has fields: a table of its own, or one key with a bare value."""
     tag = variant.tag()
     if variant.takes_table():
-        yield from _table(variant, (*path, tag))
+        yield from _table(variant, (*path, tag), notes)
     else:
         field = type(variant).model_fields[variant.newtype]
         meaning = f"{type(variant).__doc__} {field.description}"

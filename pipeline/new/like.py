@@ -1,0 +1,168 @@
+"""A run like another, with another optimizer: the same tokens, and what the optimizer forces."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.new.fitting import Choice, check_batch, counted, value_at
+from pipeline.new.recipes import Recipe
+from pipeline.new.starting_model import StartingModel
+from pipeline.runfile.optimizer_table import OptimizerWorkload
+
+IN_ROUNDS = (  # keys that count rounds, but for those of the learning-rate schedule
+    "config.rounds_per_epoch",
+    "witness.snapshot_every",
+    "held_out.every",
+    "evaluate.every",
+    "runtime.checkpoint_every",
+)
+SCHEDULE_IN_ROUNDS = (
+    "warmup_steps",
+    "total_steps",
+    "stable_steps",
+    "cosine_decay_steps",
+    "linear_decay_steps",
+)
+RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr", "linear_decay_final_lr")
+
+
+def check_base(base: runfile.Run, source: Path) -> None:
+    """Check that a run can have one of our optimizers in place of its own.
+
+    Raises:
+      LockstepError: It cannot.
+    """
+    inner = getattr(base.llm.optimizer, "inner", None)
+    if base.workload.factory or isinstance(inner, OptimizerWorkload):
+        raise LockstepError(
+            f"--like {source}: it trains a workload, expected a run of a model of Lockstep's"
+        )
+
+
+def tables_like(
+    base: runfile.Run, recipe: Recipe, model: StartingModel | None
+) -> tuple[dict[str, Any], list[Choice]]:
+    """Return the tables of a run of the same tokens by another optimizer, and what changed.
+
+    Args:
+      base: The run that it is like.
+      recipe: Its optimizer.
+      model: The model of both; None where only stage convert can know it.
+
+    Raises:
+      LockstepError: A round of its local steps is too large, or there are too few tokens for one.
+    """
+    document = base.model_dump(mode="json", exclude_none=True)
+    choices = [*_rounds(document, base, recipe), *_optimizer(document, base, recipe, model)]
+    before = base.model_dump(mode="json", exclude_none=True)
+    choices = [choice for choice in choices if _is_new(choice.key, document, before)]
+    limit = document["download"].get("limit", {})
+    if "steps" in limit:
+        config = document["config"]
+        limit |= {"steps": config["total_steps"], "batch": config[_batches(config)[-1]]}
+        choices.append(Choice("download.limit", "the same tokens, in rounds of these"))
+        if document["pins"]["data"]:
+            document["pins"]["data"] = ""
+            choices.append(Choice("pins.data", "empty, since the limit of the data is another"))
+    return document, choices
+
+
+def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether a key is worth a line: one that changed, or says what stays."""
+    try:
+        return key == "config.total_steps" or value_at(document, key) != value_at(before, key)
+    except KeyError:  # the base has no such table
+        return True
+
+
+# ---- Rounds ----
+
+
+def _batches(config: dict[str, Any]) -> list[str]:
+    """The keys of a round's batch, in either spelling; the largest batch is the last."""
+    spelled = ("global_batch_size", "global_batch_size_start", "global_batch_size_end")
+    return [key for key in spelled if key in config]
+
+
+def _rounds(document: dict[str, Any], base: runfile.Run, recipe: Recipe) -> Iterator[Choice]:
+    """The batch of a round, and how many rounds have the tokens of the base."""
+    config, steps, before = document["config"], recipe.local_steps, base.config.total_steps
+    percent = base.config.verification_percent
+    trainers = base.peers.count - base.peers.count * percent // 100
+    together = trainers if steps > 1 else 1  # local steps are of as many sequences on each peer
+    for key in _batches(config):
+        rows = config[key] // base.llm.optimizer.steps_of_a_round
+        config[key] = max(1, rows // together) * together * steps
+        check_batch(config[key], f"--optimizer: {steps} local steps")
+        local = f" x {steps} local steps" if steps > 1 else ""
+        yield Choice(f"config.{key}", f"{counted(config[key] // steps, 'sequence')}{local}")
+    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)})
+    config["total_steps"] = rounds
+    asked = base.config.last_index(base.llm.max_seq_len) * base.llm.max_seq_len
+    yield Choice("config.total_steps", f"{tokens:,} tokens, where {before:,} rounds had {asked:,}")
+    for key in IN_ROUNDS:
+        table, name = key.split(".")
+        if document[table].get(name):
+            document[table][name] = max(1, round(document[table][name] * rounds / before))
+    yield Choice("witness.snapshot_every", "as often by tokens, as all that counts rounds")
+
+
+def _nearest(base: runfile.Run, batches: dict[str, int]) -> tuple[int, int]:
+    """Return the number of rounds whose tokens are nearest to the base's, and these tokens.
+
+    Raises:
+      LockstepError: The base has less than a round of them.
+    """
+    length, asked = base.llm.max_seq_len, base.config.last_index(base.llm.max_seq_len)
+
+    def sequences(rounds: int) -> int:
+        changed = {**batches, "total_steps": rounds}
+        return base.config.model_copy(update=changed).last_index(length)
+
+    if asked < sequences(1):
+        raise LockstepError(
+            f"--optimizer: a round is {sequences(1):,} sequences, expected at most the {asked:,} "
+            "of the whole run"
+        )
+    after = bisect_left(range(asked + 2), asked, lo=1, key=sequences)
+    rounds = min((max(1, after - 1), after), key=lambda n: abs(sequences(n) - asked))
+    return rounds, sequences(rounds) * length
+
+
+# ---- Optimizer and schedule ----
+
+
+def _optimizer(
+    document: dict[str, Any], base: runfile.Run, recipe: Recipe, model: StartingModel | None
+) -> Iterator[Choice]:
+    """The optimizer's table, the schedule over the rounds that there are now, and its rates."""
+    llm, before = document["model"]["LLM"], base.llm.optimizer.tag()
+    llm["optimizer"] = {recipe.tag: recipe.table}
+    yield Choice(f"model.LLM.optimizer.{recipe.tag}", f"in place of {before}; of {recipe.file}")
+    if document["peers"]["overlap"] and not getattr(runfile, f"Optimizer{recipe.tag}").overlaps:
+        document["peers"]["overlap"] = 0
+        yield Choice("peers.overlap", f"{recipe.tag} does not overlap")
+    ((kind, schedule),) = llm["lr_schedule"].items()
+    share = document["config"]["total_steps"] / base.config.total_steps
+    for key in SCHEDULE_IN_ROUNDS:
+        if key in schedule:
+            schedule[key] = round(schedule[key] * share)
+    if "total_steps" in schedule:
+        schedule["total_steps"] = max(schedule["total_steps"], schedule["warmup_steps"] + 1)
+    key = f"model.LLM.lr_schedule.{kind}"
+    yield Choice(f"{key}.warmup_steps", "as long by tokens, as the rest of the schedule")
+    if recipe.tag == before or not schedule["base_lr"]:
+        return
+    stated = recipe.rate_for(model.params) if model else recipe.rates[0]
+    ratio = stated.rate / schedule["base_lr"]
+    for name in RATES:
+        if name in schedule:
+            schedule[name] = float(f"{schedule[name] * ratio:.6g}")
+    yield Choice(
+        f"{key}.base_lr",
+        f"stated for {stated.params / 1e6:,.4g} M params by {stated.file}, not tuned; the other "
+        "rates in proportion",
+    )

@@ -1,0 +1,333 @@
+"""`lockstep new` writes run files that load, keep the tokens asked for, and are in time."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from models.llama import llama
+from pipeline import __main__ as command_line
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.new import fresh
+from pipeline.new.data_tables import data_named
+from pipeline.new.recipes import RECIPES, recipe_of
+from pipeline.new.starting_model import SIZES, model_named
+from pipeline.stage.artifacts import write_json
+from pipeline.stage.keys import PROJECT
+from pipeline.swarm.plan import plan, plan_of
+from tests import tiny
+from tests.servers import hub as hub_server
+from tests.servers.hub import REPO
+
+RUN = PROJECT / "params" / "run.toml"
+READY = {  # ready runs that are the default run but for their optimizer
+    "adamw": "adamw.toml",
+    "diloco": "diloco.toml",
+    "streaming-diloco": "streaming-diloco.toml",
+    "sparseloco": "sparseloco.toml",
+    "sparta": "sparta.toml",
+    "sparta-diloco": "sparta-diloco.toml",
+    "ada-distro": "ada-distro.toml",
+}
+
+
+def lockstep_new(*arguments: object) -> str:
+    done = CliRunner().invoke(command_line.app, ["new", *map(str, arguments)])
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def document(file: Path) -> dict:
+    return tomllib.loads(file.read_text())
+
+
+@pytest.fixture
+def small(tmp_path) -> tuple[str, ...]:
+    """Flags of a small new run: a folder with a config and no weights, and one of text."""
+    write_json(tmp_path / "model" / "config.json", tiny.MODEL | {"vocab_size": 300})
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("peers train one model\n" * 50)
+    model, text = tmp_path / "model", tmp_path / "text"
+    return "--model", str(model), "--data", str(text), "--tokens", "2e5"
+
+
+# ---- A new run ----
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_new_run_of_each_optimizer_loads_and_every_message_is_in_time(name, small, tmp_path):
+    file = tmp_path / "run.toml"
+    lockstep_new(file, *small, "--optimizer", name, "--root", tmp_path)
+    run = runfile.load(file)
+    assert run.llm.optimizer.tag() == RECIPES[name].tag
+    assert run.config.global_batch_size_end == run.config.global_batch_size_start
+    assert plan(run, tmp_path).late is None
+    tokens = run.config.last_index(run.llm.max_seq_len) * run.llm.max_seq_len
+    assert abs(tokens - 2e5) <= run.config.global_batch_size_end * run.llm.max_seq_len / 2
+    checked = CliRunner().invoke(command_line.app, ["check", "--run", str(file)])
+    assert (checked.exit_code, checked.output) == (0, "")
+
+
+def test_every_model_has_tables_of_every_optimizer_that_load():
+    for size in SIZES:
+        model = model_named(f"init:{size}", Path())
+        for recipe in RECIPES.values():
+            asked = fresh.NewRun(model, data_named("corpus", model), recipe, 10**9, 4, 8)
+            run = runfile.parse(fresh.tables(asked), "new")
+            assert (run.peers.fsdp, run.peers.attention, run.peers.precision) == (
+                2,
+                "cudnn",
+                "bfloat16",
+            )
+            for choice in fresh.choices(asked):
+                assert choice.why
+
+
+def test_the_named_sizes_have_the_parameters_that_their_names_say():
+    for size in SIZES:
+        params = model_named(f"init:{size}", Path()).params
+        unit = {"m": 1e6, "b": 1e9}[size[-1]]
+        digits = len(size[:-1].partition(".")[2])
+        assert f"{params / unit:.{digits}f}" == size[:-1]
+
+
+def test_times_are_widened_where_no_message_would_be_in_time_and_that_is_said(tmp_path):
+    file = tmp_path / "run.toml"
+    model = ("--model", "init:1.1b", "--data", "owner/tokens", "--gpus", "4")
+    said = lockstep_new(file, *model, "--optimizer", "diloco", "--tokens", "1e9")
+    run = runfile.load(file)
+    assert "config.max_round_train_time" in said and "widened from 30" in said
+    assert "not measured on a GPU" in said
+    config = dict(run.llm.checkpoint.config)
+    assert plan_of(run, config).late is None
+    short = run.config.model_copy(update={"max_round_train_time": 30})
+    with pytest.raises(LockstepError, match="nothing is trained"):
+        plan_of(run.model_copy(update={"config": short}), config)
+    assert run.config.epoch_time > plan_of(run, config).seconds
+    assert run.download.limit.steps == run.config.total_steps
+
+
+def test_what_is_said_stands_in_the_file_too(small, tmp_path):
+    file = tmp_path / "run.toml"
+    said = lockstep_new(file, *small, "--optimizer", "diloco", "--root", tmp_path)
+    text = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines())
+    lines = [line for line in said.splitlines() if line.startswith(("config.", "model.", "peers."))]
+    assert len(lines) > 5
+    for line in lines:
+        assert line in text
+        assert f"Chosen: {line.partition(': ')[2]}" in text
+
+
+def test_a_model_with_one_matrix_for_both_ends_has_no_step_size_for_a_head(small, tmp_path):
+    tied = tiny.MODEL | {"vocab_size": 300, "tie_word_embeddings": True}
+    write_json(tmp_path / "model" / "config.json", tied)
+    for name in ("muon", "ada-distro"):
+        lockstep_new(tmp_path / name, *small, "--optimizer", name)
+        optimizer = document(tmp_path / name)["model"]["LLM"]["optimizer"]
+        assert optimizer[RECIPES[name].tag]["step_scale"].keys() == {"layers"}
+
+
+def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch):
+    config = llama.Config.from_hf(tiny.MODEL).to_hf()
+    write_json(tmp_path / "config.json", config)
+    with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
+        hub.commit({"config.json": (tmp_path / "config.json").read_bytes(), "x.bin": b"-" * 99})
+        file = tmp_path / "run.toml"
+        where = ("--model", REPO, "--data", "owner/tokens", "--root", tmp_path)
+        lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
+    assert runfile.load(file).llm.checkpoint == runfile.CheckpointHub(repo_id=REPO)
+    assert [path.name for path in tmp_path.glob("data/store/hub/*/*/*")] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("corpus", {"vocab_size": 4096}),
+        ("https://host/a.ds", {"location": {"SingleUrl": "https://host/a.ds"}}),
+        ("https://host/mix.json", "https://host/mix.json"),
+        ("gs://b/a/c", {"location": {"Gcp": {"bucket_name": "b", "filter_directory": "a/c"}}}),
+        ("s3://bucket/a", {"url": "s3://bucket/a"}),
+        ("owner/name", {"repo_id": "owner/name"}),
+        ("tokens", {"path": "tokens", "token_size_in_bytes": "TwoBytes"}),
+        ("parquet", "parquet"),
+        ("text", {"path": "text", "vocab_size": 4096}),
+    ],
+)  # fmt: skip
+def test_each_kind_of_location_has_a_table_that_loads(name, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in ("tokens/a.ds", "parquet/a.parquet", "text/a.txt"):
+        Path(file).parent.mkdir()
+        Path(file).write_bytes(b"-")
+    lockstep_new("run.toml", "--model", "init:2m", "--data", name, "--optimizer", "adamw",
+                 "--tokens", "1e6")  # fmt: skip
+    runfile.load(Path("run.toml"))
+    ((_, table),) = document(Path("run.toml"))["model"]["LLM"]["data_location"].items()
+    assert table == expected or expected.items() <= table.items()
+
+
+# ---- A run like another ----
+
+
+@pytest.mark.parametrize("name", READY)
+def test_like_the_default_run_is_the_ready_run_of_that_optimizer(name, tmp_path):
+    ready, file = document(PROJECT / "params" / READY[name]), tmp_path / "run.toml"
+    lockstep_new(file, "--like", RUN, "--optimizer", name)
+    made = document(file)
+    llm = made["model"]["LLM"]
+    assert made["config"] == ready["config"]
+    assert llm["lr_schedule"] == ready["model"]["LLM"]["lr_schedule"]
+    ((tag, table),) = ready["model"]["LLM"]["optimizer"].items()
+    assert {key: llm["optimizer"][tag][key] for key in table} == table
+    assert made["witness"]["snapshot_every"] == ready["witness"]["snapshot_every"]
+    for key in ("checkpoint", "data_location"):
+        assert getattr(runfile.load(file).llm, key) == getattr(runfile.load(RUN).llm, key)
+    assert runfile.load(file).peers == runfile.load(RUN).peers
+    assert runfile.load(file).pins == runfile.load(RUN).pins
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_like_keeps_the_tokens_to_within_a_round_also_over_a_ramp(name, tmp_path):
+    ramp = RUN.read_text().replace("batch_size_start = 16", "batch_size_start = 8")
+    ramp = ramp.replace("warmup_tokens = 0", "warmup_tokens = 1", 1)
+    (tmp_path / "base.toml").write_text(ramp.replace("total_steps = 200", "total_steps = 203"))
+    lockstep_new(tmp_path / "run.toml", "--like", tmp_path / "base.toml", "--optimizer", name)
+    base, run = runfile.load(tmp_path / "base.toml"), runfile.load(tmp_path / "run.toml")
+    asked, got = (one.config.last_index(one.llm.max_seq_len) for one in (base, run))
+    assert abs(asked - got) <= run.config.global_batch_size_end / 2
+    assert run.llm.data_location == base.llm.data_location
+    assert run.llm.checkpoint == base.llm.checkpoint
+    assert plan(run, tmp_path).late is None
+
+
+def test_like_a_run_in_the_older_spelling_stays_in_it(small, tmp_path):
+    older = (PROJECT / "params" / "fineweb-edu.toml").read_text()
+    older = older.replace("emozilla/llama2-20m-init", small[1]).replace(" = 2048", " = 16")
+    (tmp_path / "base.toml").write_text(older.replace("max_seq_len = 2048", "max_seq_len = 16"))
+    lockstep_new(tmp_path / "run.toml", "--like", tmp_path / "base.toml", "--optimizer", "diloco")
+    run = runfile.load(tmp_path / "run.toml")
+    assert (run.config.global_batch_size, run.config.total_steps) == (80, 2500)
+    assert run.config.rounds_per_epoch == 2
+    limit = run.download.limit
+    assert (limit.steps, limit.batch, limit.max_seq_len) == (2500, 80, 16)
+
+
+def test_like_a_large_run_widens_the_times_that_larger_messages_need(tmp_path):
+    base, file = tmp_path / "base.toml", tmp_path / "run.toml"
+    lockstep_new(base, "--model", "init:134m", "--data", "corpus", "--optimizer", "distro",
+                 "--tokens", "1e7")  # fmt: skip
+    said = lockstep_new(file, "--like", base, "--optimizer", "fedavg")
+    before, after = runfile.load(base).config, runfile.load(file).config
+    assert before.max_round_train_time == 30 < after.max_round_train_time
+    assert "widened from 30" in said
+    assert plan(runfile.load(file), tmp_path).late is None
+
+
+def test_a_run_whose_state_is_larger_than_memory_is_warned_of(tmp_path):
+    base = tmp_path / "base.toml"
+    for gigabytes, is_warned in ((0.05, True), (1.0, False)):
+        base.write_text(f"{RUN.read_text()}memory_gb = {gigabytes}\n")
+        said = lockstep_new(tmp_path / f"{gigabytes}", "--like", base, "--optimizer", "diloco")
+        assert ("warning: params and the optimizer's state of all peers are 103.7 MB" in said) == (
+            is_warned
+        )
+
+
+# ---- What is refused, and what is asked ----
+
+
+def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    with pytest.raises(LockstepError, match=r"run\.toml: exists, expected a new file, or --force"):
+        lockstep_new(file, *small, "--optimizer", "adamw")
+    assert file.read_text() == "mine"
+    lockstep_new(file, *small, "--optimizer", "adamw", "--force")
+    runfile.load(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"--optimizer": "adam"}, "--optimizer adam: expected one of adamw, muon"),
+        ({"--tokens": "many"}, "--tokens many: expected a number"),
+        ({"--tokens": "10"}, "--tokens 10: expected at least 1,024, one round"),
+        ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
+        ({"--data": "/nowhere"}, "--data /nowhere: expected what exists of these: corpus"),
+        ({"--like": str(RUN)}, "--model: expected none with --like"),
+    ],
+)
+def test_what_makes_no_run_is_one_line_and_no_file(changes, expected, tmp_path):
+    flags = {"--model": "init:2m", "--data": "corpus", "--optimizer": "adamw", "--tokens": "1e6"}
+    arguments = [word for pair in (flags | changes).items() for word in pair]
+    with pytest.raises(LockstepError) as error:
+        lockstep_new(tmp_path / "run.toml", *arguments)
+    assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_without_a_terminal_what_is_missing_is_said_in_one_line(tmp_path):
+    with pytest.raises(LockstepError) as error:
+        lockstep_new(tmp_path / "run.toml", "--model", "init:2m")
+    missing = "--data, --optimizer, --tokens missing, expected it, or a terminal to ask"
+    assert str(error.value) == f"lockstep new: {missing}"
+
+
+def test_in_a_terminal_it_asks_one_question_at_a_time(tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pipeline", "new", "--root", str(tmp_path)]
+    file = tmp_path / "run.toml"
+    answers = (file, "", "", "adamw", "", "2", "")  # an empty one is the default
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=PROJECT, env=environment
+    ) as process:
+        os.close(theirs)
+        seen = ""
+        for answer in answers:
+            seen += _read_until(ours, "]: ")
+            os.write(ours, f"{answer}\n".encode())
+        seen += _read_until(ours, "new: ")
+        assert process.wait(60) == 0
+    os.close(ours)
+    asked = [seen.index(word) for word in ("Model", "Data", "Optimizer", "Tokens", "Peers", "GPUs")]
+    assert asked == sorted(asked)
+    run = runfile.load(file)
+    assert (run.peers.count, run.llm.optimizer.tag(), run.peers.precision) == (
+        2,
+        "AdamW",
+        "float32",
+    )
+
+
+def _read_until(terminal: int, ending: str) -> str:
+    """What a program prints up to some text."""
+    seen, until = "", time.monotonic() + 60
+    while ending not in seen:
+        assert time.monotonic() < until, seen
+        if select.select([terminal], [], [], 1)[0]:
+            seen += os.read(terminal, 65536).decode()
+    return seen
+
+
+# ---- The recipes ----
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_stated_rates_and_tables_are_those_of_the_files_that_are_named(name):
+    recipe = recipe_of(name)
+    for rate in recipe.rates:
+        if rate.file.endswith(".toml"):
+            schedule = document(PROJECT / rate.file)["model"]["LLM"]["lr_schedule"]
+            assert schedule["Cosine"]["base_lr"] == rate.rate
+    if recipe.file.endswith(".toml"):
+        ready = document(PROJECT / recipe.file)["model"]["LLM"]["optimizer"]
+        assert ready == {recipe.tag: recipe.table}
