@@ -11,9 +11,14 @@ from typing import Any, NamedTuple
 from pipeline.errors import LockstepError
 from pipeline.new.starting_model import StartingModel
 from pipeline.sources.listing import EXTENSIONS
+from pipeline.sources.text.document_files import ENDINGS
 
 OF_PACKAGES = "corpus"
 HELD_OUT_PERCENT = 5.0
+DOCUMENTS_HELD_OUT = 1.0  # percent, where documents are many
+TEXT, TOKENS = "text:", "tokens:"  # what an address or a dataset on the hub has
+REPO = r"[\w-][\w.-]*/[\w.-]+"
+SUBSET = re.compile(REPO + r":[\w.-]+")
 LEAST_VOCABULARY, MOST_VOCABULARY = 258, 2**16
 SEEDED = {"Seeded": list(range(1, 33))}  # of params/run.toml
 
@@ -67,6 +72,21 @@ def _has(name: str, *endings: str) -> bool:
     return folder.is_dir() and any(path.name.endswith(endings) for path in folder.rglob("*"))
 
 
+def _has_rows(name: str) -> bool:
+    """Whether a folder has parquet files of token ids, and not of text."""
+    first = next(iter(sorted(Path(name).expanduser().rglob("*.parquet"))), None)
+    if first is None:
+        return False
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        return False  # stage download says what is missing
+    try:
+        return "inputs" in parquet.read_schema(first).names
+    except (ArrowException, OSError):
+        return False
+
+
 def _is_text(name: str) -> bool:
     return Path(name).expanduser().exists() and not name.endswith((*EXTENSIONS, ".parquet"))
 
@@ -102,20 +122,33 @@ def _packages(name: str, model: StartingModel) -> NewData:
 
 
 def _corpus(source: dict[str, Any], said: str, model: StartingModel) -> NewData:
+    tokens, in_tokens = _tokenizer(model)
+    table = source | tokens | {"held_out_percent": HELD_OUT_PERCENT, "shuffle": SEEDED}
+    return NewData({"Corpus": table}, f"{said}, {in_tokens}")
+
+
+def _documents(name: str, model: StartingModel) -> NewData:
+    """Documents anywhere; `owner/name:SUBSET` is a subset of a dataset on the hub."""
+    tokens, in_tokens = _tokenizer(model)
+    source, _, subset = name.partition(":") if SUBSET.fullmatch(name) else (name, "", "")
+    table = {"source": source, **({"subset": subset} if subset else {}), **tokens}
+    table |= {"held_out_percent": DOCUMENTS_HELD_OUT, "shuffle": SEEDED}
+    far = not Path(source).expanduser().exists()
+    return NewData({"Text": table}, f"documents of {name}, {in_tokens}", far=far)
+
+
+def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
+    """Return the keys of the tokenizer that text needs, and what is said of it."""
     vocabulary = model.config["vocab_size"]
     if model.tokenizer is not None:
-        tokens = {"tokenizer": model.tokenizer}
-        said += f", in the tokens of {model.tokenizer}"
-    elif LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
-        tokens = {"vocab_size": vocabulary}
-        said += f", in {vocabulary:,} tokens of a tokenizer that is trained on it"
-    else:
-        raise LockstepError(
-            f"--data: text, and the model has {vocabulary:,} tokens and no tokenizer, expected one "
-            f"in its folder, or {LEAST_VOCABULARY} to {MOST_VOCABULARY} tokens, for one to train"
-        )
-    table = source | tokens | {"held_out_percent": HELD_OUT_PERCENT, "shuffle": SEEDED}
-    return NewData({"Corpus": table}, said)
+        return {"tokenizer": model.tokenizer}, f"in the tokens of {model.tokenizer}"
+    if LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
+        said = f"in {vocabulary:,} tokens of a tokenizer that is trained on it"
+        return {"vocab_size": vocabulary}, said
+    raise LockstepError(
+        f"--data: text, and the model has {vocabulary:,} tokens and no tokenizer, expected one "
+        f"in its folder, or {LEAST_VOCABULARY} to {MOST_VOCABULARY} tokens, for one to train"
+    )
 
 
 def _mixture(name: str, model: StartingModel) -> NewData:
@@ -138,8 +171,9 @@ def _url(name: str, model: StartingModel) -> NewData:
 
 
 def _hub(name: str, model: StartingModel) -> NewData:
-    table = {"Hub": {"repo_id": name, **_in_order(model)}}
-    return NewData(table, f"token files of {name} on the hub", far=True)
+    repo = name.removeprefix(TOKENS)
+    table = {"Hub": {"repo_id": repo, **_in_order(model)}}
+    return NewData(table, f"token files of {repo} on the hub", far=True)
 
 
 KINDS = (
@@ -149,11 +183,27 @@ KINDS = (
         _packages,
     ),
     LocationKind(f"a folder of {' or '.join(EXTENSIONS)}", lambda n: _has(n, *EXTENSIONS), _local),
-    LocationKind("a folder of .parquet", lambda name: _has(name, ".parquet"), _preprocessed),
+    LocationKind("a folder of .parquet", _has_rows, _preprocessed),
+    LocationKind("a folder of .parquet with text", lambda n: _has(n, ".parquet"), _documents),
     LocationKind("a file or folder of text or JSON lines", _is_text, _text),
+    LocationKind(
+        "text:ADDRESS",
+        re.compile(r"text:[a-z0-9+]+://.").match,
+        lambda name, model: _documents(name.removeprefix(TEXT), model),
+    ),
+    LocationKind(
+        "https://.../file.parquet or .jsonl",
+        lambda n: re.match(r"https?://.", n) and n.lower().endswith(ENDINGS),
+        _documents,
+    ),
     LocationKind("https://.../mixture.json", re.compile(r"https?://.*\.json$").match, _mixture),
     LocationKind("https://.../file.ds", re.compile(r"https?://.").match, _web),
     LocationKind("gs://bucket/folder", re.compile(r"gs://.").match, _bucket),
     LocationKind("scheme://...", re.compile(r"[a-z0-9+]+://.").match, _url),
-    LocationKind("owner/name on the hub", re.compile(r"[\w-][\w.-]*/[\w.-]+$").match, _hub),
+    LocationKind("tokens:owner/name on the hub", re.compile(f"{TOKENS}{REPO}$").match, _hub),
+    LocationKind(
+        "owner/name or owner/name:SUBSET of text on the hub",
+        re.compile(REPO + r"(:[\w.-]+)?$").match,
+        _documents,
+    ),
 )

@@ -24,6 +24,7 @@ from pipeline.stage.artifacts import write_json
 from pipeline.stage.keys import PROJECT
 from pipeline.swarm.plan import plan, plan_of
 from tests import tiny
+from tests.pipeline.sources.corpora import parquet_of
 from tests.servers import hub as hub_server
 from tests.servers.hub import REPO
 
@@ -156,17 +157,27 @@ def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch
         ("https://host/mix.json", "https://host/mix.json"),
         ("gs://b/a/c", {"location": {"Gcp": {"bucket_name": "b", "filter_directory": "a/c"}}}),
         ("s3://bucket/a", {"url": "s3://bucket/a"}),
-        ("owner/name", {"repo_id": "owner/name"}),
+        ("tokens:owner/name", {"repo_id": "owner/name"}),
+        ("owner/name", {"source": "owner/name", "vocab_size": 4096}),
+        ("owner/name:some-10BT", {"source": "owner/name", "subset": "some-10BT"}),
+        ("text:s3://bucket/a", {"source": "s3://bucket/a"}),
+        ("https://host/a.jsonl.gz", {"source": "https://host/a.jsonl.gz"}),
         ("tokens", {"path": "tokens", "token_size_in_bytes": "TwoBytes"}),
         ("parquet", "parquet"),
+        ("documents", {"source": "documents", "vocab_size": 4096}),
         ("text", {"path": "text", "vocab_size": 4096}),
     ],
 )  # fmt: skip
 def test_each_kind_of_location_has_a_table_that_loads(name, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for file in ("tokens/a.ds", "parquet/a.parquet", "text/a.txt"):
+    for file, data in {
+        "tokens/a.ds": b"-",
+        "parquet/a.parquet": parquet_of([[1, 2]], column="inputs"),
+        "documents/a.parquet": parquet_of(["a text"]),
+        "text/a.txt": b"-",
+    }.items():
         Path(file).parent.mkdir()
-        Path(file).write_bytes(b"-")
+        Path(file).write_bytes(data)
     lockstep_new("run.toml", "--model", "init:2m", "--data", name, "--optimizer", "adamw",
                  "--tokens", "1e6")  # fmt: skip
     runfile.load(Path("run.toml"))
