@@ -28,14 +28,14 @@ class FetchedPart(NamedTuple):
     Attributes:
       file: what parquet reads: the beginning and the end, nothing in between.
       groups: numbers of the row groups in it that were not in the part before.
+      size: bytes of the beginning.
       sha256: of the beginning.
-      is_whole: whether that is all of the file, so that its checksum was compared.
     """
 
     file: "HeadAndEnd"
     groups: range
+    size: int
     sha256: str
-    is_whole: bool
 
 
 class HeadAndEnd(io.RawIOBase):
@@ -106,7 +106,7 @@ def parts(file: LocationFile, options: FetchOptions) -> Iterator[FetchedPart]:
         (stored,) = fetch_files([file], options, [fetched])
         here = sum(1 for stop in ends if stop <= fetched)
         with HeadAndEnd(stored.path, fetched, end, size) as opened:
-            yield FetchedPart(opened, range(done, here), stored.sha256, fetched == size)
+            yield FetchedPart(opened, range(done, here), fetched, stored.sha256)
         done = here
 
 

@@ -138,12 +138,13 @@ class _Text:
       read: SHA-256 of each file that was read to its end or in part, by name.
       left_out: how many were left out, by reason.
       enough: whether no further file is needed.
-      unproven: SHA-256 of fetched files for which no server gave a checksum.
+      unproven: SHA-256 of what was fetched and no checksum of a server covers.
     """
 
     def __init__(self, location: DataText, listing: Listing, options: FetchOptions):
         self.location, self.listing, self.options = location, listing, options
         self.read: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
         self.left_out: Counter[str] = Counter()
         self.unproven: dict[str, None] = {}
         self.enough = False
@@ -153,19 +154,21 @@ class _Text:
         self.left_out.clear()
         limit, percent = self.options.limit, self.location.held_out_percent
         files = self.listing.files[: None if limit is None else limit.files]
-        # where only tokenizing tells how many files are needed, each is fetched as it is reached
-        at_once = self.options.network.connections if limit is None or limit.files else 1
+        # where only tokenizing tells how much is needed, each file is fetched as it is reached
+        as_needed = limit is not None and limit.files is None
+        at_once = 1 if as_needed else self.options.network.connections
         for first in range(0, len(files), at_once):
             if self.enough:
                 return
             some = files[first : first + at_once]
-            if at_once == 1 and not some[0].origin.is_local and some[0].name.endswith(PARQUET):
+            is_parquet = some[0].name.lower().endswith(PARQUET)
+            if as_needed and is_parquet and not some[0].origin.is_local:
                 for text in self._of_parts(some[0]):
                     yield HELD_OUT if is_held_out(text, percent) else TRAIN, text
                 continue
             for file, stored in zip(some, fetch_files(some, self.options), strict=True):
                 with unchanged([stored.path]):
-                    self._note(file, stored.sha256 or sha256_file(stored.path))
+                    self._note(file, file.origin.size, stored.sha256 or sha256_file(stored.path))
                     column = self.location.column
                     for text in documents(stored.path, file.label, column, self.left_out):
                         yield HELD_OUT if is_held_out(text, percent) else TRAIN, text
@@ -173,9 +176,7 @@ class _Text:
     def _of_parts(self, file: LocationFile) -> Iterator[str]:
         """Yield the documents of a parquet file elsewhere; no more of it is fetched than needed."""
         for part in far_parquet.parts(file, self.options):
-            self.read[file.name] = part.sha256
-            if not part.is_whole:
-                self.unproven[part.sha256] = None
+            self._note(file, part.size, part.sha256)
             column = self.location.column
             yield from of_row_groups(part.file, part.groups, file.label, column, self.left_out)
             if self.enough:
@@ -186,9 +187,12 @@ class _Text:
         found = [f"{count:,} {why}" for why, count in sorted(self.left_out.items()) if count]
         return [f"{self.listing.read}: left out {', '.join(found)}"] if found else []
 
-    def _note(self, file: LocationFile, sha256: str) -> None:
-        self.read[file.name] = sha256
-        if not file.origin.is_local and file.origin.checksum is None:
+    def _note(self, file: LocationFile, size: int, sha256: str) -> None:
+        """Note what was read of a file: the most, if a tokenizer was trained on more of it."""
+        if size >= self._sizes.get(file.name, 0):
+            self.read[file.name], self._sizes[file.name] = sha256, size
+        whole = size == file.origin.size and file.origin.checksum is not None
+        if not file.origin.is_local and not whole:
             self.unproven[sha256] = None
 
 
