@@ -56,18 +56,29 @@ generated: $(VENV)/installed
 	python -m pipeline schema > params/run.schema.json
 	python -m pipeline reference > docs/reference/run-file.md
 
-# Wheel and sdist: their metadata is checked, and each Python that is here installs both in a bare
-# environment and runs an example from another folder.
+# Wheel and sdist: metadata and contents are checked, the files that GitHub reads too; each Python that
+# is here (a shim of pyenv may lead nowhere) installs both in a bare environment and runs an example
+# from another folder.
 PYTHONS := 3.11 3.12 3.13
 EXAMPLE := examples/char_gpt.py --rounds 4 --inner-steps 3 --length 16 --width 16 --layers 1 --text ../README.md
 dist:
 	rm -rf dist build .venv-dist
 	$(PYTHON) -m venv .venv-dist/build
-	.venv-dist/build/bin/pip install -q --disable-pip-version-check build twine
+	.venv-dist/build/bin/pip install -q --disable-pip-version-check build check-jsonschema twine
+	for schema in workflows:workflows/ci workflows:workflows/release dependabot:dependabot \
+	    issue-forms:ISSUE_TEMPLATE/bug issue-forms:ISSUE_TEMPLATE/wish issue-config:ISSUE_TEMPLATE/config; do \
+	    kind=$${schema%%:*}; test $$kind = dependabot || kind=github-$$kind; \
+	    .venv-dist/build/bin/check-jsonschema -q --builtin-schema vendor.$$kind .github/$${schema#*:}.yml || exit 1; \
+	done
 	.venv-dist/build/bin/python -m build -q .
 	.venv-dist/build/bin/twine check --strict dist/*
-	tar -tzf dist/*.tar.gz | sed 's,^[^/]*/,,' | cut -d/ -f1 | sort | uniq -c
-	for python in $(PYTHONS); do command -v python$$python >/dev/null || continue; \
+	tar -tzf dist/*.tar.gz | sed 's,^[^/]*/,,' > dist/inside.txt
+	.venv-dist/build/bin/python -m zipfile -l dist/*.whl | awk 'NR > 1 { print $$1 }' >> dist/inside.txt
+	cut -d/ -f1,2 dist/inside.txt | sort | uniq -c
+	test $$(grep -cE '(^|dist-info/licenses/)LICENSE$$|^lockstep/py.typed$$' dist/inside.txt) = 4
+	! grep -E '^(tests|data|docs|benchmarks|\.github)/|(^|/)test_' dist/inside.txt
+	rm dist/inside.txt
+	for python in $(PYTHONS); do python$$python -c '' 2>/dev/null || continue; \
 	    for file in dist/*.whl dist/*.tar.gz; do \
 	        rm -rf .venv-dist/bare && python$$python -m venv .venv-dist/bare && \
 	        .venv-dist/bare/bin/pip install -q --disable-pip-version-check -c constraints.txt $$file && \
