@@ -105,4 +105,4 @@ def test_a_python_that_is_too_old_is_one_line_before_pip_begins(project, flags, 
     done = subprocess.run(command, cwd=project, capture_output=True, text=True)
     first, *rest = done.stderr.splitlines()
     assert first == f"PYTHON={old}: found Python 3.10, expected {least} or later"
-    assert done.returncode and len(rest) == 1 and rest[0].startswith("make: ***")
+    assert done.returncode and len(rest) == 1 and rest[0].startswith("make")
