@@ -35,6 +35,7 @@ from pipeline import runfile
 from pipeline.stage import allocator, devices
 
 MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
+BESIDE = {"adamw": "adamw", "alone": "distro, one peer"}  # rounds, and what a line calls them
 
 
 def main() -> None:
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--attention", choices=("matmul", "cudnn"), default="matmul")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--beside", choices=BESIDE, nargs="*", default=list(BESIDE))
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="before memory is read")
     parser.add_argument("--restart", action="store_true")
@@ -75,6 +77,12 @@ def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = Fa
     return sizes.load(document)
 
 
+def _make_other(name: str, size: str, run: runfile.Run, chosen: argparse.Namespace) -> runfile.Run:
+    if name == "alone":
+        return make_run(size, 1, chosen)
+    return make_run(size, run.peers.count, chosen, adamw=True)
+
+
 def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     import jax
     import numpy as np
@@ -82,8 +90,7 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     from benchmarks.trial import Trial
 
     distro = Trial(run)
-    adamw = Trial(make_run(size, run.peers.count, chosen, adamw=True))
-    alone = Trial(make_run(size, 1, chosen))
+    others = {name: Trial(_make_other(name, size, run, chosen)) for name in chosen.beside}
     seconds: dict[str, list[float]] = defaultdict(list)
     flops = [0.0]
 
@@ -100,16 +107,15 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         timed("step", distro.step)
         timed("exchange", distro.exchange)
         timed("apply", distro.apply)
-        for name, other in (("adamw", adamw), ("alone", alone)):
+        for name, other in others.items():
             for part in (other.step, other.exchange, other.apply):
                 timed(f"{name} {part.__name__}", part)
 
     median = {name: float(np.median(times)) for name, times in seconds.items()}
     rounds = {
-        "distro": median["step"] + median["exchange"] + median["apply"],
-        "adamw": sum(s for name, s in median.items() if name.startswith("adamw")),
-        "alone": sum(s for name, s in median.items() if name.startswith("alone")),
+        name: sum(s for part, s in median.items() if part.startswith(name)) for name in others
     }
+    rounds["distro"] = median["step"] + median["exchange"] + median["apply"]
     compress = float(np.median(np.subtract(seconds["step"], seconds["gradient"])))
     extra = {"compress": compress, "exchange": median["exchange"], "apply": median["apply"]}
     peak = max(flops)
@@ -127,16 +133,15 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         "devices": len(distro.peers.groups),
         "tokens_per_second": {
             "gradient": round(distro.tokens / median["gradient"]),
-            "adamw": round(adamw.tokens / rounds["adamw"]),
             "distro": round(distro.tokens / rounds["distro"]),
-            "distro, one peer": round(alone.tokens / rounds["alone"]),
+            **{BESIDE[name]: round(t.tokens / rounds[name]) for name, t in others.items()},
         },
         "share_of_round": {name: round(s / rounds["distro"], 4) for name, s in extra.items()},
         "overhead": round(sum(extra.values()) / rounds["distro"], 4),
         "matrix_peak_gflops": round(peak / 1e9, 1),
         "gradient_share_of_peak": round(achieved / peak, 3),
         "bytes_up": len(distro.payloads[0]),
-        "peak_bytes": _peak(),
+        "peak_bytes": peak_memory(),
     }
 
 
@@ -171,7 +176,7 @@ def peak_bytes(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         "size": size,
         "peers": run.peers.count,
         "param_bytes": int(sum(leaf.nbytes for leaf in jax.tree.leaves(trial.params))),
-        "peak_bytes": _peak(),
+        "peak_bytes": peak_memory(),
     }
 
 
@@ -215,7 +220,7 @@ def _alone(kind: str, size: str, peers: int, chosen: argparse.Namespace) -> dict
     return json.loads(subprocess.check_output(command, text=True))
 
 
-def _peak() -> int:
+def peak_memory() -> int:
     """The most memory in use so far: of the accelerator, or of this process."""
     import jax
 

@@ -27,6 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
+from typing import get_args
 
 from benchmarks import sizes
 from benchmarks.peak import matrix_flops
@@ -37,6 +38,7 @@ from pipeline.stage import allocator, devices
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 DEPTHS = (4, 32)
 ATTENTIONS = ("sdpa", "eager")
+REMAT = get_args(runfile.Peers.model_fields["remat"].annotation)
 
 
 def main() -> None:
@@ -45,6 +47,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--attention", choices=("matmul", "cudnn"), default="matmul")
     parser.add_argument("--scan", action="store_true", help="scan layers, as --compile does")
+    parser.add_argument("--remat", choices=REMAT, default=REMAT[0], help="with --scan")
+    parser.add_argument("--alone", action="store_true", help="without PyTorch")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--depth", type=int, help=argparse.SUPPRESS)
@@ -68,6 +72,7 @@ def make_run(size: str, peers: int, chosen: argparse.Namespace) -> runfile.Run:
     document["peers"] |= {
         "precision": chosen.precision,
         "attention": chosen.attention,
+        "remat": chosen.remat,
         "scan_layers": chosen.scan or chosen.compile,
         "threads": max(CORES, document["peers"]["threads"]),  # no core is left idle
     }
@@ -85,7 +90,7 @@ def measure(size: str, chosen: argparse.Namespace) -> dict:
     run = make_run(size, len(jax.devices()), chosen)
     trial = Trial(run)
     parts = {"forward": trial.forward, "gradient": trial.gradient}
-    beside = jax.default_backend() == "cpu" and chosen.precision == "float32"
+    beside = jax.default_backend() == "cpu" and chosen.precision == "float32" and not chosen.alone
     if beside and importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         for attention in ATTENTIONS:
             parts |= pytorch(run, trial.tokens, attention)
@@ -106,6 +111,7 @@ def measure(size: str, chosen: argparse.Namespace) -> dict:
         "precision": chosen.precision,
         "attention": chosen.attention,
         "scan": run.peers.scan_layers,
+        "remat": run.peers.remat,
         "device": jax.devices()[0].device_kind,
         "devices": len(jax.devices()),
         "matrix_peak_gflops": round(max(flops) / 1e9, 1),

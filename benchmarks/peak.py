@@ -1,6 +1,27 @@
-"""What a machine can do at most: the FLOP per second of large matrix products, measured."""
+"""What a machine can do at most: FLOP per second of matrix products, measured and published."""
 
 import time
+
+# Dense bfloat16, sums in float32, of one device by JAX's `device_kind`. NVIDIA's data sheets of
+# H100 (SXM and PCIe), H200 and A100, which give twice the first three, with sparsity; that of H100
+# SXM to the digit from the table of the H100 white paper. Read 2026-11-23.
+PUBLISHED = {
+    "NVIDIA H100 80GB HBM3": 989.4e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200": 989.4e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+}
+
+
+def published_flops(precision: str) -> float | None:
+    """FLOP per second of all devices by their data sheet; None where PUBLISHED has none."""
+    import jax
+
+    devices = jax.devices()
+    of_one = PUBLISHED.get(devices[0].device_kind) if precision == "bfloat16" else None
+    return of_one and of_one * len(devices)
 
 
 def matrix_flops(precision: str) -> float:

@@ -52,7 +52,10 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.case:
         case = chosen.size[0], chosen.optimizer[0], chosen.peers[0]
-        print(json.dumps(measure(*case, chosen.devices, chosen.repeats)))
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", chosen.devices)
+        print(json.dumps(measure(*case, chosen.repeats)))
         return
     for size in chosen.size:
         for optimizer in chosen.optimizer:
@@ -63,10 +66,8 @@ def main() -> None:
                 subprocess.run(command, check=True)
 
 
-def measure(size: str, optimizer: str, peers: int, devices: int, repeats: int) -> dict:
+def measure(size: str, optimizer: str, peers: int, repeats: int) -> dict:
     import jax
-
-    jax.config.update("jax_num_cpu_devices", devices)
     import jax.numpy as jnp
     import numpy as np
 

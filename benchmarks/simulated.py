@@ -5,6 +5,7 @@ Programs are compiled once for many runs, which may differ in seed, faults and l
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from pipeline.swarm.round_settings import RoundSettings
 from pipeline.swarm.swarm import Swarm
 from pipeline.swarm.training_loop import TrainingLoop
 from pipeline.transcript.entry import TABLES, Header
+from pipeline.transcript.observer import Observer
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript, Writer
 from pipeline.wire import message as wire
@@ -91,7 +93,13 @@ class Lab:
         """Return what an auditor of `run` computes with, by default by the lab's programs."""
         return Setup(run, self.hf_config, programs or self.programs, self.data, self.begin)
 
-    def train(self, run: runfile.Run, folder: Path, peers: RunningPeers | None = None) -> Trained:
+    def train(
+        self,
+        run: runfile.Run,
+        folder: Path,
+        peers: RunningPeers | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> Trained:
         """Trains `run` by these peers, or some in this process; the transcript is in `folder`."""
         faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
         peers = peers or make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
@@ -112,7 +120,7 @@ class Lab:
         writer.snapshot(0, self.begin.state)
         record = Record(writer)
         begun = record.begin(self.begin, settings)
-        TrainingLoop(swarm, begun, record, run.config.total_steps).take_rounds()
+        TrainingLoop(swarm, begun, record, run.config.total_steps, observers).take_rounds()
         return Trained(Transcript(folder), faults.fired, peers.state().params)
 
     def audit(

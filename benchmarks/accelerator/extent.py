@@ -1,0 +1,144 @@
+"""How much a section measures: all of it on an accelerator, or as little as proves that it runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from traceback import extract_tb
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+from pipeline.stage.keys import PROJECT
+
+EVERYTHING, NOTHING = "everything_saveable", "nothing_saveable"
+DOTS = "dots_with_no_batch_dims_saveable"
+
+
+class Gradient(NamedTuple):
+    """A way to compute a gradient; `size` is one of benchmarks/sizes.py."""
+
+    size: str
+    attention: str
+    scan: bool
+    remat: str
+
+
+class Extent(NamedTuple):
+    """What sections measure; the sizes are those of benchmarks/sizes.py.
+
+    gradients: the most telling first, should time run out.
+    repeats: of what medians are taken of.
+    peers: of every run.
+    fused: whether attention is cuDNN's where there is a GPU and bfloat16.
+    share: size whose rounds of DisTrO are taken apart; topk: for each of these; beside: what rounds
+      else are timed, as in benchmarks/distro.py.
+    run: size of the runs that are trained, audited, and tried in two layouts.
+    precisions: of the runs that are audited.
+    rounds: of such a run; window: rounds between two of its snapshots.
+    memory: sizes whose memory is compared with what is planned.
+    learning: rounds of each optimizer.
+    megabytes: of the text to learn, at most.
+    simulated: size, numbers of peers and optimizers of `simulate`.
+    batches: texts that are written at once; new_tokens: of each.
+    questions: that are asked.
+    seconds: that a section has; the parts of learning share them.
+    """
+
+    gradients: tuple[Gradient, ...]
+    repeats: int
+    peers: int
+    fused: bool
+    share: str
+    topk: tuple[int, ...]
+    beside: tuple[str, ...]
+    run: str
+    precisions: tuple[str, ...]
+    rounds: int
+    window: int
+    memory: tuple[str, ...]
+    learning: int
+    megabytes: float
+    simulated: tuple[str, tuple[int, ...], tuple[str, ...]]
+    batches: tuple[int, ...]
+    new_tokens: int
+    questions: int
+    seconds: float = 600.0
+
+    def attention(self, precision: str) -> str:
+        """The fastest attention that there is here for runs in this precision."""
+        import jax
+
+        fused = self.fused and precision == "bfloat16" and jax.default_backend() == "gpu"
+        return "cudnn" if fused else "matmul"
+
+
+FULL = Extent(
+    gradients=(
+        Gradient("124M", "cudnn", False, EVERYTHING),
+        Gradient("350M", "cudnn", False, EVERYTHING),
+        Gradient("124M", "matmul", False, EVERYTHING),
+        Gradient("350M", "cudnn", True, DOTS),
+        Gradient("350M", "cudnn", True, NOTHING),
+        Gradient("350M", "cudnn", True, EVERYTHING),
+        Gradient("350M", "matmul", True, NOTHING),
+        Gradient("124M", "cudnn", True, DOTS),
+        Gradient("124M", "cudnn", True, NOTHING),
+    ),
+    repeats=5,
+    peers=4,
+    fused=True,
+    share="124M",
+    topk=(8, 32),
+    beside=("alone",),
+    run="35M",
+    precisions=("bfloat16", "float32"),
+    rounds=4,
+    window=2,
+    memory=("35M", "124M"),
+    learning=100,
+    megabytes=40.0,
+    simulated=("5M", (4, 16), ("adamw", "distro", "diloco")),
+    batches=(1, 8, 64),
+    new_tokens=128,
+    questions=200,
+)
+TOY = Extent(
+    gradients=(Gradient("toy", "matmul", True, DOTS),),
+    repeats=1,
+    peers=2,
+    fused=False,
+    share="toy",
+    topk=(8,),
+    beside=(),
+    run="toy",
+    precisions=("bfloat16",),
+    rounds=2,
+    window=1,
+    memory=("toy",),
+    learning=2,
+    megabytes=0.2,
+    simulated=("toy", (2,), ("distro",)),
+    batches=(2,),
+    new_tokens=4,
+    questions=4,
+)
+EXTENTS = {"full": FULL, "toy": TOY}
+
+
+def attempt(names: dict, case: Callable[[], dict]) -> dict:
+    """Names of a case with what it gives, or with the error that ended it.
+
+    A case may want more memory than there is, or a kernel that is missing; the next one may not.
+    """
+    try:
+        return names | case()
+    except Exception as error:
+        return names | {"error": explained(error)}
+
+
+def explained(error: Exception) -> str:
+    """One line: what went wrong, and where in this project if that is not what the error says."""
+    if isinstance(error, LockstepError):
+        return str(error)
+    first = (str(error).splitlines() or [""])[0][:300]
+    ours = [frame for frame in extract_tb(error.__traceback__) if str(PROJECT) in frame.filename]
+    places = [f"{Path(one.filename).relative_to(PROJECT)}:{one.lineno}" for one in ours[-1:]]
+    return f"{type(error).__name__}: {first} ({''.join(places)})"

@@ -1,0 +1,256 @@
+"""What optimizers learn, and how fast text is written and scored."""
+
+import argparse
+import json
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import jax
+import numpy as np
+
+from benchmarks import convergence, generate, simulate, sizes
+from benchmarks.accelerator.extent import Extent, attempt
+from benchmarks.cases import CASES, Case
+from benchmarks.simulated import Lab
+from pipeline import runfile, sources
+from pipeline.programs import held_out
+from pipeline.programs.placement import device_groups
+from pipeline.protocol.driver import RunProgress
+from pipeline.runfile.data import DataCorpus
+from pipeline.sources import FetchOptions
+from pipeline.stage.progress import Progress
+from pipeline.swarm import begin
+from pipeline.swarm.peers import SimulatedPeers
+from pipeline.tasks import choices, held_out_texts, next_line, task_model
+from pipeline.tokens.shards import write_shards
+from pipeline.transcript.entry import Entry
+from pipeline.transcript.observer import Observer
+from pipeline.weights import exported
+
+OPTIMIZERS = ("distro", "adamw", "diloco")
+MODULES = ("jax", "flax", "numpy", "optax")  # whose source is learned beside that of Python itself
+SPENT = 0.85  # of a share of time: compiling and snapshots come on top
+SKIPPED = {"test", "tests", "site-packages", "dist-packages"}
+FAST = {"upload_mbps": 1e6, "download_mbps": 1e6, "tokens_per_second": 1e7}  # nobody is late
+
+
+def learning(extent: Extent, work: Path) -> Iterator[dict]:
+    """Some rounds of each optimizer on the same text, with held-out losses."""
+    end = perf_counter() + extent.seconds
+    shards = text(extent, work)
+    listed = json.loads((shards / "shards.json").read_text())
+    yield {"text_sha256": listed["source"]["sha256"], "text_bytes": listed["source"]["bytes"]}
+    for place, name in enumerate(OPTIMIZERS):
+        share = SPENT * (end - perf_counter()) / (len(OPTIMIZERS) - place)
+        case = partial(_learn, extent, CASES[name], shards, work, perf_counter() + share)
+        yield attempt({"optimizer": name}, case)
+
+
+def _learn(extent: Extent, case: Case, shards: Path, work: Path, end: float) -> dict:
+    run = _run(extent, case)
+    hf_config = run.llm.checkpoint.config
+    lab = Lab(run, hf_config)
+    lab.data = begin.rows(run, hf_config, shards)
+    peers = begin.make_peers(lab.programs, run.peers.layout, lab.begin.state, lab.devices)
+    losses = HeldOutLosses(run, peers, held_out.read(run, shards).rows_NW, end)
+    with TemporaryDirectory(dir=work) as folder, suppress(OutOfTimeError):
+        lab.train(run, Path(folder), peers, [losses])
+    return {
+        "size": extent.run,
+        "peers": run.peers.count,
+        "precision": run.peers.precision,
+        "attention": run.peers.attention,
+        "base_lr": case.base_lr,
+        "local_steps": case.local_steps,
+        "rounds": len(losses.seconds),
+        "rounds_asked_for": run.config.total_steps,
+        "bytes_up_per_round": round(sum(losses.bytes) / len(losses.bytes)),
+        "held_out": losses.found,
+        "milliseconds_per_round": round(1000 * losses.per_round, 2),
+        "tokens_per_second": round(losses.tokens / losses.per_round),
+    }
+
+
+def _run(extent: Extent, case: Case) -> runfile.Run:
+    """As many rounds for each optimizer, of as many tokens for each local step."""
+    steps = extent.learning * case.local_steps
+    document = convergence.run_document(extent.run, case, case.base_lr, 0, steps)
+    document["config"] |= {"epoch_time": 10**6}
+    document["links"] |= FAST
+    document["peers"] |= {"precision": "bfloat16", "attention": extent.attention("bfloat16")}
+    return sizes.load(document)
+
+
+class OutOfTimeError(Exception):
+    """A training has had its time, with rounds left."""
+
+
+class HeldOutLosses(Observer):
+    """The held-out loss before the first round and after every `[held_out] every`.
+
+    Ends a training with OutOfTimeError after the first round that is over later than `end`.
+
+    found: rows (round, tokens, loss). bytes: of a peer's message, by round. per_round: median
+      seconds of a round and its record.
+    """
+
+    def __init__(self, run: runfile.Run, peers: SimulatedPeers, rows_NW: np.ndarray, end: float):
+        self.run, self.peers, self.rows_NW = run, peers, rows_NW
+        self.tokens = run.config.global_batch_size_end * run.llm.max_seq_len
+        self.found = [self._measured(0)]
+        self.seconds: list[float] = []
+        self.bytes: list[int] = []
+        self._began, self._end = 0.0, end
+
+    def begins(self, step: int, progress: RunProgress) -> None:
+        """Note when a round begins."""
+        self._began = perf_counter()
+
+    def took(self, entry: Entry) -> Entry:
+        """Note the loss after a round where that is due, and the time that takes."""
+        step, last = entry.round.step, self.run.config.total_steps
+        self.bytes.append(entry.evidence.messages[0].bytes)
+        jax.block_until_ready(list(self.peers.params_on.values()))
+        ended = perf_counter()
+        if step % self.run.held_out.every == 0 or step == last or ended > self._end:
+            self.found.append(self._measured(step))
+        self._began += perf_counter() - ended
+        return entry
+
+    def kept(self, entry: Entry, progress: RunProgress) -> None:
+        """Note how long the round took, its record included."""
+        self.seconds.append(perf_counter() - self._began)
+        if self.found[-1][0] == entry.round.step and perf_counter() > self._end:
+            raise OutOfTimeError
+
+    @property
+    def per_round(self) -> float:
+        return median(self.seconds)
+
+    def _measured(self, step: int) -> tuple[int, int, float]:
+        measure, size = self.peers.measure, self.run.peers.micro_batch
+        loss = held_out.mean_loss(measure, self.rows_NW, size)
+        return step, step * self.tokens, round(loss, 4)
+
+
+def text(extent: Extent, work: Path) -> Path:
+    """Shards of source code that is in every environment, and a tokenizer trained on it."""
+    folder = work / "shards"
+    if folder.is_dir():
+        return folder
+    vocabulary, aside = sizes.SIZES[extent.run].vocabulary, work / "shards.part"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    path = work / "text.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        left = extent.megabytes * 1e6
+        for source in _python_files():
+            document = source.read_text(encoding="utf-8", errors="replace")
+            if (left := left - len(document)) < 0:
+                break
+            file.write(json.dumps({"text": document}) + "\n")
+    shuffle = sizes.document(sizes.SIZES[extent.run])["model"]["LLM"]["data_location"]["Corpus"]
+    location = DataCorpus(**shuffle | {"path": str(path), "vocab_size": vocabulary})
+    progress = partial(Progress, "benchmark")
+    options = FetchOptions(
+        work / "store", None, stream=False, network=runfile.Network(), progress=progress
+    )
+    write_shards(aside, sources.fetch(location, aside, options))
+    aside.rename(folder)
+    return folder
+
+
+def _python_files() -> Iterator[Path]:
+    roots = [Path(import_module(name).__file__).parent for name in MODULES]
+    for root in (Path(sysconfig.get_path("stdlib")), *roots):
+        for path in sorted(root.rglob("*.py")):
+            if not SKIPPED.intersection(path.relative_to(root).parts):
+                yield path
+
+
+def simulated(extent: Extent, work: Path) -> Iterator[dict]:
+    """Rounds of `simulate` beside the gradient alone of as many tokens."""
+    del work
+    size, counts, optimizers = extent.simulated
+    for peers in counts:
+        for name in optimizers:
+            case = partial(simulate.measure, size, name, peers, 2 * extent.repeats)
+            yield attempt({"size": size, "optimizer": name, "peers": peers}, case)
+
+
+def writing(extent: Extent, work: Path) -> Iterator[dict]:
+    """Tokens per second of text that a model of random params writes."""
+    folder = _random_model(extent, work)
+    for batch in extent.batches:
+        yield attempt({"batch": batch}, partial(_write, extent, folder, batch))
+
+
+def _write(extent: Extent, folder: Path, batch: int) -> dict:
+    vocabulary = sizes.SIZES[extent.run].vocabulary
+    prompts = np.random.default_rng(0).integers(1, vocabulary, (batch, 8)).tolist()
+    chosen = argparse.Namespace(new_tokens=extent.new_tokens)
+    seconds = _timed(generate.ours(folder, prompts, chosen), extent.repeats)
+    return {
+        "size": extent.run,
+        "new_tokens": extent.new_tokens,
+        "tokens_per_second": round(batch * extent.new_tokens / seconds),
+    }
+
+
+def tasks(extent: Extent, work: Path) -> Iterator[dict]:
+    """Requests per second of the task next_line, on text that nobody trains on."""
+    yield attempt({"task": next_line.NAME}, partial(_ask, extent, work))
+
+
+def _ask(extent: Extent, work: Path) -> dict:
+    run, shards = _run(extent, CASES["adamw"]), text(extent, work)
+    folder = _random_model(extent, work)
+    read = exported.read(folder)
+    groups = device_groups(jax.devices(), 1)
+    params_on = {group: group.put(read.params) for group in groups}
+    model = task_model.of_folder(read, folder, params_on, run.evaluate.batch_size)
+    texts = held_out_texts.documents(run, shards, read.tokenizer)
+    drawn = next_line.questions(texts, 0)
+    asked = choices.ask(drawn, read.tokenizer, model.beginning, model.context, extent.questions)
+    seconds = _timed(partial(model.log_likelihoods, asked.requests), extent.repeats)
+    tokens = sum(len(before) + len(after) for before, after in asked.requests)
+    return {
+        "size": extent.run,
+        "questions": len(asked.questions),
+        "requests": len(asked.requests),
+        "batch_size": run.evaluate.batch_size,
+        "requests_per_second": round(len(asked.requests) / seconds, 1),
+        "tokens_per_second": round(tokens / seconds),
+    }
+
+
+def _random_model(extent: Extent, work: Path) -> Path:
+    """An exported folder of random params, and the text's tokenizer."""
+    folder = work / "random"
+    if not folder.is_dir():
+        aside = work / "random.part"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        generate.write_random(_run(extent, CASES["adamw"]), aside)
+        for path in (text(extent, work) / sources.TOKENIZER).glob("*.json"):
+            shutil.copy(path, aside)
+        aside.rename(folder)
+    return folder
+
+
+def _timed(work: Callable[[], object], repeats: int) -> float:
+    """Median seconds of some calls, after two that compile and warm up."""
+    seconds = []
+    for _ in range(repeats + 2):
+        began = perf_counter()
+        work()
+        seconds.append(perf_counter() - began)
+    return median(seconds[2:])

@@ -1,0 +1,146 @@
+"""Whether a run has the same bits again, and what audits find of it: here, and on a CPU."""
+
+import argparse
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
+
+import jax
+
+from benchmarks import distro
+from benchmarks.accelerator.extent import Extent, attempt
+from benchmarks.simulated import Lab
+from pipeline.audit.tolerance import limit
+from pipeline.errors import LockstepError
+from pipeline.programs.placement import device_groups
+from pipeline.programs.replica import Replica
+from pipeline.stage.artifacts import read_json, write_json
+from pipeline.swarm.begin import Start
+from pipeline.transcript.state import State
+from pipeline.transcript.transcript import Transcript
+from pipeline.wire.commitment import tree_hash
+
+
+def bits(extent: Extent, work: Path) -> Iterator[dict]:
+    """Two runs in one process; the first is left for the audits."""
+    for precision in extent.precisions:
+        attention = extent.attention(precision)
+        names = {"precision": precision, "attention": attention}
+        yield attempt(names, partial(_twice, extent, precision, attention, work))
+
+
+def _twice(extent: Extent, precision: str, attention: str, work: Path) -> dict:
+    lab = lab_of(extent, precision, attention)
+    folder = work / "proof" / precision
+    began = perf_counter()
+    found = [_train(lab, folder / name) for name in ("first", "second")]
+    took = perf_counter() - began
+    write_json(folder / "trained.json", found[0] | {"attention": attention})
+    return {
+        "size": extent.run,
+        "peers": extent.peers,
+        "rounds": extent.rounds,
+        "equal": found[0] == found[1],
+        "seconds": round(took, 2),
+    }
+
+
+def audit(extent: Extent, work: Path) -> Iterator[dict]:
+    """An audit, bit for bit, in a process of its own; and a third run there."""
+    for precision in extent.precisions:
+        yield attempt({"precision": precision}, partial(_audit, extent, precision, work))
+
+
+def _audit(extent: Extent, precision: str, work: Path) -> dict:
+    folder = work / "proof" / precision
+    trained = _read(folder)
+    lab = lab_of(extent, precision, trained.pop("attention"))
+    began = perf_counter()
+    findings = lab.audit(lab.run, Transcript(folder / "first"))
+    took = perf_counter() - began
+    return {
+        "method": "bitwise",
+        "device": jax.devices()[0].device_kind,
+        "windows": len(lab.run.snapshots().windows) * extent.peers,
+        "findings": len(findings),
+        "first_finding": findings[0].text if findings else None,
+        "seconds": round(took, 2),
+        "third_run_equal": _train(lab, folder / "third") == trained,
+    }
+
+
+def audit_on_cpu(extent: Extent, work: Path) -> Iterator[dict]:
+    """An audit on a CPU: how far each message is from what is computed there."""
+    for precision in extent.precisions:
+        yield attempt({"precision": precision}, partial(_audit_on_cpu, extent, precision, work))
+
+
+def _audit_on_cpu(extent: Extent, precision: str, work: Path) -> dict:
+    folder = work / "proof" / precision
+    trained = _read(folder)
+    lab, transcript = lab_of(extent, precision, "matmul"), Transcript(folder / "first")
+    lab.begin = start_of(lab, transcript)
+    distances = sorted(distances_of(lab, transcript))
+    findings = lab.audit(lab.run, transcript, elsewhere=lab.programs)
+    return {
+        "method": "tolerance",
+        "attention": trained["attention"],
+        "trained_on": transcript.header.environment["device_kind"],
+        "device": jax.devices()[0].device_kind,
+        "messages": len(distances),
+        "median_distance": distances[len(distances) // 2],
+        "largest_distance": distances[-1],
+        "limit": limit(lab.run, None),
+        "findings": len(findings),
+        "first_finding": findings[0].text if findings else None,
+    }
+
+
+def start_of(lab: Lab, transcript: Transcript) -> Start:
+    """The start that training wrote: other devices draw other random params."""
+    like, first = lab.begin.state, transcript.snapshots[0]
+    owned = tuple(transcript.own(first, peer, own) for peer, own in enumerate(like.own))
+    return Start(State(*transcript.agreed(first, like), owned), 0, 0)
+
+
+def distances_of(lab: Lab, transcript: Transcript) -> Iterator[float]:
+    """How far each message of a run is from what its step gives here: `Optimizer.compare`."""
+    setup, programs, like = lab.setup(lab.run), lab.programs, lab.begin.state
+    group = device_groups(jax.devices(), programs.parts)[0]
+    first = transcript.snapshots[0]
+    replica = Replica.put(programs, group, *transcript.agreed(first, like))
+    own = [group.put(transcript.own(first, peer, x)) for peer, x in enumerate(like.own)]
+    for entry in transcript.rounds:
+        round_, sent = entry.round, entry.evidence.messages
+        messages = {peer: transcript.message(one, programs.form) for peer, one in sent.items()}
+        for peer, message in messages.items():
+            span = round_.assignment[peer]
+            work = setup.settings.work(programs, setup.data, span, round_.trainers)
+            distance, own[peer] = replica.compare(own[peer], work, round_.step, message)
+            yield float(distance)
+        applied = {peer: messages[peer] for peer in entry.decision.applied}
+        replica = replica.receive(applied, round_.sequences, lab.run.peers.count, round_.step)
+
+
+@cache
+def lab_of(extent: Extent, precision: str, attention: str) -> Lab:
+    """Programs of the run that is audited."""
+    chosen = argparse.Namespace(topk=extent.topk[0], precision=precision, attention=attention)
+    run = distro.make_run(extent.run, extent.peers, chosen)
+    config = run.config.model_copy(update={"total_steps": extent.rounds})
+    witness = run.witness.model_copy(update={"snapshot_every": extent.window})
+    run = run.model_copy(update={"config": config, "witness": witness})
+    return Lab(run, run.llm.checkpoint.config)
+
+
+def _train(lab: Lab, folder: Path) -> dict:
+    """The hashes of a run's transcript and last params."""
+    trained = lab.train(lab.run, folder)
+    return {"transcript": trained.transcript.hash, "params": tree_hash(trained.params)}
+
+
+def _read(folder: Path) -> dict:
+    if not (folder / "trained.json").is_file():
+        raise LockstepError(f"{folder}: holds no run, expected that of section bits")
+    return read_json(folder / "trained.json")

@@ -1,0 +1,139 @@
+"""How fast a gradient and a round are, and what they take of memory."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import jax
+
+import pipeline
+from benchmarks import distro, model, rounds
+from benchmarks.accelerator.extent import Extent, Gradient, attempt
+from benchmarks.peak import matrix_flops, published_flops
+from benchmarks.sizes import SIZES
+from benchmarks.trial import Trial
+from pipeline.stage import devices
+from pipeline.swarm.device_memory import run_memory
+
+MFU, OVERHEAD, PLANNED = 0.45, 0.05, 0.15  # goals; the last is how far memory may be from its plan
+
+
+def machine(extent: Extent, work: Path) -> Iterator[dict]:
+    """What is measured on, and how fast its matrix products are."""
+    del work
+    first = jax.devices()[0]
+    published = published_flops("bfloat16")
+    yield {
+        "lockstep": pipeline.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        **devices.describe(),
+        "devices": len(jax.devices()),
+        "bytes_of_device": (first.memory_stats() or {}).get("bytes_limit"),
+        "published_tflops": published and published / 1e12,
+    }
+    for precision in ("bfloat16", "float32"):
+        found = [matrix_flops(precision) for _ in range(extent.repeats)]
+        yield {"precision": precision, "matrix_tflops": round(max(found) / 1e12, 3)}
+
+
+def gradient(extent: Extent, work: Path) -> Iterator[dict]:
+    """A gradient's FLOP per second, as a share of what is published of the devices."""
+    del work
+    for case in extent.gradients:
+        yield attempt(case._asdict(), partial(_gradient, case, extent))
+
+
+def autotuned(extent: Extent, work: Path) -> Iterator[dict]:
+    """The first of the gradients; the process of this section has another XLA_FLAGS."""
+    del work
+    case = extent.gradients[0]
+    names = case._asdict() | {"xla_flags": os.environ["XLA_FLAGS"]}
+    yield attempt(names, partial(_gradient, case, extent))
+
+
+def _gradient(case: Gradient, extent: Extent) -> dict:
+    asked = {"precision": "bfloat16", "repeats": extent.repeats, "alone": True, "depth": None}
+    chosen = argparse.Namespace(**case._asdict(), **asked, compile=False)
+    line = model.measure(case.size, chosen)
+    flops = line["gradient"]["tokens_per_second"] * SIZES[case.size].flop_per_token
+    published = published_flops("bfloat16")
+    mfu = published and round(flops / published, 4)
+    return line | {
+        "tflops": round(flops / 1e12, 3),
+        "published_tflops": published and published / 1e12,
+        "mfu": mfu,
+        "goal": MFU,
+        "met": mfu and mfu >= MFU,
+    }
+
+
+def share(extent: Extent, work: Path) -> Iterator[dict]:
+    """What DisTrO adds to a gradient: compress, exchange and apply, as shares of a round."""
+    del work
+    for topk in extent.topk:
+        yield attempt({"size": extent.share, "topk": topk}, partial(_share, extent, topk))
+
+
+def _share(extent: Extent, topk: int) -> dict:
+    chosen = _chosen(extent, topk)
+    run = distro.make_run(extent.share, extent.peers, chosen)
+    line = distro.measure(extent.share, run, chosen)
+    return line | {"goal": OVERHEAD, "met": _on_accelerator(line["overhead"] <= OVERHEAD)}
+
+
+def layouts(extent: Extent, work: Path) -> Iterator[dict]:
+    """Rounds of layout `each`, and of `shard_map`: one fused program."""
+    del work
+    run = distro.make_run(extent.run, extent.peers, _chosen(extent, extent.topk[0]))
+    for layout in ("each", "shard_map"):
+        names = {"size": extent.run, "layout": layout, "precision": run.peers.precision}
+        yield attempt(names, partial(rounds.measure, run, layout, 2 * extent.repeats))
+
+
+def memory(extent: Extent, work: Path) -> Iterator[dict]:
+    """The most memory of some rounds beside what `lockstep plan` says.
+
+    On a CPU that is memory of the process, and counts a checkpoint that nobody saves here.
+    """
+    del work
+    for size in extent.memory:  # the largest last: a process knows the peak of all it did
+        yield attempt({"size": size}, partial(_memory, extent, size))
+
+
+def _memory(extent: Extent, size: str) -> dict:
+    run = distro.make_run(size, extent.peers, _chosen(extent, extent.topk[0]))
+    trial = Trial(run)
+    found = run_memory(run, trial.programs)
+    for _ in range(extent.repeats):
+        for part in (trial.step, trial.exchange, trial.apply, trial.forward):
+            part()
+    measured = distro.peak_memory()
+    planned = found and (found.of_process if found.in_one else found.of_device)
+    ratio = planned and round(measured / planned, 3)
+    near = ratio and abs(ratio - 1) <= PLANNED
+    return {
+        "peers": run.peers.count,
+        "planned_bytes": planned,
+        "measured_bytes": measured,
+        "ratio": ratio,
+        "goal": PLANNED,
+        "met": _on_accelerator(near),
+    }
+
+
+def _chosen(extent: Extent, topk: int) -> argparse.Namespace:
+    return argparse.Namespace(
+        topk=topk,
+        precision="bfloat16",
+        attention=extent.attention("bfloat16"),
+        repeats=extent.repeats,
+        beside=extent.beside,
+    )
+
+
+def _on_accelerator(met: bool | None) -> bool | None:
+    """Whether a goal is met; None on a CPU, for which none of these was set."""
+    return None if jax.default_backend() == "cpu" else met

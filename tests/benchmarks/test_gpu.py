@@ -1,0 +1,85 @@
+"""The benchmark of accelerators, on a CPU: every section runs, and one that fails says so."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from benchmarks import gpu
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """The lines of every section, by its name: all in this process, with programs in common."""
+    work = tmp_path_factory.mktemp("work")
+    with tiny.like_a_process(), pytest.MonkeyPatch.context() as patch:
+        for module in ("simulated", "trial"):
+            patch.setattr(f"benchmarks.{module}.programs_of", tiny.programs_in_common)
+        return {name: list(gpu.lines_of(name, "toy", work, 600)) for name in gpu.SECTIONS}
+
+
+def test_every_section_gives_lines_without_errors(lines):
+    for name, found in lines.items():
+        assert [line["error"] for line in found if "error" in line] == []
+        assert found and {line["section"] for line in found} == {name}
+        json.dumps(found, allow_nan=False)
+    goals = [line for found in lines.values() for line in found if "goal" in line]
+    assert len(goals) == 4 and all(line["met"] is None for line in goals)  # none is a CPU's
+
+
+def test_a_run_has_the_same_bits_again_and_its_audits_find_nothing(lines):
+    (bits,), (audit,), (near,) = (lines[name] for name in ("bits", "audit", "audit_on_cpu"))
+    assert bits["equal"] and audit["third_run_equal"]
+    assert (audit["windows"], audit["findings"], near["findings"]) == (4, 0, 0)
+    assert (near["messages"], near["largest_distance"]) == (4, 0.0)  # it was trained on a CPU too
+
+
+def test_optimizers_learn_the_same_tokens_in_each_step(lines):
+    by_name = {line["optimizer"]: line for line in lines["learning"] if "optimizer" in line}
+    for line in by_name.values():
+        assert line["held_out"][-1][2] < line["held_out"][0][2]
+        assert [row[0] for row in line["held_out"]] == [0, 1, 2]
+    tokens = {name: line["held_out"][-1][1] for name, line in by_name.items()}
+    assert tokens == {"distro": 512, "adamw": 512, "diloco": 5120}
+    assert by_name["distro"]["bytes_up_per_round"] < by_name["adamw"]["bytes_up_per_round"] / 10
+
+
+def test_rounds_and_memory_are_measured(lines):
+    (share,), (memory,) = lines["share"], lines["memory"]
+    assert set(share["share_of_round"]) == {"compress", "exchange", "apply"}
+    assert [line["layout"] for line in lines["layouts"]] == ["each", "shard_map"]
+    assert memory["measured_bytes"] > 0 and memory["planned_bytes"] > 0
+    assert lines["tasks"][0]["questions"] == 4
+
+
+def run(*options: str) -> tuple[int, list[dict]]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "toy", *options]
+    environment = tiny.environment(PROJECT)
+    done = subprocess.run(command, env=environment, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_section_over_its_time_is_ended_and_one_without_time_is_not_begun(tmp_path):
+    status, lines = run("--sections", "machine,gradient", "--seconds", "0.7")
+    assert [line["section"] for line in lines] == ["machine", "gradient"]
+    assert [line["ended"] for line in lines] == ["not begun", "after its time"]
+    assert status == 1
+
+
+def test_a_section_that_fails_says_why_and_the_next_one_runs(tmp_path):
+    (tmp_path / "shards").write_text("a file where a folder is expected")
+    status, lines = run("--sections", "audit", "--work", str(tmp_path))
+    error, ended = lines
+    assert "holds no run, expected that of section bits" in error["error"]
+    assert (status, ended["ended"]) == (1, "well")
+
+
+def test_what_is_needed_is_what_the_project_depends_on_and_is_here():
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    named = [line for line in project["dependencies"] if line.startswith(gpu.NEEDED)]
+    assert len(named) == len(gpu.NEEDED)
+    assert list(gpu.lines_of_check()) == []
