@@ -124,6 +124,7 @@ def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack
         faults,
         must_pause=monitor.must_pause,
         timed=profile.timed,
+        spool=scratch,
     )
     bar = Progress("train", total=run.config.total_steps, unit="round", start=begun.step)
     with signals.stopping() as asked_to_stop, checkpoints, bar, monitor:

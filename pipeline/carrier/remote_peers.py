@@ -154,7 +154,8 @@ class RemotePeers(Asking):
             if keep:
                 self._own[peer] = trees["own"]
             loss, committed = float(trees["loss"]), state if asked.hashed else None
-            done[peer] = Done(trees["message"], loss, committed, answer.seconds)
+            message = asked.pack(trees["message"], peer)
+            done[peer] = Done(message, loss, committed, answer.seconds)
         if keep:  # a state is kept; one that no training goes on with would stop all
             bad = [p for p in done if not all(np.isfinite(x).all() for x in leaves(self._own[p]))]
             for peer in bad if len(bad) < len(done) else ():

@@ -3,10 +3,12 @@
 Each optimizer takes an `aggregate`, and reduces the values that peers sent by nothing else.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipeline.optim.optimizer import Tree
 
@@ -50,3 +52,30 @@ def equally(aggregate: AggregateFn) -> AggregateFn:
 
 
 EQUAL_MEAN = equally(mean)
+
+
+def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
+    """Return `mean` of some elements of each peer's values, on the host.
+
+    In float32, one peer after the other: each element alone, so that it is the same whichever
+    others are there. XLA takes another order, by shapes; so last bits may differ from `mean`.
+
+    Args:
+      values: Float32 arrays of one shape, by peer. What has the weight 0 is not read.
+      weight: Integers or bool [peer].
+    """
+    share = weight.astype(np.float32) / np.float32(max(weight.max(), 1))
+    total = np.zeros_like(values[0])
+    for x, of_peer in zip(values, share, strict=True):
+        if of_peer:
+            total += x if of_peer == 1 else of_peer * x
+    total /= max(share.sum(), np.float32(1))
+    return total
+
+
+def _equal_mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
+    return mean_on_host(values, weight > 0)
+
+
+ON_HOST = {mean: mean_on_host, EQUAL_MEAN: _equal_mean_on_host}
+"""By an `AggregateFn`, the same of parts of the values on the host, where that can be."""

@@ -70,6 +70,7 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
     return optimizer._replace(
         init=init, lookahead=lookahead, accumulate=accumulate, send=send, receive=receive,
         compare=compare, areas=areas, align=no_align if optimizer.align is no_align else align,
+        merge=None,
     )  # fmt: skip
 
 
@@ -151,6 +152,7 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
     return optimizer._replace(
         init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
         lookahead=lookahead_inside(optimizer.lookahead), align=align_inside(optimizer.align),
+        merge=None,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.aggregate import EQUAL_MEAN, AggregateFn
+from pipeline.optim.aggregate import EQUAL_MEAN, ON_HOST, AggregateFn
 from pipeline.optim.expect import (
     expect_aggregate,
     expect_clip,
@@ -13,6 +13,7 @@ from pipeline.optim.expect import (
     expect_rates,
 )
 from pipeline.optim.optimizer import (
+    Merge,
     Optimizer,
     RoundPeers,
     Tree,
@@ -66,9 +67,11 @@ def dense(
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        grads = aggregate(messages, peers.weight)
-        scale = clip_scale(grads, clip_grad_norm)
-        grads = jax.tree.map(lambda g: g * scale, grads)
+        return take(aggregate(messages, peers.weight), params, shared, step)
+
+    def take(merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        scale = clip_scale(merged, clip_grad_norm)
+        grads = jax.tree.map(lambda g: g * scale, merged)
         d, shared = direction.update(grads, shared)
         lr = rate(learning_rate, step)
         updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), d, params)
@@ -81,4 +84,5 @@ def dense(
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda _: 0, params)
 
-    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas)
+    merge = Merge(ON_HOST[aggregate], take) if aggregate in ON_HOST else None
+    return Optimizer(init, no_lookahead, accumulate, send, receive, compare, areas, merge=merge)

@@ -1,5 +1,6 @@
 """The interface of optimizers: eight pure functions over two states."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -136,6 +137,40 @@ class ReceiveFn(Protocol):
         """
 
 
+class TakeFn(Protocol):
+    """take(merged, params, shared, step) -> updates, shared."""
+
+    def __call__(
+        self, merged: Tree, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        """Return what all peers add to their params: `ReceiveFn` after its aggregate.
+
+        Args:
+          merged: What the messages of all peers became together; shapes of one.
+          params: Params that all peers agree on.
+          shared: The state that is one copy.
+          step: int32 [], counted from 1.
+        """
+
+
+class Merge(NamedTuple):
+    """`Optimizer.receive` in two parts, for messages too large to have all peers' on a device.
+
+    Except for rounding,
+
+        receive(messages, peers, params, shared, step)
+          = take(aggregate of each array of the messages, params, shared, step)
+
+    Attributes:
+      aggregate: aggregate(values, weight) of some elements of an array of all peers, on the host;
+        see `aggregate.mean_on_host`.
+      take: What is left to do.
+    """
+
+    aggregate: Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray]
+    take: TakeFn
+
+
 class CompareFn(Protocol):
     """compare(own, message, params, step) -> distance, own."""
 
@@ -222,6 +257,7 @@ class Optimizer(NamedTuple):
       fragments: Number of fragments of the params; rounds exchange one each, in turns.
       delay: Local steps of the next round that a peer takes before it needs what was exchanged,
         and aligns; at most inner_steps.
+      merge: The parts of `receive`, where it has such.
     """
 
     init: InitFn
@@ -235,6 +271,7 @@ class Optimizer(NamedTuple):
     align: AlignFn = no_align
     fragments: int = 1
     delay: int = 0
+    merge: Merge | None = None
 
     @property
     def overlapped(self) -> float:

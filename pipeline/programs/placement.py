@@ -39,6 +39,13 @@ class DeviceGroup:
         parts = len(self.devices)
         return self._put(tree, lambda x: cut(x.shape, parts))
 
+    def put_owned(self, array: np.ndarray) -> jax.Array:
+        """Put an array there as `put` does, in memory that a program may take for its result."""
+        layout = self._on(cut(array.shape, len(self.devices)))
+        if self._spans_processes:
+            return self._put(array, lambda x: cut(x.shape, len(self.devices)))
+        return jax.device_put(array, layout, may_alias=False)
+
     def put_whole(self, tree: Tree) -> Tree:
         """Put each array whole on every device."""
         return self._put(tree, lambda _: Spec())

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pipeline.optim.optimizer import RoundPeers, Tree, no_align
+from pipeline.programs.merging import merge_parts
 from pipeline.programs.placement import DeviceGroup
 from pipeline.programs.train_step import PeerResult, Programs, Work
 
@@ -57,19 +58,24 @@ class Replica:
         """Return the replica after the messages of some of the run's `count` peers.
 
         Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
-        weight is how many sequences the round assigned to it.
+        weight is how many sequences the round assigned to it. Large ones are never stacked whole;
+        then the shared state of this replica is donated.
         """
-        like = self.programs.form.like
-        absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+        form = self.programs.form
+        absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
         rows = [messages.get(peer, absent) for peer in range(count)]
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
         weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
         steps = self.programs.optimizer.inner_steps
         peers = RoundPeers.synchronous(np.array(weights, np.int32), steps)
         peers, step = self.group.put_whole((peers, np.int32(step)))
-        params, shared = self.programs.receive(
-            self.group.put(stacked), peers, self.params, self.shared, step
-        )
+        if self.programs.merges_in_parts:
+            merged = merge_parts(self.programs, self.group, rows, np.array(weights))
+            params, shared = self.programs.take(merged, self.params, self.shared, step)
+        else:
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+            params, shared = self.programs.receive(
+                self.group.put(stacked), peers, self.params, self.shared, step
+            )
         return replace(self, params=params, shared=shared)
 
     def arguments(self, own: Tree, work: Work, step: int) -> tuple:

@@ -128,6 +128,20 @@ class Programs:
         """The update of all: (messages, peers, params, shared, step) -> params, shared."""
         return jax.jit(self._receive)
 
+    @property
+    def merges_in_parts(self) -> bool:
+        """Whether messages are so large that they are merged on the host, see `merge_parts`."""
+        return self.form.large and self.optimizer.merge is not None
+
+    @cached_property
+    def take(self) -> Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
+        """`receive` of messages that are one: (merged, params, shared, step) -> params, shared.
+
+        It donates `merged`, in whose memory the new params are, and `shared`.
+        """
+        shapes = [[x.shape for x in jax.tree.leaves(x)] for x in (self.form.like, self.task.shapes)]
+        return jax.jit(self._take, donate_argnums=(0, 2) if shapes[0] == shapes[1] else 2)
+
     @cached_property
     def compare(self) -> Callable[..., tuple[jax.Array, Tree]]:
         """An audit's step on other hardware: arguments of `peer_step`, message -> distance, own.
@@ -242,8 +256,15 @@ class Programs:
         self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         updates, shared = self.optimizer.receive(messages, peers, params, shared, step)
-        params = optax.apply_updates(params, updates)
-        return self.keep_cut(params), self.keep_cut(shared)
+        return self._moved(params, updates, shared)
+
+    def _take(self, merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        assert self.optimizer.merge is not None
+        updates, shared = self.optimizer.merge.take(merged, params, shared, step)
+        return self._moved(params, updates, shared)
+
+    def _moved(self, params: Tree, updates: Tree, shared: Tree) -> tuple[Tree, Tree]:
+        return self.keep_cut(optax.apply_updates(params, updates)), self.keep_cut(shared)
 
     def _compare(self, *arguments: Tree) -> tuple[jax.Array, Tree]:
         params, own, shared, rows_MB, count, step, message = arguments

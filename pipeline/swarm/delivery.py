@@ -10,6 +10,7 @@ from pipeline.programs.train_step import Programs
 from pipeline.protocol import links
 from pipeline.protocol.round import Round
 from pipeline.swarm.faults import FaultSchedule
+from pipeline.swarm.outbox import Packed
 from pipeline.swarm.peers import Done
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.wire import exchange
@@ -36,7 +37,7 @@ class Delivery(Protocol):
     """A way for messages from their senders to all peers."""
 
     def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
-        """Bring what peers did to all that are present, as bytes."""
+        """Bring what peers did, their messages `Packed`, to all that are present, as bytes."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,23 @@ class SimulatedDelivery:
     timed: Callable[[str], AbstractContextManager[None]]
 
     def deliver(self, done: Mapping[int, Done], round_: Round, present: Sequence[int]) -> Delivered:
-        """Bring what peers did to all that are present, as bytes."""
+        """Bring what peers did, their messages `Packed`, to all that are present, as bytes."""
         form, step = self.programs.form, round_.step
         with self.timed("encode"):
-            true = {peer: one.message for peer, one in done.items()}
+            packed: dict[int, Packed] = {peer: one.message for peer, one in done.items()}
+            true = {peer: one.message for peer, one in packed.items()}
             messages = self.faults.messages(true, step)
-            sent = {p: exchange.send(m, p, round_, form) for p, m in messages.items()}
+            sent = {
+                p: packed[p].sent if m is true[p] else exchange.send(m, p, round_, form)
+                for p, m in messages.items()
+            }
             sent, others, receivers = self.faults.tamper(sent, messages, round_)
         with self.timed("decode"):
             received = {}
             for peer, one in sent.items():
+                if one is packed[peer].sent:
+                    received[peer] = packed[peer].message
+                    continue
                 try:
                     received[peer] = exchange.receive(one, peer, round_, form)
                 except wire.WireError:

@@ -62,7 +62,7 @@ class FusedPeers(SimulatedPeers):
         self._own = result.own
         messages = _unstack(jax.device_get(result.message), self._rows)
         losses = jax.device_get(result.loss)
-        return {peer: Done(messages[peer], float(losses[peer])) for peer in work}
+        return {p: Done(asked.pack(messages[p], p), float(losses[p])) for p in work}
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         """Do nothing: peers without work did it within the program of all."""

@@ -1,9 +1,9 @@
 """Simulated peers on the devices there are: in turns where peers outnumber device groups."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from pipeline.optim.optimizer import Tree
 from pipeline.programs import held_out
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
-from pipeline.programs.train_step import PeerResult, Programs, Work
+from pipeline.programs.train_step import Programs, Work
 from pipeline.transcript.state import State
 from pipeline.wire.commitment import tree_hash
 from pipeline.workload.process.messages import WorkerError
@@ -27,6 +27,12 @@ class Rows(Protocol):
         """Return the rows at these indices of the run's order: arrays [N, ...]."""
 
 
+def as_it_is(message: Tree, peer: int) -> Tree:
+    """Return a peer's message: the default `RoundSteps.pack`."""
+    del peer
+    return message
+
+
 class RoundSteps(NamedTuple):
     """The steps that a round asks for.
 
@@ -35,23 +41,27 @@ class RoundSteps(NamedTuple):
       number: The round, from 1.
       imprecise: Peers that compute in another precision than the run's.
       hashed: Whether peers commit to what they own after the step.
+      pack: Called with each message as soon as it is on the host, and its peer, while others may
+        be at their steps: pack(message, peer). Nobody else holds on to the message.
     """
 
     work: Mapping[int, Work]
     number: int
     imprecise: frozenset[int] = frozenset()
     hashed: bool = False
+    pack: Callable[[Tree, int], Any] = as_it_is
 
 
 class Done(NamedTuple):
     """What a peer did.
 
-    message: Its message, on the host. loss: Its mean loss before the round, nats per token.
-    state: Hash of what it owns after its step, where that was asked for. seconds: Of real time
-      until its message was there; 0 where peers take turns.
+    message: What `RoundSteps.pack` made of its message, by default the message itself. loss: Its
+      mean loss before the round, nats per token. state: Hash of what it owns after its step, where
+      that was asked for. seconds: Of real time until its message was there; 0 where peers take
+      turns.
     """
 
-    message: Tree
+    message: Any
     loss: float
     state: str | None = None
     seconds: float = 0.0
@@ -180,14 +190,16 @@ class SimulatedPeers(RunningPeers):
 
     def step(self, asked: RoundSteps) -> dict[int, Done]:
         """Take the step of every peer that has work; the others' state stays as it is."""
-        results: dict[int, PeerResult] = {}
-        latest: dict[DeviceGroup, PeerResult] = {}
+        # a step that waits for its turn on a CPU holds its memory already, as a large message does
+        one_by_one = jax.default_backend() == "cpu" or self.programs.form.large
+        results: dict[int, tuple[Tree, jax.Array]] = {}
+        latest: dict[DeviceGroup, int] = {}
+        done: dict[int, Done] = {}
         failed: dict[int, WorkerError] = {}
         for peer, given in asked.work.items():
             replica = self._replica_of(peer)
-            if replica.group in latest and jax.default_backend() == "cpu":
-                # a step that waits for its turn on a CPU holds its memory already
-                latest[replica.group].loss.block_until_ready()
+            if one_by_one and (before := latest.pop(replica.group, None)) is not None:
+                done[before] = _done(results.pop(before), before, asked)
             if peer in asked.imprecise:
                 replica = replace(replica, programs=self.programs.imprecise)
             try:
@@ -195,14 +207,17 @@ class SimulatedPeers(RunningPeers):
             except WorkerError as error:  # of a workload
                 failed[peer] = error
                 continue
-            results[peer] = latest[replica.group] = result
-            self._own[peer] = results[peer].own
+            results[peer], latest[replica.group] = (result.message, result.loss), peer
+            self._own[peer] = result.own
+            del result
         self._lose(failed, asked)
         # only now wait: until here, the groups worked side by side
-        done = jax.device_get({peer: (r.message, r.loss) for peer, r in results.items()})
+        if not one_by_one:
+            results = jax.device_get(results)
+        done |= {peer: _done(results.pop(peer), peer, asked) for peer in list(results)}
         return {
-            peer: Done(message, float(loss), tree_hash(self.own(peer)) if asked.hashed else None)
-            for peer, (message, loss) in done.items()
+            peer: one._replace(state=tree_hash(self.own(peer))) if asked.hashed else one
+            for peer, one in ((peer, done[peer]) for peer in asked.work if peer in done)
         }
 
     def sit_out(self, idle: Set[int], step: int) -> None:
@@ -303,3 +318,9 @@ class SimulatedPeers(RunningPeers):
 
     def _own_by_peer(self) -> list[Tree]:
         return self._own
+
+
+def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps) -> Done:
+    """What a peer did, once its step is over."""
+    message, loss = jax.device_get(result)
+    return Done(asked.pack(message, peer), float(loss))

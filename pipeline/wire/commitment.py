@@ -2,13 +2,16 @@
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from mmap import mmap
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+Buffer: TypeAlias = bytes | memoryview | mmap
 
-def data_hash(step: int, first: int, last: int, fields: Iterable[bytes]) -> bytes:
+
+def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> bytes:
     """Return a message's commitment: SHA-256 over Psyche's field order.
 
     SHA-256(step u32 + first u64 + last u64, all big-endian, + every field's bytes).

@@ -1,17 +1,22 @@
 """Sending and receiving: a message's bytes with the commitment to it."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pipeline.optim.optimizer import Tree
 from pipeline.protocol.round import Round
 from pipeline.wire import message as wire
-from pipeline.wire.commitment import data_hash
+from pipeline.wire import spool
+from pipeline.wire.commitment import Buffer, data_hash
 
 
 class Sent(NamedTuple):
     """A peer's message as bytes, and its commitment to the message."""
 
-    payload: bytes
+    payload: Buffer
     commitment: bytes
 
 
@@ -22,6 +27,36 @@ class CommitmentError(wire.WireError):
 def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
     """Return a peer's message as bytes, with the commitment to it."""
     return Sent(wire.encode(message, form), commit(message, peer, round_))
+
+
+def send_spooled(
+    leaves: list[np.ndarray], peer: int, round_: Round, form: wire.Form, folder: Path | None
+) -> Sent:
+    """Return a dense message, which is emptied array by array, as bytes on disk.
+
+    The bytes are those of `send`. At no time is more than one array there twice.
+
+    Args:
+      leaves: The arrays of the message; the list is empty afterwards.
+      peer: Who sends it.
+      round_: In which round.
+      form: The form of the run's messages, of kind DENSE.
+      folder: See `spool.hold`.
+    """
+    commitment = []
+
+    def write(take: Callable[[Buffer], Any]) -> None:
+        take(form.header)
+
+        def fields() -> Iterator[Buffer]:
+            while leaves:
+                for field in wire.fields(leaves.pop(0)):
+                    take(field)
+                    yield field
+
+        commitment.append(data_hash(round_.step, *round_.assignment[peer], fields()))
+
+    return Sent(spool.hold(folder, write), commitment[0])
 
 
 def commit(message: Tree, peer: int, round_: Round) -> bytes:

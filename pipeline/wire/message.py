@@ -38,17 +38,23 @@ from pipeline.errors import LockstepError
 from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.wire import rice
+from pipeline.wire.commitment import Buffer
 
 MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")
 DENSE, CODED_SIGNS, CODED_VALUES, PLAIN_SIGNS, PLAIN_VALUES = range(5)
 DTYPES = [np.dtype(kind) for kind in (np.float32, bfloat16, np.float16, np.uint8)]  # sent whole
 KEPT_BYTES = 0.5  # per param: messages of at most so many are kept in a transcript
+LARGE_BYTES = 2**28  # dense messages of so many are on disk while a round is decided
 PLAIN = "psyche"  # the layout of kinds 3 and 4; "lockstep" is Rice-coded
 
 
 class WireError(ValueError):
     """Bytes are not a message of the expected form; one line, with what was found and expected."""
+
+
+class NotFiniteValueError(WireError):
+    """Bytes are a message with an infinity or a NaN in it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,14 @@ class Form:
         """
         held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
         return held <= KEPT_BYTES * self.size
+
+    @property
+    def large(self) -> bool:
+        """Whether messages are too large to hold all peers' in memory, and worked through in parts.
+
+        Those of dense optimizers and of local steps; messages of indices are small.
+        """
+        return self.kind == DENSE and self.bytes_about >= LARGE_BYTES
 
     @cached_property
     def bytes_about(self) -> int:
@@ -150,7 +164,7 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
     return form
 
 
-def fields(message: Tree) -> Iterator[bytes]:
+def fields(message: Tree) -> Iterator[Buffer]:
     """Yield the raw bytes of each parameter, indices and then values: what a commitment hashes."""
     for leaf in jax.tree.leaves(message, is_leaf=_is_sparse):
         if _is_sparse(leaf):
@@ -160,7 +174,7 @@ def fields(message: Tree) -> Iterator[bytes]:
             yield _little(leaf)
 
 
-def encode(message: Tree, form: Form) -> bytes:
+def encode(message: Tree, form: Form) -> Buffer:
     """Return a message of this form as bytes."""
     leaves = jax.tree.leaves(message, is_leaf=_is_sparse)
     sparse = [leaf for leaf in leaves if _is_sparse(leaf)]
@@ -169,7 +183,7 @@ def encode(message: Tree, form: Form) -> bytes:
     return b"".join([form.header, *whole, *(_code(sparse) if coded else fields(sparse))])
 
 
-def _code(leaves: list[Coefficients]) -> list[bytes]:
+def _code(leaves: list[Coefficients]) -> list[Buffer]:
     gap_M = np.concatenate([rice.gaps(np.asarray(leaf.index_NK)) for leaf in leaves])
     counts = [np.size(leaf.index_NK) for leaf in leaves]
     chosen = rice.parameters(gap_M, counts)
@@ -183,8 +197,8 @@ def _code(leaves: list[Coefficients]) -> list[bytes]:
     ]
 
 
-def decode(data: bytes, form: Form) -> Tree:
-    """Return the message in these bytes, which may come from anyone.
+def decode(data: Buffer, form: Form) -> Tree:
+    """Return the message in these bytes, which may come from anyone; nobody writes to its arrays.
 
     Raises:
       WireError: The bytes are of another form, too short or too long, have an index out of range or
@@ -269,9 +283,11 @@ def _is_sparse(node: object) -> bool:
     return isinstance(node, Coefficients)
 
 
-def _little(array: np.ndarray) -> bytes:
+def _little(array: np.ndarray) -> Buffer:
+    """Return an array's bytes, which are not copied where they lie in this order already."""
     array = np.asarray(array)
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _packed(signs: np.ndarray) -> bytes:
@@ -298,7 +314,7 @@ def _finite(values: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN; we refuse it
         finite = np.isfinite(values).all()
     if not finite:
-        raise WireError(f"{name}: a value is not finite")
+        raise NotFiniteValueError(f"{name}: a value is not finite")
     return values
 
 
@@ -312,7 +328,7 @@ def _checked(unpack: Callable[..., np.ndarray], name: str, *arguments: Any) -> n
 class _Reader:
     """Takes bytes from the front, never beyond the end."""
 
-    def __init__(self, data: bytes):
+    def __init__(self, data: Buffer):
         self.data, self.at = memoryview(data), 0
 
     @property
@@ -329,4 +345,4 @@ class _Reader:
         """Take `count` little-endian numbers, in this machine's byte order."""
         dtype = np.dtype(dtype)
         found = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
-        return found.astype(dtype)
+        return found.astype(dtype, copy=False)

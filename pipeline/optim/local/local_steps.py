@@ -87,8 +87,9 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
         return distance, back(own, after)
 
     return Optimizer(
-        init, lookahead, accumulate, send, outer.receive, compare, outer.areas, inner_steps
-    )
+        init, lookahead, accumulate, send, outer.receive, compare, outer.areas, inner_steps,
+        merge=outer.merge,
+    )  # fmt: skip
 
 
 def check_parts(inner: Optimizer, outer: Optimizer) -> None:

@@ -89,7 +89,7 @@ def sparta(
         off = jax.tree.map(jnp.subtract, message, mine)
         return norm_ratio(off, mine), after_sending(own, at)
 
-    return whole._replace(send=send, receive=receive, compare=compare)
+    return whole._replace(send=send, receive=receive, compare=compare, merge=None)
 
 
 @dataclass(frozen=True)

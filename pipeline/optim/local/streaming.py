@@ -1,5 +1,6 @@
 """Streaming DiLoCo: a fragment of the params at a time, which arrives while peers train on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from pipeline.optim.expect import expect_counts, expect_decay, expect_integer
 from pipeline.optim.local.fragments import Fragments, put_row, row
 from pipeline.optim.local.local_steps import check_parts, step_alone
-from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
+from pipeline.optim.optimizer import Merge, Optimizer, RoundPeers, Tree
 
 
 class StreamingState(NamedTuple):
@@ -82,7 +83,7 @@ def streaming_diloco(
     f = _Streaming(inner, outer, Fragments(fragments), mixing)
     return Optimizer(
         f.init, f.lookahead, f.accumulate, f.send, f.receive, f.compare, f.areas,
-        steps, f.align, fragments, delay,
+        steps, f.align, fragments, delay, f.merge,
     )  # fmt: skip
 
 
@@ -127,11 +128,24 @@ class _Streaming:
     def receive(
         self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        number = self.fragments.of_round(step)
-        here, agreed = self.fragments.take(params, number), row(shared, number)
-        updates, agreed = self.outer.receive(messages, peers, here, agreed, step)
-        still = jax.tree.map(jnp.zeros_like, params)
-        return self.fragments.put(still, updates, number), put_row(shared, agreed, number)
+        def take(here: Tree, agreed: Tree) -> tuple[Tree, Tree]:
+            return self.outer.receive(messages, peers, here, agreed, step)
+
+        return self._of_fragment(take, params, shared, step)
+
+    @property
+    def merge(self) -> Merge | None:
+        if self.outer.merge is None:
+            return None
+        aggregate, take_outer = self.outer.merge
+
+        def take(merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+            def of_fragment(here: Tree, agreed: Tree) -> tuple[Tree, Tree]:
+                return take_outer(merged, here, agreed, step)
+
+            return self._of_fragment(of_fragment, params, shared, step)
+
+        return Merge(aggregate, take)
 
     def compare(
         self, own: Tree, message: Tree, params: Tree, step: jax.Array
@@ -144,6 +158,16 @@ class _Streaming:
         return self.outer.areas(
             jax.eval_shape(self.fragments.take, params, jnp.zeros((), jnp.int32))
         )
+
+    def _of_fragment(
+        self, take: Callable[[Tree, Tree], tuple[Tree, Tree]], params: Tree, shared: Tree,
+        step: jax.Array,
+    ) -> tuple[Tree, Tree]:  # fmt: skip
+        """Return the updates and states of all, of which `take` changes those of a fragment."""
+        number = self.fragments.of_round(step)
+        updates, agreed = take(self.fragments.take(params, number), row(shared, number))
+        still = jax.tree.map(jnp.zeros_like, params)
+        return self.fragments.put(still, updates, number), put_row(shared, agreed, number)
 
     def _arrive(self, own: StreamingState, params: Tree, step: jax.Array) -> Tree:
         """Return the outer optimizer's state of the fragment after it took the pseudogradient."""

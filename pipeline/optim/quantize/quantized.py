@@ -94,8 +94,9 @@ def quantized(optimizer: Optimizer, quantizer: Quantizer, error_feedback: float 
         return jax.tree.map(lambda _: 0, codes)
 
     return optimizer._replace(
-        init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas
-    )
+        init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
+        merge=None,
+    )  # fmt: skip
 
 
 def _decode(quantizer: Quantizer, message: Tree, params: Tree) -> Tree:

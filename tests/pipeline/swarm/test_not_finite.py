@@ -28,10 +28,13 @@ def spoil(monkeypatch, peers: set[int], step: int) -> None:
     here, there = SimulatedPeers.step, Loopback.ask
 
     def step_here(self: SimulatedPeers, asked: RoundSteps) -> dict[int, Done]:
-        done = here(self, asked)
-        for peer in peers & done.keys() if asked.number == step else ():
-            done[peer] = done[peer]._replace(message=nan(done[peer].message), loss=float("nan"))
-        return done
+        spoilt = peers if asked.number == step else set()
+
+        def pack(message, peer):
+            return asked.pack(nan(message) if peer in spoilt else message, peer)
+
+        done = here(self, asked._replace(pack=pack))
+        return {p: d._replace(loss=float("nan")) if p in spoilt else d for p, d in done.items()}
 
     def step_there(
         self: Loopback, asked: Mapping[int, Asked], seconds: float

@@ -1,0 +1,126 @@
+"""What rounds of a large model add to memory, and how long their parts take: `benchmarks.large`.
+
+    python -m benchmarks.large --size 134M --optimizer distro diloco
+
+Prints a JSON line for each optimizer, measured in a process of its own. `added_copies` is the most
+memory that was resident in a round, less that before the first one and less what XLA's step needs
+while it runs (a gradient and activations), in copies of the params; on a CPU host and device are
+one memory. Linux only.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks import convergence, resident, sizes
+from benchmarks.cases import CASES
+from pipeline import runfile
+from pipeline.stage import devices
+
+FAST = {"upload_mbps": 1e6, "download_mbps": 1e6, "tokens_per_second": 1e7}  # nobody is late
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=sizes.SIZES, default="134M")
+    parser.add_argument("--optimizer", nargs="+", choices=CASES, default=["distro", "diloco"])
+    parser.add_argument("--rounds", type=int, default=3, help="after one that compiles")
+    parser.add_argument("--local-steps", type=int, default=2, help="of optimizers that take some")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.alone:
+        print(json.dumps(measure(chosen.size, chosen.optimizer[0], chosen)))
+        return
+    for name in chosen.optimizer:
+        options = ["--size", chosen.size, "--optimizer", name, "--rounds", str(chosen.rounds)]
+        options += ["--local-steps", str(chosen.local_steps), "--alone"]
+        subprocess.run([sys.executable, "-m", "benchmarks.large", *options], check=True)
+
+
+def run_of(size: str, name: str, local_steps: int) -> runfile.Run:
+    """A run of four peers, each with the size's batch in every round, whatever its local steps."""
+    case = CASES[name]
+    steps = local_steps if case.local_steps > 1 else 1
+    inner = {"inner_steps": steps} if "inner_steps" in case.settings else {}
+    case = case._replace(settings=case.settings | inner, local_steps=steps)
+    document = convergence.run_document(size, case, case.base_lr, 0, 100 * steps)
+    batch = sizes.SIZES[size].batch
+    total = 4 * batch
+    document["config"] |= {"global_batch_size_start": total, "global_batch_size_end": total}
+    document["config"] |= {"epoch_time": 10**6}
+    document["peers"] |= {"micro_batch": batch // steps}
+    document["links"] |= FAST
+    return sizes.load(document)
+
+
+def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
+    """Takes rounds, and measures all but the first."""
+    run = run_of(size, name, chosen.local_steps)
+    devices.prepare(run)
+    import jax
+
+    from benchmarks.simulated import Lab
+    from pipeline.swarm.begin import make_peers
+    from pipeline.swarm.device_memory import run_memory
+    from pipeline.swarm.faults import FaultSchedule
+    from pipeline.swarm.round_settings import RoundSettings
+    from pipeline.swarm.swarm import Swarm
+
+    lab = Lab(run, run.llm.checkpoint.config)
+    planned = run_memory(run, lab.programs)
+    settings, seconds = RoundSettings.of(run), defaultdict(float)
+
+    @contextmanager
+    def timed(phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        seconds[phase] += time.perf_counter() - began
+
+    with tempfile.TemporaryDirectory() as spool:
+        begin = lab.begin
+        peers = make_peers(lab.programs, "each", begin.state, lab.devices)
+        faults = FaultSchedule((), run.peers.seed, lab.programs.form)
+        swarm = Swarm(settings, peers, lambda _: lab.data, faults, timed=timed, spool=Path(spool))
+        progress, _ = swarm.take_round(begin.progress(settings))
+        seconds.clear()
+        losses = []
+
+        def rounds() -> None:
+            nonlocal progress
+            for _ in range(chosen.rounds):
+                progress, taken = swarm.take_round(progress)
+                losses.append(taken.entry.loss)
+                jax.block_until_ready(list(peers.params_on.values()))
+
+        began = time.perf_counter()
+        peak = resident.peak(rounds)
+        took = time.perf_counter() - began
+    params = sum(leaf.nbytes for leaf in jax.tree.leaves(begin.state.params))
+    return {
+        "benchmark": "large",
+        "size": size,
+        "optimizer": name,
+        "peers": run.peers.count,
+        "tokens_of_a_round": run.config.global_batch_size_end * run.llm.max_seq_len,
+        "device": jax.devices()[0].device_kind,
+        "params_mb": round(params / 1e6),
+        "state_mb": round((planned.agreed + planned.peers * planned.own) / 1e6),
+        "message_mb": round(lab.programs.form.bytes_about / 1e6, 1),
+        "step_mb": round(planned.step.temporary * planned.groups / 1e6),
+        "peak_mb": round(peak / 1e6),
+        "added_copies": round((peak - planned.step.temporary * planned.groups) / params, 2),
+        "seconds_of_a_round": round(took / chosen.rounds, 2),
+        "seconds": {name: round(s / chosen.rounds, 3) for name, s in seconds.items()},
+        "losses": losses,
+    }
+
+
+if __name__ == "__main__":
+    main()
