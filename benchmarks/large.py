@@ -10,6 +10,7 @@ one memory. Linux only.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from benchmarks.cases import CASES
 from pipeline import runfile
 from pipeline.stage import devices
 
+# of glibc: what is freed is the system's at once, so that what is resident is what is needed
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
 FAST = {"upload_mbps": 1e6, "download_mbps": 1e6, "tokens_per_second": 1e7}  # nobody is late
 
 
@@ -31,8 +34,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=sizes.SIZES, default="134M")
     parser.add_argument("--optimizer", nargs="+", choices=CASES, default=["distro", "diloco"])
-    parser.add_argument("--rounds", type=int, default=3, help="after one that compiles")
+    parser.add_argument("--rounds", type=int, default=3, help="after two that are not measured")
     parser.add_argument("--local-steps", type=int, default=2, help="of optimizers that take some")
+    parser.add_argument("--devices", type=int, help="of a CPU; by default two")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.alone:
@@ -41,7 +45,9 @@ def main() -> None:
     for name in chosen.optimizer:
         options = ["--size", chosen.size, "--optimizer", name, "--rounds", str(chosen.rounds)]
         options += ["--local-steps", str(chosen.local_steps), "--alone"]
-        subprocess.run([sys.executable, "-m", "benchmarks.large", *options], check=True)
+        options += ["--devices", str(chosen.devices)] if chosen.devices else []
+        command = [sys.executable, "-m", "benchmarks.large", *options]
+        subprocess.run(command, check=True, env=os.environ | AT_ONCE)
 
 
 def run_of(size: str, name: str, local_steps: int) -> runfile.Run:
@@ -61,7 +67,7 @@ def run_of(size: str, name: str, local_steps: int) -> runfile.Run:
 
 
 def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
-    """Takes rounds, and measures all but the first."""
+    """Takes rounds, and measures all but the first two."""
     run = run_of(size, name, chosen.local_steps)
     devices.prepare(run)
     import jax
@@ -73,35 +79,38 @@ def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
     from pipeline.swarm.round_settings import RoundSettings
     from pipeline.swarm.swarm import Swarm
 
-    lab = Lab(run, run.llm.checkpoint.config)
+    lab = Lab(run, run.llm.checkpoint.config, chosen.devices)
     planned = run_memory(run, lab.programs)
-    settings, seconds = RoundSettings.of(run), defaultdict(float)
+    settings = RoundSettings.of(run)
+    seconds: dict[str, float] = defaultdict(float)
+    peaks: dict[str, int] = defaultdict(int)  # of resident memory, by phase
 
     @contextmanager
     def timed(phase: str) -> Iterator[None]:
         began = time.perf_counter()
+        resident.forget_peak()
         yield
         seconds[phase] += time.perf_counter() - began
+        peaks[phase] = max(peaks[phase], resident.status("VmHWM"))
 
     with tempfile.TemporaryDirectory() as spool:
         begin = lab.begin
         peers = make_peers(lab.programs, "each", begin.state, lab.devices)
         faults = FaultSchedule((), run.peers.seed, lab.programs.form)
         swarm = Swarm(settings, peers, lambda _: lab.data, faults, timed=timed, spool=Path(spool))
-        progress, _ = swarm.take_round(begin.progress(settings))
+        progress = begin.progress(settings)
+        for _ in range(2):  # the first compiles, and in it arrays of the start are still there
+            progress, _ = swarm.take_round(progress)
+        jax.block_until_ready(list(peers.params_on.values()))
         seconds.clear()
-        losses = []
-
-        def rounds() -> None:
-            nonlocal progress
-            for _ in range(chosen.rounds):
-                progress, taken = swarm.take_round(progress)
-                losses.append(taken.entry.loss)
-                jax.block_until_ready(list(peers.params_on.values()))
-
-        began = time.perf_counter()
-        peak = resident.peak(rounds)
+        peaks.clear()
+        before, began, losses = resident.status("VmRSS"), time.perf_counter(), []
+        for _ in range(chosen.rounds):
+            progress, taken = swarm.take_round(progress)
+            losses.append(taken.entry.loss)
         took = time.perf_counter() - began
+    step = planned.step.temporary * len(peers.groups)
+    peak = max(peaks.values()) - before
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(begin.state.params))
     return {
         "benchmark": "large",
@@ -110,12 +119,14 @@ def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
         "peers": run.peers.count,
         "tokens_of_a_round": run.config.global_batch_size_end * run.llm.max_seq_len,
         "device": jax.devices()[0].device_kind,
+        "devices": len(peers.groups),
         "params_mb": round(params / 1e6),
         "state_mb": round((planned.agreed + planned.peers * planned.own) / 1e6),
         "message_mb": round(lab.programs.form.bytes_about / 1e6, 1),
-        "step_mb": round(planned.step.temporary * planned.groups / 1e6),
+        "step_mb": round(step / 1e6),
         "peak_mb": round(peak / 1e6),
-        "added_copies": round((peak - planned.step.temporary * planned.groups) / params, 2),
+        "peak_mb_of_phase": {name: round((p - before) / 1e6) for name, p in peaks.items()},
+        "added_copies": round((peak - step) / params, 2),
         "seconds_of_a_round": round(took / chosen.rounds, 2),
         "seconds": {name: round(s / chosen.rounds, 3) for name, s in seconds.items()},
         "losses": losses,

@@ -11,12 +11,18 @@ def peak(call: Callable[[], object]) -> int:
 
     Files that are mapped into memory count as soon as they are read there, as all else does.
     """
-    RESET.write_text("5")  # the peak so far is forgotten
-    before = _status("VmRSS")
+    forget_peak()
+    before = status("VmRSS")
     call()
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
-def _status(key: str) -> int:
+def forget_peak() -> None:
+    """Has the peak so far be forgotten."""
+    RESET.write_text("5")
+
+
+def status(key: str) -> int:
+    """Returns what the system says of this process's memory: VmRSS now, VmHWM at its peak."""
     lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(lines[key].split()[0]) * 1024

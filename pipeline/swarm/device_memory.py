@@ -60,6 +60,7 @@ class DeviceMemory(NamedTuple):
       agreed: Params and the optimizer's one copy, on each device.
       own: What one peer owns, on a device.
       message: A peer's message, as arrays.
+      large: Whether messages are on disk, and merged one array at a time.
       step: A peer's step, of which each device runs one at a time.
       receive: The update of all, which the first device computes.
       measure: The loss of some held-out rows.
@@ -74,6 +75,7 @@ class DeviceMemory(NamedTuple):
     agreed: int
     own: int
     message: int
+    large: bool
     step: ProgramMemory
     receive: ProgramMemory
     measure: ProgramMemory
@@ -101,20 +103,24 @@ class DeviceMemory(NamedTuple):
     def of_process(self) -> int | None:
         """Bytes of the whole process at the worst moment, if devices are of one memory.
 
-        That is while rounds go on and a checkpoint is saved: with a copy of all state, orbax's copy
-        of that, and what it encodes; with the state of the start; and with all messages on the
-        host, as they were made, as bytes, and as these decode. After some hundred rounds the
-        allocator's pool has the buffers of a step three times: they seldom fit where those of the
-        last one lay (benchmarks/RESULTS.md).
+        That is while rounds go on and a checkpoint is saved: with a copy of all state; with the
+        state of the start; and with all messages on the host, as bytes and as these decode, or one
+        of them where they are large. After some hundred rounds the allocator's pool has the buffers
+        of a step three times: they seldom fit where those of the last one lay
+        (benchmarks/RESULTS.md).
         """
         if self.process is None:
             return None
         start, state = self.agreed + self.own, self.agreed + self.peers * self.own
-        pool, messages = 2 * self.groups * self.step.beyond, 3 * self.peers * self.message
-        return self.process + self.of_all + self.parts * (start + 3 * state + messages + pool)
+        messages = self.message * (1 if self.large else 2 * self.peers)
+        pool = 2 * self.groups * self.step.beyond
+        return self.process + self.of_all + self.parts * (start + state + messages + pool)
 
     def _worst(self, groups: int, peers: int) -> int:
-        stepping = groups * self.step.beyond + (peers - groups) * self.message
+        held = 0 if self.large else peers - groups  # large ones leave before the next step begins
+        if self.in_one:  # all of them leave, but what was before it is becoming bytes meanwhile
+            held = min(peers - groups, groups)
+        stepping = groups * self.step.beyond + held * self.message
         # what it makes is copied to every group before the old copies are gone
         receiving = self.receive.arguments + self.receive.beyond + (groups - 2) * self.agreed
         measuring = groups * self.measure.beyond
@@ -158,9 +164,11 @@ def device_memory(
     absent = RoundPeers.synchronous(np.zeros(peers, np.int32))
     absent, step = group.put_whole((absent, np.int32(1)))
     step_memory = ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
-    receive = ProgramMemory.of(
-        programs.receive, group.put(stacked), absent, replica.params, replica.shared, step
-    )
+    agreed = replica.params, replica.shared, step
+    if programs.merges_in_parts:
+        receive = ProgramMemory.of(programs.take, group.put(like), *agreed)
+    else:
+        receive = ProgramMemory.of(programs.receive, group.put(stacked), absent, *agreed)
     measure: ProgramMemory | None = ProgramMemory(0, 0, 0, 0)
     if measured_B is not None:
         rows_B = group.put_rows(measured_B, axis=0)
@@ -174,6 +182,7 @@ def device_memory(
         agreed=_bytes((replica.params, replica.shared)),
         own=_bytes(own),
         message=_bytes(group.put(like)),
+        large=programs.form.large,
         step=step_memory,
         receive=receive,
         measure=measure,
