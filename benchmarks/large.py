@@ -3,7 +3,7 @@
     python -m benchmarks.large --size 134M --optimizer distro diloco
 
 Prints a JSON line for each optimizer, measured in a process of its own. `added_copies` is the most
-memory that was resident in a round, less that before the first one and less what XLA's step needs
+memory that was resident in a round, less that before its training and less what XLA's step needs
 while it runs (a gradient and activations), in copies of the params; on a CPU host and device are
 one memory. Linux only.
 """
@@ -84,11 +84,13 @@ def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
     settings = RoundSettings.of(run)
     seconds: dict[str, float] = defaultdict(float)
     peaks: dict[str, int] = defaultdict(int)  # of resident memory, by phase
+    at_rest: dict[str, int] = {}  # the least when it begins
 
     @contextmanager
     def timed(phase: str) -> Iterator[None]:
         began = time.perf_counter()
         resident.forget_peak()
+        at_rest[phase] = min(at_rest.get(phase, 10**15), resident.status("VmRSS"))
         yield
         seconds[phase] += time.perf_counter() - began
         peaks[phase] = max(peaks[phase], resident.status("VmHWM"))
@@ -104,12 +106,14 @@ def measure(size: str, name: str, chosen: argparse.Namespace) -> dict:
         jax.block_until_ready(list(peers.params_on.values()))
         seconds.clear()
         peaks.clear()
-        before, began, losses = resident.status("VmRSS"), time.perf_counter(), []
+        at_rest.clear()
+        began, losses = time.perf_counter(), []
         for _ in range(chosen.rounds):
             progress, taken = swarm.take_round(progress)
             losses.append(taken.entry.loss)
         took = time.perf_counter() - began
     step = planned.step.temporary * len(peers.groups)
+    before = at_rest["train"]
     peak = max(peaks.values()) - before
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(begin.state.params))
     return {

@@ -259,8 +259,8 @@ def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
     # of another run's model, which may lie there, nothing follows
     known = isinstance(settings.llm.checkpoint, runfile.CheckpointInit)
     known = known or (root / keys.made("convert")).is_file()
-    if known and (late := plan_.plan(settings, root).late):
-        print(f"warning: {shown(late)}")
+    if known:
+        print(*map(shown, plan_.plan(settings, root).short(root)), sep="\n")
 
 
 @app.command()

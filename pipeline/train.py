@@ -118,14 +118,9 @@ def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack
     monitor = Monitor(run, paths.run, scratch, begun.step, latest, lambda: scores.rows)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
     swarm = Swarm(
-        setup.settings,
-        peers,
-        lambda _: setup.data,
-        faults,
-        must_pause=monitor.must_pause,
-        timed=profile.timed,
-        spool=scratch,
-    )
+        setup.settings, peers, lambda _: setup.data, faults,
+        must_pause=monitor.must_pause, timed=profile.timed, spool=scratch,
+    )  # fmt: skip
     bar = Progress("train", total=run.config.total_steps, unit="round", start=begun.step)
     with signals.stopping() as asked_to_stop, checkpoints, bar, monitor:
         stops = Stops(asked_to_stop, checkpoints, run.config.total_steps)

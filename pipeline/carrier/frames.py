@@ -15,13 +15,14 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from pipeline.errors import brief
 from pipeline.runfile.table import AsTuple, Table, wrong
+from pipeline.wire.commitment import Buffer
 
 PROTOCOL_VERSION = 2
 REQUEST_HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
 ANSWER_HEADER_BYTES = 2**20  # ... of an answer
 ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
 ELEMENTS = 2**48  # the most in an array, zeros in its shape not counted
-Buffer = bytes | memoryview
+
 ProcessName = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 

@@ -1,5 +1,6 @@
 """What a run will take, from its shapes alone: nothing is computed, read or downloaded."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class Footprint(NamedTuple):
       payloads: All messages that the transcript keeps.
       rounds: The transcript's record of rounds, about.
       checkpoints: The most checkpoints that exist at a time, while it trains.
+      spooled: Messages of a round that are on disk until it is over; 0 where they are in memory.
       seconds: Simulated time of the whole run, about.
       round_seconds: Simulated time until all messages of an average round have arrived; at most
         the limit.
@@ -50,6 +52,7 @@ class Footprint(NamedTuple):
     payloads: int
     rounds: int
     checkpoints: int
+    spooled: int
     seconds: float
     round_seconds: float
     late: str | None
@@ -58,6 +61,23 @@ class Footprint(NamedTuple):
     def trained(self) -> int:
         """Size of `data/trained`, about."""
         return self.snapshots + self.payloads + self.rounds
+
+    def short(self, root: Path) -> list[str]:
+        """Return what it takes of the disk that `root` is on, and warnings, for people to read."""
+        here = next(path for path in (root, *root.absolute().parents) if path.is_dir())
+        free, training = shutil.disk_usage(here).free, self.checkpoints + self.spooled
+        wanted = self.trained + training
+        lines = [
+            f"disk: {size(wanted)} while it trains, of {size(free)} that are free; "
+            f"{self.snapshots // self.state} whole snapshots of {size(self.state)} each, and "
+            f"{size(training)} that go when it ends"
+        ]
+        if wanted > free:
+            lines.append(
+                "warning: that is more than is free; with a larger [witness] snapshot_every or "
+                "keep_every it is less"
+            )
+        return [*lines, *([f"warning: {self.late}"] if self.late else [])]
 
     def lines(self) -> list[str]:
         """Return it for people to read."""
@@ -70,7 +90,8 @@ class Footprint(NamedTuple):
             f"  snapshots    {size(self.snapshots)}",
             f"  payloads     {payloads}",
             f"  rounds       {size(self.rounds)}",
-            f"data/runs      {size(self.checkpoints)} of checkpoints, while it trains",
+            f"data/runs      {size(self.checkpoints)} of checkpoints, while it trains"
+            + (f", and {size(self.spooled)} of a round's messages" if self.spooled else ""),
             f"simulated time {self.seconds / 3600:,.2f} hours, at the speeds of [links] and the "
             "times of [config]; what this machine takes is another matter",
             f"  a round      {self.round_seconds:,.2f} seconds until its messages have arrived",
@@ -110,6 +131,7 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
         payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
+        spooled=peers * form.bytes_about if form.large else 0,
         seconds=_seconds(run, rounds, round_seconds, _bytes(params) + _bytes(shared)),
         round_seconds=round_seconds,
         late=in_time.check(run, programs),

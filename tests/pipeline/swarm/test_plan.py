@@ -1,5 +1,8 @@
 """What a run will take is what it took."""
 
+from collections import namedtuple
+from pathlib import Path
+
 import jax
 import pytest
 
@@ -8,6 +11,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
 from pipeline.stage.artifacts import read_json
+from pipeline.stage.progress import size
 from pipeline.swarm.device_memory import run_memory
 from pipeline.swarm.plan import plan, plan_of
 from pipeline.wire import message as wire
@@ -24,17 +28,36 @@ def test_a_run_takes_what_was_planned(tmp_path):
     tiny.make(run_file, root, "download", "convert", "train")
     planned, taken = plan(runfile.load(run_file), root), root / "data/trained/transcript"
 
-    def size(name: str) -> int:
+    def on_disk(name: str) -> int:
         paths = [taken / name, *(taken / name).rglob("*")]
         return sum(path.stat().st_size for path in paths if path.is_file())
 
-    assert planned.payloads == pytest.approx(size("payloads"), rel=0.15)
-    assert planned.rounds == pytest.approx(size("rounds.jsonl"), rel=0.3)
-    headers = size("snapshots") - planned.snapshots  # of files, and of each tensor in them
+    assert planned.payloads == pytest.approx(on_disk("payloads"), rel=0.15)
+    assert planned.rounds == pytest.approx(on_disk("rounds.jsonl"), rel=0.3)
+    headers = on_disk("snapshots") - planned.snapshots  # of files, and of each tensor in them
     assert 0 < headers < 3000 * len(list((taken / "snapshots").rglob("*.safetensors")))
     simulated = read_json(root / "metrics" / "train.json")["simulated_seconds"]
     assert planned.seconds == pytest.approx(simulated, rel=0.05)
     check_memory(runfile.load(run_file))
+
+
+def test_a_check_says_what_a_run_takes_of_the_disk_and_warns_where_there_is_less(monkeypatch):
+    found = plan_of(parsed(), tiny.MODEL)
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**9))
+    (said,) = found.short(Path("no/such/folder"))
+    copies = len(parsed().snapshots(0).kept)
+    assert said.startswith("disk: ") and f"{copies} whole snapshots of {size(found.state)}" in said
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(found.trained))
+    _, warning = found.short(Path())
+    assert warning == (
+        "warning: that is more than is free; with a larger [witness] snapshot_every or keep_every "
+        "it is less"
+    )
+    monkeypatch.setattr(wire, "LARGE_BYTES", 1)
+    dense = parsed(model__LLM__optimizer=tiny.ADAMW)
+    message = programs_of(dense, tiny.MODEL).form.bytes_about
+    assert plan_of(dense, tiny.MODEL).spooled == dense.peers.count * message
 
 
 def check_memory(run: runfile.Run) -> None:
