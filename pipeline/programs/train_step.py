@@ -19,6 +19,7 @@ from pipeline.optim import optimizer as optim
 from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 from pipeline.programs.placement import DeviceGroup, keep_cut
 from pipeline.programs.task import Task
+from pipeline.wire import message as wire
 from pipeline.wire.message import Form, form_of
 
 
@@ -208,12 +209,28 @@ class Programs:
             done = step - 1 + (h + 1) / steps  # rounds
             rows_MB = jax.tree.map(lambda x: x[h], rows_HMB)
             key = self.task.key(rows_MB, step, h)
-            after, loss = self._local_step(own, agreed, Work(rows_MB, lot), done, key)
-            own = jax.tree.map(partial(jnp.where, lot > 0), after, own)
+
+            def train(own: Tree) -> tuple[Tree, jax.Array]:
+                return self._local_step(own, agreed, Work(rows_MB, lot), done, key)
+
+            if self._branches:
+                own, loss = jax.lax.cond(lot > 0, train, lambda own: (own, jnp.zeros(())), own)
+            else:
+                after, loss = train(own)
+                own = jax.tree.map(partial(jnp.where, lot > 0), after, own)
             return self.keep_cut(own), total + loss
 
         own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(own), jnp.zeros(())))
         return own, total / jnp.minimum(count, steps)
+
+    @property
+    def _branches(self) -> bool:
+        """Whether a local step without rows is a branch, and no choice between two states.
+
+        A choice needs both at once, which is much where the params are large. Programs of smaller
+        ones keep it: the last bits are others.
+        """
+        return 4 * self.form.size >= wire.LARGE_BYTES
 
     def _local_step(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array, key: jax.Array | None

@@ -3,6 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Semaphore
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from pipeline.optim.optimizer import Tree
 from pipeline.protocol.round import Round
-from pipeline.wire import exchange, spool
+from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
 
@@ -34,21 +35,30 @@ class Outbox:
     form: wire.Form
     folder: Path | None = None
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "outbox"))
+    _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
 
     def put(self, message: Tree, peer: int, round_: Round) -> "Future[Packed | None]":
-        """Pack a peer's message, which the caller lets go of; None if it is not finite."""
-        if self.form.large:
-            return self._thread.submit(self._spool, jax.tree.leaves(message), peer, round_)
-        return self._thread.submit(self._pack, [message], peer, round_)
+        """Take a peer's message to the host, and pack it; None if it is not finite.
 
-    def _pack(self, only: list[Tree], peer: int, round_: Round) -> Packed | None:
-        return self._received(exchange.send(only.pop(), peer, round_, self.form), peer, round_)
+        Waits for the message, and with a large one for the one before it to be on disk. The caller
+        lets go of it.
+        """
+        if not self.form.large:
+            return self._thread.submit(self._pack, jax.device_get(message), peer, round_)
+        jax.block_until_ready(message)
+        self._one_large.acquire()
+        arrays = jax.device_get(jax.tree.leaves(message))
+        return self._thread.submit(self._spool, arrays, peer, round_)
+
+    def _pack(self, message: Tree, peer: int, round_: Round) -> Packed | None:
+        return self._received(exchange.send(message, peer, round_, self.form), peer, round_)
 
     def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Packed | None:
-        sent = exchange.send_spooled(arrays, peer, round_, self.form, self.folder)
-        packed = self._received(sent, peer, round_)
-        spool.drop_pages(jax.tree.leaves(packed and packed.message))
-        return packed
+        try:
+            sent = exchange.send_spooled(arrays, peer, round_, self.form, self.folder)
+        finally:
+            self._one_large.release()
+        return self._received(sent, peer, round_)
 
     def _received(self, sent: Sent, peer: int, round_: Round) -> Packed | None:
         try:

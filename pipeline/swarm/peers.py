@@ -27,10 +27,10 @@ class Rows(Protocol):
         """Return the rows at these indices of the run's order: arrays [N, ...]."""
 
 
-def as_it_is(message: Tree, peer: int) -> Tree:
-    """Return a peer's message: the default `RoundSteps.pack`."""
+def to_host(message: Tree, peer: int) -> Tree:
+    """Return a peer's message, on the host: the default `RoundSteps.pack`."""
     del peer
-    return message
+    return jax.device_get(message)
 
 
 class RoundSteps(NamedTuple):
@@ -41,15 +41,15 @@ class RoundSteps(NamedTuple):
       number: The round, from 1.
       imprecise: Peers that compute in another precision than the run's.
       hashed: Whether peers commit to what they own after the step.
-      pack: Called with each message as soon as it is on the host, and its peer, while others may
-        be at their steps: pack(message, peer). Nobody else holds on to the message.
+      pack: Called with each message as soon as it is there, on a device or the host, and its peer,
+        while others may be at their steps: pack(message, peer). Nobody else holds on to it.
     """
 
     work: Mapping[int, Work]
     number: int
     imprecise: frozenset[int] = frozenset()
     hashed: bool = False
-    pack: Callable[[Tree, int], Any] = as_it_is
+    pack: Callable[[Tree, int], Any] = to_host
 
 
 class Done(NamedTuple):
@@ -322,5 +322,5 @@ class SimulatedPeers(RunningPeers):
 
 def _done(result: tuple[Tree, jax.Array], peer: int, asked: RoundSteps) -> Done:
     """What a peer did, once its step is over."""
-    message, loss = jax.device_get(result)
+    message, loss = result
     return Done(asked.pack(message, peer), float(loss))

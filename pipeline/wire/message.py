@@ -39,6 +39,7 @@ from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.wire import rice
 from pipeline.wire.commitment import Buffer
+from pipeline.wire.spool import drop_pages
 
 MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")
@@ -172,6 +173,7 @@ def fields(message: Tree) -> Iterator[Buffer]:
             yield _packed(leaf.value_NK) if leaf.value_NK.dtype == bool else _little(leaf.value_NK)
         else:
             yield _little(leaf)
+            drop_pages([leaf])
 
 
 def encode(message: Tree, form: Form) -> Buffer:
@@ -229,6 +231,7 @@ def _whole(reader: "_Reader", form: Form) -> list[np.ndarray]:
         values = reader.array(leaf.dtype, int(np.prod(leaf.shape)), name)
         if leaf.dtype != np.uint8:
             _finite(values, name)
+        drop_pages([values])
         found.append(values.reshape(leaf.shape))
     return found
 

@@ -11,6 +11,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.aggregate import ON_HOST
 from pipeline.programs import merging
 from pipeline.programs.placement import device_groups
+from pipeline.programs.replica import Replica
 from pipeline.wire import message as wire
 from pipeline.wire import spool
 from tests.pipeline.swarm import simulated
@@ -94,3 +95,30 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(LockstepError, match="No space left on device, expected room for the mess"):
         spool.hold(tmp_path, lambda take: None)
+
+
+def test_with_large_params_a_local_step_without_rows_is_left_out_as_it_was(request):
+    small = simulated.lab("local")
+    rows = small.data.take(np.arange(1))  # of two local steps, the second has none
+    group = device_groups(jax.devices(), 1)[0]
+
+    def stepped(programs):
+        replica = Replica.put(programs, group, small.begin.state.params, small.begin.state.shared)
+        own = group.put(small.begin.state.own[0])
+        return jax.device_get(replica.step(own, programs.work(rows, 6, 3), 1))
+
+    chosen = stepped(small.programs)
+    request.getfixturevalue("all_are_large")
+    large = simulated.lab.__wrapped__("local").programs  # compiled anew
+    assert " conditional(" in lowered(large, group, small.begin.state, rows)
+    branched = stepped(large)
+    for one, other in zip(*map(jax.tree.leaves, (chosen, branched)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    moved = jax.tree.leaves(branched.message)
+    assert all(np.any(x) for x in moved)
+
+
+def lowered(programs, group, state, rows) -> str:
+    replica = Replica.put(programs, group, state.params, state.shared)
+    arguments = replica.arguments(group.put(state.own[0]), programs.work(rows, 6, 3), 1)
+    return programs.peer_step.lower(*arguments).compile().as_text()
