@@ -1,7 +1,7 @@
 """Large messages of all peers become one on the host, a part of an array at a time.
 
-So a round needs one more copy of the params on a device, and not one for each peer; and on the host
-the messages' own bytes on disk, and one array.
+So a device needs one more copy of the params, and not one for each peer; the host needs an array of
+it, and the messages' own bytes, which are on disk.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def merge_parts(
     Args:
       programs: Programs of an optimizer that has `merge`.
       group: The devices.
-      messages: A message of each peer, on the host; of an absent one anything.
+      messages: A message of each peer; of an absent one anything.
       weight: Their weights, integers [peer].
     """
     assert programs.optimizer.merge is not None
@@ -42,7 +42,7 @@ def _merge(
 ) -> np.ndarray:
     """Merge one array of the messages."""
     merged = np.empty(rows[0].shape, rows[0].dtype)
-    flat, rows = merged.reshape(-1), [row.reshape(-1) for row in rows]
+    flat, rows = merged.reshape(-1), [np.asarray(row).reshape(-1) for row in rows]
     for first in range(0, len(flat), PART):
         part = slice(first, first + PART)
         flat[part] = aggregate([row[part] for row in rows], weight)

@@ -58,8 +58,8 @@ class Replica:
         """Return the replica after the messages of some of the run's `count` peers.
 
         Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
-        weight is how many sequences the round assigned to it. Large ones are never stacked whole;
-        then the shared state of this replica is donated.
+        weight is how many sequences the round assigned to it. Large messages are never stacked
+        whole; then the shared state of this replica is donated.
         """
         form = self.programs.form
         absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
