@@ -211,9 +211,10 @@ class SimulatedPeers(RunningPeers):
             self._own[peer] = result.own
             del result
         self._lose(failed, asked)
-        # only now wait: until here, the groups worked side by side
         if not one_by_one:
-            results = jax.device_get(results)
+            for x in jax.tree.leaves([message for message, _ in results.values()]):
+                x.copy_to_host_async()
+        # only now wait, for one after the other: the groups work side by side, and the others go on
         done |= {peer: _done(results.pop(peer), peer, asked) for peer in list(results)}
         return {
             peer: one._replace(state=tree_hash(self.own(peer))) if asked.hashed else one
