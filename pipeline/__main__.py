@@ -281,13 +281,13 @@ def plan(
     settings = runfile.load(run)
     if memory:
         devices.prepare(settings)
-    from pipeline.swarm import plan as plan_
-
-    print(*plan_.plan(settings, root).lines(), sep="\n")
+    planned = import_module("pipeline.new.planned")
+    of_run = settings, root, Paths("convert", run, root).is_made("convert")
+    print(*planned.footprint(*of_run).lines(), sep="\n")
     if memory:
         devices.keep_compiled(Paths("train", run, root).store / "compiled")
         allocator.trim_after_compiling()
-        print(*plan_.memory_lines(settings, root), sep="\n")
+        print(*planned.memory_lines(*of_run), sep="\n")
     for stage, reason in reruns.reasons(run, root).items():
         said = "has its result" if reason is None else f"will run: {reason}"
         print(f"{f'stage {stage}':<15}{said}")

@@ -69,7 +69,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
     transcript = Transcript(paths.scratch / "transcript")
     rows = curves.rows(transcript)
-    metrics = curves.metrics(rows, transcript, setup.start.state.params)
+    metrics = curves.metrics(rows, transcript, setup.start.state.params, run.llm.inner_steps)
     with paths.building() as folder:
         # hard links: no bytes are copied, and a kill before the end leaves the source whole
         shutil.copytree(transcript.folder, folder / "transcript", copy_function=artifacts.link)

@@ -16,6 +16,7 @@ from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
 from pipeline.weights import hf
 
 FRESH = "init:"
+IN_RUN = "model.LLM.checkpoint.Hub"
 ATTEMPTS = 3  # to reach the hub: somebody waits for the answer
 _LLAMA = {
     "model_type": "llama",
@@ -93,7 +94,7 @@ def model_named(name: str, root: Path) -> StartingModel:
         return _fresh(SIZES[size], f"fresh weights of the size {size}", None)
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        config = _config_on_hub(name, None, root)
+        config = _config_on_hub(name, None, root, "--model")
         return _described({"Hub": {"repo_id": name}}, config, name, f"{name} on the hub", name)
     config = hf.read_config(folder)
     path = as_path(name)
@@ -118,7 +119,7 @@ def model_of_run(run: runfile.Run, root: Path) -> StartingModel | None:
             if hub.revision is None and folder.is_dir():
                 config = hf.read_config(folder)
             else:
-                config = _config_on_hub(hub.repo_id, hub.revision, root)
+                config = _config_on_hub(hub.repo_id, hub.revision, root, IN_RUN)
             return _described({}, config, None, "the run's own", hub.repo_id)
     return None
 
@@ -145,9 +146,10 @@ def _described(
     return StartingModel(checkpoint, whole, tokenizer, params, tuple(shapes), said)
 
 
-def _config_on_hub(repo_id: str, revision: str | None, root: Path) -> dict[str, Any]:
+def _config_on_hub(repo_id: str, revision: str | None, root: Path, key: str) -> dict[str, Any]:
     """Fetch config.json alone into the store that the run will use."""
-    name, expected = f"--model {repo_id}", f"a folder, {FRESH}SIZE or a model on the hub"
+    name = f"{key} {repo_id}"
+    expected = f"a folder, {'' if key == IN_RUN else f'{FRESH}SIZE '}or a model on the hub"
     folder = hub_files.download(
         name,
         repo_id,

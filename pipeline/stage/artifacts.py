@@ -17,7 +17,7 @@ from typing import BinaryIO
 from pipeline.errors import LockstepError
 from pipeline.stage import dvc_cache
 from pipeline.stage.given_files import read_bytes
-from pipeline.stage.keys import OUT, Keys, needs
+from pipeline.stage.keys import OUT, RUN_FILE, Keys, needs
 
 METRICS = "metrics"
 JSON_BYTES = 2**28  # at most, of a file that is read as one table
@@ -205,9 +205,11 @@ class Paths:
         """
         made = self.root / self.keys.made(stage)
         if problem := self.problem(stage, made):
+            which = "" if self.run == Path(RUN_FILE) else f" --run {self.run}"
+            engine = ", or an engine" if not which else ""  # which reads no other file
             raise LockstepError(
                 f"{made}: {problem}, expected from stage {stage} with the current {self.run}; "
-                f"run `lockstep {stage}`, or an engine"
+                f"run `lockstep {stage}{which}`{engine}"
             )
         return made
 

@@ -97,8 +97,12 @@ def write(
         write_text(folder / f"{name}.tsv", text)
 
 
-def metrics(rows: list[dict], transcript: Transcript, params: dict) -> dict:
-    """Return the numbers of metrics/train.json; bytes are per peer and round, as on the wire."""
+def metrics(rows: list[dict], transcript: Transcript, params: dict, local_steps: int = 1) -> dict:
+    """Return the numbers of metrics/train.json; bytes are per peer and round, as on the wire.
+
+    Plain data parallelism sends the whole gradient in float32 after each of the round's
+    `local_steps`.
+    """
     parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
     last, rounds = rows[-1], len(rows)
     sent = last["bytes_up"] / rounds
@@ -116,7 +120,7 @@ def metrics(rows: list[dict], transcript: Transcript, params: dict) -> dict:
         "held_out_loss": last["held_out_loss"],
         "bytes_up": sent,
         "bytes_down": last["bytes_down"] / rounds,
-        "bytes_up_of_data_parallel": 4 * parameters,  # the whole gradient in float32
+        "bytes_up_of_data_parallel": 4 * parameters * local_steps,
         "bytes_to_verify": fetched / rounds / transcript.header.run["peers"]["count"],
         "bits_per_parameter_and_round": 8 * sent / parameters,
         "simulated_seconds": last["seconds"],

@@ -62,6 +62,12 @@ def small(tmp_path) -> tuple[str, ...]:
     return "--model", str(model), "--data", str(text), "--tokens", "2e5"
 
 
+def lockstep_plan(file: Path, root: Path) -> str:
+    """What the command prints, in a process of its own: it sets up the allocator."""
+    asked = [sys.executable, "-m", "pipeline", "plan", "--run", file, "--root", root]
+    return subprocess.run(asked, cwd=PROJECT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 # ---- A new run ----
 
 
@@ -148,6 +154,31 @@ def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch
         lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
     assert runfile.load(file).llm.checkpoint == runfile.CheckpointHub(repo_id=REPO)
     assert [path.name for path in tmp_path.glob("data/store/hub/*/*/*")] == ["config.json"]
+
+
+def test_plan_takes_a_model_on_the_hub_from_its_config_and_not_from_another_runs(
+    tmp_path, monkeypatch
+):
+    other = tmp_path / "data" / "init" / "hf" / "config.json"
+    write_json(other, llama.Config.from_hf(tiny.MODEL | {"vocab_size": 99}).to_hf())
+    write_json(tmp_path / "config.json", llama.Config.from_hf(tiny.MODEL).to_hf())
+    with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
+        hub.commit({"config.json": (tmp_path / "config.json").read_bytes()})
+        file = tmp_path / "run.toml"
+        where = ("--model", REPO, "--data", "owner/tokens", "--root", tmp_path)
+        said = lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
+        planned = lockstep_plan(file, tmp_path)
+    line = next(line for line in said.splitlines() if line.startswith("params"))
+    assert line in planned.splitlines()
+    assert "memory         not known before `lockstep convert`" in planned
+
+
+def test_plan_of_a_kernel_that_is_not_here_says_all_but_the_memory(small, tmp_path):
+    file = tmp_path / "run.toml"
+    lockstep_new(file, *small, "--optimizer", "adamw", "--gpus", "1", "--root", tmp_path)
+    planned = lockstep_plan(file, tmp_path)
+    assert 'not known here: [peers] attention = "cudnn"' in planned
+    assert "stage train    will run" in planned
 
 
 @pytest.mark.parametrize(

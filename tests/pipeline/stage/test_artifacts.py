@@ -109,8 +109,16 @@ def test_a_changed_missing_or_added_file_is_named(tmp_path, spoil, text):
 
 
 def test_a_stage_that_has_not_run_is_named(tmp_path):
-    with pytest.raises(LockstepError, match="expected from stage download.*lockstep download"):
-        paths_of("train", tmp_path).need("download")
+    paths = paths_of("train", tmp_path)
+    said = f"expected from stage download.*`lockstep download --run {paths.run}`$"
+    with pytest.raises(LockstepError, match=said):
+        paths.need("download")
+
+
+def test_the_run_file_of_engines_needs_no_flag(tmp_path, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    with pytest.raises(LockstepError, match="`lockstep download`, or an engine$"):
+        Paths("train", Path(RUN_FILE), tmp_path).need("download")
 
 
 def test_a_result_of_what_was_read_again_and_is_other_now_is_not_current(tmp_path):

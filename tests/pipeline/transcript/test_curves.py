@@ -81,6 +81,14 @@ def test_metrics_are_per_peer_and_round(tmp_path):
     }
 
 
+def test_data_parallelism_sends_a_gradient_in_each_local_step_of_a_round(tmp_path):
+    transcript = written(tmp_path)
+    rows, params = curves.rows(transcript), {"a": np.zeros(25)}
+    found = curves.metrics(rows, transcript, params, local_steps=10)
+    assert found["bytes_up_of_data_parallel"] == 10 * 100
+    assert found["bytes_up"] == 100.0
+
+
 def test_messages_that_nobody_applied_count_as_bytes_and_not_as_tokens(tmp_path):
     transcript = written(tmp_path, discarded=1)
     first, second = curves.rows(transcript)
