@@ -141,7 +141,8 @@ def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
     """Return the keys of the tokenizer that text needs, and what is said of it."""
     vocabulary = model.config["vocab_size"]
     if model.tokenizer is not None:
-        return {"tokenizer": model.tokenizer}, f"in the tokens of {model.tokenizer}"
+        pinned = {"tokenizer_revision": model.revision} if model.revision else {}
+        return {"tokenizer": model.tokenizer} | pinned, f"in the tokens of {model.tokenizer}"
     if LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
         said = f"in {vocabulary:,} tokens of a tokenizer that is trained on it"
         return {"vocab_size": vocabulary}, said

@@ -61,6 +61,7 @@ class StartingModel(NamedTuple):
       params: Number of its parameters.
       groups: Top-level names of the params.
       said: What it is, for people.
+      revision: Commit of its tokenizer on the hub; None in a folder.
     """
 
     checkpoint: dict[str, Any]
@@ -69,6 +70,7 @@ class StartingModel(NamedTuple):
     params: int
     groups: tuple[str, ...]
     said: str
+    revision: str | None = None
 
     @property
     def architecture(self) -> str:
@@ -94,8 +96,12 @@ def model_named(name: str, root: Path) -> StartingModel:
         return _fresh(SIZES[size], f"fresh weights of the size {size}", None)
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        config = _config_on_hub(name, None, root, "--model")
-        return _described({"Hub": {"repo_id": name}}, config, name, f"{name} on the hub", name)
+        config, commit = _config_on_hub(name, None, root, "--model")
+        checkpoint = {"Hub": {"repo_id": name, "revision": commit}}
+        found = _described(
+            checkpoint, config, name, f"{name} on the hub at its commit of today", name
+        )
+        return found._replace(revision=commit)
     config = hf.read_config(folder)
     path = as_path(name)
     tokenizer = path if any((folder / file).is_file() for file in TOKENIZER_FILES) else None
@@ -119,7 +125,7 @@ def model_of_run(run: runfile.Run, root: Path) -> StartingModel | None:
             if hub.revision is None and folder.is_dir():
                 config = hf.read_config(folder)
             else:
-                config = _config_on_hub(hub.repo_id, hub.revision, root, IN_RUN)
+                config, _ = _config_on_hub(hub.repo_id, hub.revision, root, IN_RUN)
             return _described({}, config, None, "the run's own", hub.repo_id)
     return None
 
@@ -146,8 +152,10 @@ def _described(
     return StartingModel(checkpoint, whole, tokenizer, params, tuple(shapes), said)
 
 
-def _config_on_hub(repo_id: str, revision: str | None, root: Path, key: str) -> dict[str, Any]:
-    """Fetch config.json alone into the store that the run will use."""
+def _config_on_hub(
+    repo_id: str, revision: str | None, root: Path, key: str
+) -> tuple[dict[str, Any], str]:
+    """Fetch config.json alone into the store that the run will use; return it and its commit."""
     name = f"{key} {repo_id}"
     expected = f"a folder, {'' if key == IN_RUN else f'{FRESH}SIZE '}or a model on the hub"
     folder = hub_files.download(
@@ -160,4 +168,4 @@ def _config_on_hub(repo_id: str, revision: str | None, root: Path, key: str) -> 
         runfile.Network(attempts=ATTEMPTS),
         partial(Progress, "new"),
     )
-    return read_json(folder / hf.CONFIG)
+    return read_json(folder / hf.CONFIG), folder.name

@@ -59,7 +59,7 @@ def patterns(readme: bytes, subset: str, split: str, where: str) -> tuple[str, .
     Raises:
       LockstepError: it has no such subset or split, or its front matter is none.
     """
-    found = {config.config_name: config for config in _front_matter(readme, where).configs}
+    found = _subsets(readme, where)
     if subset not in found:
         known = brief(", ".join(found), 200) or "none"
         raise LockstepError(f"{where}: found the subsets {known}, expected {subset!r} among them")
@@ -75,6 +75,19 @@ def patterns(readme: bytes, subset: str, split: str, where: str) -> tuple[str, .
             f"{where}: found the splits {known} in subset {subset!r}, expected {split!r} among them"
         )
     return tuple(by_split[split])
+
+
+def names(readme: bytes, where: str) -> tuple[str, ...]:
+    """Return the names of the subsets.
+
+    Raises:
+      LockstepError: its front matter is none.
+    """
+    return tuple(_subsets(readme, where))
+
+
+def _subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
+    return {config.config_name: config for config in _front_matter(readme, where).configs}
 
 
 def _front_matter(readme: bytes, where: str) -> FrontMatter:

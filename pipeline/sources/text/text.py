@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tokenizers
 
-from pipeline.errors import LockstepError, hide
+from pipeline.errors import LockstepError, brief, hide
 from pipeline.net import hub_files, remote
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataText, ShuffleDontShuffle
@@ -44,6 +44,7 @@ from pipeline.tokens.shards import Split
 log = logging.getLogger(__name__)
 
 MAKES_TOKENS = True
+EVERYTHING = DataText.model_fields["files"].default
 HASHES = 2**64  # of documents, by the first 8 bytes of a SHA-256
 
 
@@ -264,6 +265,8 @@ def _ask(location: DataText, network: Network) -> Listing:
         if location.subset is not None:
             says |= {"subset": location.subset, "split": location.split}
             files = _of_subset(location, files, f"{where}: {source}", network)
+        elif location.files == EVERYTHING:
+            _warn_of_subsets(files, f"{where}: {source}", network)
         return _listing(location, files, says, " on the hub")
     if not is_address:
         raise LockstepError(
@@ -302,7 +305,7 @@ def _listing(
 def _of_subset(
     location: DataText, files: Iterable[LocationFile], where: str, network: Network
 ) -> list[LocationFile]:
-    readme = next((file for file in files if file.name == subset.README), None)
+    readme = _readme(files)
     if readme is None or readme.origin.size > subset.MOST_BYTES:
         found = "none" if readme is None else f"one of {readme.origin.size} bytes"
         raise LockstepError(
@@ -313,6 +316,27 @@ def _of_subset(
     given = (location.subset, location.split)
     wanted = subset.patterns(content, *given, f"{where}: README.md")
     return [file for file in files if any(fnmatch(file.name, pattern) for pattern in wanted)]
+
+
+def _warn_of_subsets(files: Iterable[LocationFile], where: str, network: Network) -> None:
+    """Say that all subsets of a dataset are read, where its README.md lists several."""
+    readme = _readme(files)
+    if readme is None or readme.origin.size > subset.MOST_BYTES:
+        return
+    content = b"".join(remote.read(readme.origin, 0, readme.origin.size, network))
+    try:
+        listed = subset.names(content, f"{where}: README.md")
+    except LockstepError:
+        return  # nobody asked for a subset of it
+    if len(listed) > 1:
+        log.warning(
+            f"download: warning: {where}: all files are read, of the subsets "
+            f"{brief(', '.join(listed), 200)}; set subset to read one of them"
+        )
+
+
+def _readme(files: Iterable[LocationFile]) -> LocationFile | None:
+    return next((file for file in files if file.name == subset.README), None)
 
 
 def _refuse_of_hub(location: DataText, where: str) -> None:

@@ -148,11 +148,12 @@ def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch
     config = llama.Config.from_hf(tiny.MODEL).to_hf()
     write_json(tmp_path / "config.json", config)
     with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
-        hub.commit({"config.json": (tmp_path / "config.json").read_bytes(), "x.bin": b"-" * 99})
+        config = (tmp_path / "config.json").read_bytes()
+        commit = hub.commit({"config.json": config, "x.bin": b"-" * 99})
         file = tmp_path / "run.toml"
         where = ("--model", REPO, "--data", "owner/tokens", "--root", tmp_path)
         lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
-    assert runfile.load(file).llm.checkpoint == runfile.CheckpointHub(repo_id=REPO)
+    assert runfile.load(file).llm.checkpoint == runfile.CheckpointHub(repo_id=REPO, revision=commit)
     assert [path.name for path in tmp_path.glob("data/store/hub/*/*/*")] == ["config.json"]
 
 

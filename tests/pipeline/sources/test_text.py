@@ -267,6 +267,21 @@ def test_a_subset_of_a_dataset_is_what_its_readme_says(
             assert [file.name for file in found.files] == expected
 
 
+def test_all_files_of_a_dataset_with_subsets_are_read_with_a_warning(tmp_path, monkeypatch, caplog):
+    files = {f"{name}.jsonl": lines_of(STORIES) for name in ("data/x/0", "sample/1")}
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/web"] = Repo()
+        hub.datasets["ours/web"].commit(files | {"README.md": README.encode()})
+        sources.survey(location("ours/web"), options(tmp_path / "store"))
+        said = "all files are read, of the subsets default, sample, plain; set subset to read one"
+        assert said in caplog.text
+        caplog.clear()
+        sources.survey(location("ours/web", files=["data/*"]), options(tmp_path / "other"))
+        hub.datasets["ours/web"].commit(files | {"README.md": b"---\na: [\n---\n"})
+        sources.survey(location("ours/web"), options(tmp_path / "third"))
+        assert "subsets" not in caplog.text
+
+
 def test_patterns_choose_the_files_and_the_survey_lists_them(tmp_path):
     files = files_of(STORIES) | {"a.md": b"no", ".b.txt": b"hidden", "d/x.bin": b"no"}
     root = put(tmp_path / "text", files)

@@ -79,7 +79,7 @@ def check_memory(run: runfile.Run) -> None:
     assert found.of_device == found.of_all >= held + found.step.beyond + found.message
     began, saved = found.agreed + found.own, found.agreed + 2 * found.own
     messages = 2 * 2 * found.message  # as bytes, and as these decode
-    host = began + saved + messages + 2 * found.step.beyond  # and the pool
+    host = began + saved + messages + found.step.beyond  # and the pool
     assert found.of_process == found.process + found.of_all + host
     apart = found._replace(groups=2, peers=3)  # two peers in turns on the first device
     assert apart.of_device == found.of_device
