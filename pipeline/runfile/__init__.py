@@ -35,6 +35,7 @@ from pipeline.runfile.data import (
     DataText,
     DataUrl,
     DataWeightedHttp,
+    DataWeightedText,
     DataWorkload,
     LocationGcp,
     LocationSingleUrl,

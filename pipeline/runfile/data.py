@@ -217,8 +217,8 @@ class DataCorpus(TokenizedText):
     whole files if they fit, otherwise documents of each file."""
 
 
-class DataText(TokenizedText):
-    """Documents wherever they lie, tokenized by the stage download: parquet, JSON lines or text."""
+class TextSource(Table):
+    """Documents wherever they lie: parquet, JSON lines or text."""
 
     source: Annotated[Url, NoPassword]
     """A file or folder of this machine; an address of a file (https://) or of a folder in a bucket
@@ -235,15 +235,38 @@ class DataText(TokenizedText):
     that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt."""
     column: Name = "text"
     """Column of a parquet file, or key of a JSON line, that has the text."""
+
+    @model_validator(mode="after")
+    def _split_is_of_a_subset(self) -> "TextSource":
+        if self.split != "train" and self.subset is None:
+            raise wrong("split", "train without subset")
+        return self
+
+
+class WeightedSource(TextSource):
+    """One of several sources of text."""
+
+    weight: Annotated[float, Field(gt=0)]
+    """Its share of the sequences that are trained on, relative to all weights."""
+
+
+class HashedText(TokenizedText):
+    """Text of which documents are held out by their hash."""
+
     held_out_percent: HeldOutPercent
     """Percentage of the documents that no peer trains on, for measurements, above 0 and below 100:
     those whose SHA-256, as a fraction of all, is below it. More data never moves one."""
 
-    @model_validator(mode="after")
-    def _split_is_of_a_subset(self) -> "DataText":
-        if self.split != "train" and self.subset is None:
-            raise wrong("split", "train without subset")
-        return self
+
+class DataText(HashedText, TextSource):
+    """Documents wherever they lie, tokenized by the stage download: parquet, JSON lines or text."""
+
+
+class DataWeightedText(HashedText):
+    """Documents of several sources, each as in Text, mixed by weight."""
+
+    sources: Annotated[tuple[WeightedSource, ...], Field(min_length=1), AsTuple]
+    """The sources. A limit is divided among them by weight."""
 
 
 class DataArrays(Data):

@@ -118,7 +118,9 @@ class _Reference:
                 yield from (f"Value: {self._type(payload)}. {payload['description']}", "")
             for table in tables:
                 yield from (*self._rows(table), "")
-                within += table["properties"].items()
+                for name, inner in table["properties"].items():
+                    of_variant = "" if self._is_enum(self._resolved(inner)) else f"{path}.{tag}."
+                    within.append((of_variant + name, inner))
         for name, inner in within:
             yield from self._sections(name, inner)
 
@@ -127,7 +129,8 @@ class _Reference:
         rows = []
         for key, node in table["properties"].items():
             required = key in table.get("required", ())
-            if required and self._tables(node) and not self._is_enum(node):
+            is_list = self._resolved(node).get("type") == "array"
+            if required and self._tables(node) and not (is_list or self._is_enum(node)):
                 continue  # it has a section
             absent = "required" if required else "absent"
             default = f"`{json.dumps(node['default'])}`" if "default" in node else absent

@@ -35,6 +35,7 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.errors import LockstepError
+from pipeline.net.remote import Origin
 from pipeline.runfile import Network, Run, data
 from pipeline.runfile.data import Data, DataServer, Limit
 from pipeline.runfile.serde_enum import variant_name
@@ -55,6 +56,7 @@ PROVIDERS = {
     data.DataText: "text.text",
     data.DataUrl: "url",
     data.DataWeightedHttp: "weighted_http",
+    data.DataWeightedText: "text.weighted_text",
     data.DataWorkload: "rows.workload",
 }
 
@@ -113,6 +115,7 @@ class Survey(NamedTuple):
       warnings: one line each, for the user.
       held_out_by_default: see `Shards`.
       row_words: words of a row that is not tokens; None for tokens.
+      first: the first file that is elsewhere; None if all are here.
     """
 
     read: str
@@ -121,6 +124,7 @@ class Survey(NamedTuple):
     warnings: tuple[str, ...] = ()
     held_out_by_default: bool = False
     row_words: int | None = None
+    first: Origin | None = None
 
     def all_to_train(self) -> "Survey":
         """Return this with the files that are held out by default in the train split."""

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError
+from pipeline.net.remote import Origin
 from pipeline.runfile.data import Limit
 from pipeline.sources import HELD_OUT, HELD_OUT_TOKENS, TRAIN, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.listing import EXTENSIONS, Listing, LocationFile
@@ -37,7 +38,13 @@ def survey(listing: Listing, options: FetchOptions) -> Survey:
     whole, _ = choose(listing, replace(options, limit=None))
     train_files = sum(one.split == TRAIN for one in whole)
     by_default = is_by_default(listing, options.limit)
-    return Survey(listing.read, files, train_files, warnings, by_default)
+    first = first_far(one.file for one in chosen)
+    return Survey(listing.read, files, train_files, warnings, by_default, first=first)
+
+
+def first_far(files: Iterable[LocationFile]) -> Origin | None:
+    """Return where the first file is that is not on this machine; None if all are."""
+    return next((file.origin for file in files if not file.origin.is_local), None)
 
 
 def is_by_default(listing: Listing, limit: Limit | None) -> bool:

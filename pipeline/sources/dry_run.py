@@ -1,22 +1,27 @@
 """`lockstep download --dry-run`: what a run would fetch, and whether it is enough for the run."""
 
+import math
+import time
 from collections.abc import Iterator
 
 from pipeline import sources
 from pipeline.errors import LockstepError, brief
+from pipeline.net import remote
+from pipeline.net.remote import Origin
 from pipeline.runfile import DataServer, OptimizerDummy, Run
-from pipeline.runfile.data import DataText, TokenizedText
-from pipeline.sources import HELD_OUT, TRAIN, Survey
+from pipeline.runfile.data import HashedText, TokenizedText
+from pipeline.sources import HELD_OUT, TRAIN, FetchOptions, Survey
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
 
 PACKED = (".gz", ".zst", ".parquet")  # whose bytes say little of how many tokens are in them
+TIMED_BYTES = 2**20  # fetched, or a tenth of a small file, to see how fast they come
 BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and with 4,000
 
 
 def lines(run: Run, paths: Paths) -> Iterator[str]:
-    """Yield the lines of the report. Listings are requested, but no files.
+    """Yield the lines of the report: of listings, and of the first bytes of a file elsewhere.
 
     Raises:
       LockstepError: the location cannot be read, or is known to differ from `[pins] data`.
@@ -33,11 +38,30 @@ def lines(run: Run, paths: Paths) -> Iterator[str]:
         survey = survey.all_to_train()
     yield f"download: {survey.read}"
     yield from _table(run, survey)
+    if survey.first is not None and not run.download.stream:
+        yield _time(sum(file.size for file in survey.files), survey.first, options)
     if run.pins.data:
         compared = "it is these data" if known else "compared once they are read"
         yield f"  pin        [pins] data = {brief(run.pins.data, 12)}: {compared}"
     for warning in survey.warnings:
         yield f"download: warning: {warning}"
+
+
+def _time(whole: int, first: Origin, options: FetchOptions) -> str:
+    """A line on how long the fetch takes, from the speed at which a first piece comes."""
+    began = time.perf_counter()
+    try:
+        pieces = remote.read(first, 0, min(-(-first.size // 10), TIMED_BYTES), options.network)
+        came = sum(map(len, pieces))
+    except LockstepError as error:
+        return f"  time       not known: {error}"
+    speed = came / max(time.perf_counter() - began, 1e-3)
+    took = whole / speed
+    about = f"{took / 60:,.0f} minutes" if took >= 90 else f"{math.ceil(took)} seconds"
+    return (
+        f"  time       about {about} over one connection at {size(speed)} a second, the speed of "
+        f"{size(came)} fetched now; what data/store has is not fetched again"
+    )
 
 
 def unsupported(run: Run) -> str | None:
@@ -63,7 +87,7 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
     how = "read while training" if run.download.stream else "to read" if made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
     whole, aside = (size(sum(file.size for file in files)) for files in (survey.files, held_out))
-    if isinstance(run.llm.data_location, DataText):
+    if isinstance(run.llm.data_location, HashedText):
         percent = f"{run.llm.data_location.held_out_percent:g} %"
         yield f"  files      {len(train):,}{of_all}; {percent} of their documents are held out"
         yield f"  bytes      {whole} {how}" + " at most" * bool(run.download.limit)

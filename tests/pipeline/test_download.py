@@ -28,7 +28,9 @@ from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
 from tests.pipeline.tokens.measured import open_shards
 
 RUN = PROJECT / "params" / "run.toml"
-MADE_HERE = ("corpus", "text", "documents", "preprocessed", "dummy", "arrays", "files")
+MADE_HERE = (
+    "corpus", "text", "documents", "weighted_documents", "preprocessed", "dummy", "arrays", "files",
+)  # fmt: skip
 LISTED = [name for name in PLACES if name not in MADE_HERE]
 
 
@@ -127,14 +129,18 @@ def test_what_was_read_is_said_in_two_lines(place, tmp_path, caplog):
     assert all(line.startswith("download: warning: ") for line in warnings)
 
 
-def test_a_dry_run_says_what_there_is_and_fetches_none_of_it(place, tmp_path):
+def test_a_dry_run_says_what_there_is_and_how_fast_a_tenth_of_a_file_came(place, tmp_path):
     paths = Paths("download", RUN, tmp_path / "dry")
     lines = list(dry_run.lines(settings(place.location), paths))
     assert not list((tmp_path / "dry").rglob("*.ds"))
-    assert place.sent() <= mix_bytes(place)  # which says where the files are
+    tried = place.sent() - mix_bytes(place)  # which says where the files are
     folder = run(place.location, tmp_path / "run")
     train = read_shards(folder).split("train")
     said = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
+    if "time" in said:
+        assert re.match(r"about \d+ seconds over one connection at .* a second, ", said["time"])
+    assert (tried > 0) == ("time" in said)
+    assert tried <= place.sent() / 5
     if place.listed:
         assert said["files"].startswith(f"{len(train)} to train on, ")
         assert said["tokens"] == f"{sum(file.tokens for file in train):,} to train on"

@@ -135,12 +135,23 @@ class SplitWriter:
       split: their split.
       token_size_in_bytes: 2 or 4.
       most: tokens at most; None is all that come.
+      files: gains the shards; those that other writers put there count in names.
+      part: of the data locations that are mixed; 0 if there is only one.
     """
 
-    def __init__(self, folder: Path, split: Split, token_size_in_bytes: int, most: int | None):
+    def __init__(  # noqa: PLR0913
+        self,
+        folder: Path,
+        split: Split,
+        token_size_in_bytes: int,
+        most: int | None,
+        files: list[ShardFile] | None = None,
+        part: int = 0,
+    ):
         self._folder, self._split, self._left = folder, split, most
         self._shard_S, self._filled = np.empty(SHARD_TOKENS, f"<u{token_size_in_bytes}"), 0
-        self.files: list[ShardFile] = []
+        self.files: list[ShardFile] = [] if files is None else files
+        self._part, self.has_written = part, False
 
     @property
     def is_full(self) -> bool:
@@ -167,5 +178,7 @@ class SplitWriter:
 
     def _write(self) -> None:
         shard_S = self._shard_S[: self._filled]
-        self.files.append(write_shard(self._folder, self._split, len(self.files), shard_S))
+        file = write_shard(self._folder, self._split, len(self.files), shard_S)
+        self.files.append(file.model_copy(update={"part": self._part}))
+        self.has_written = True
         self._filled = 0

@@ -430,6 +430,13 @@ DOCUMENTS = {
     "held_out_percent": 5.0,
     "shuffle": "DontShuffle",
 }
+ONE_SOURCE = {
+    key: DOCUMENTS[key] for key in ("source", "revision", "subset", "split", "files", "column")
+}
+WEIGHTED_DOCUMENTS = {
+    "sources": [ONE_SOURCE | {"weight": 2.5}],
+    **{key: value for key, value in DOCUMENTS.items() if key not in ONE_SOURCE},
+}
 VARIANTS = [  # all keys, with other values than their defaults; of the rest, the least they need
     ("optimizer", {"StreamingDiLoCo": STREAMING}, runfile.OptimizerStreamingDiLoCo),
     ("optimizer", {"SPARTADiLoCo": SPARTA_DILOCO}, runfile.OptimizerSPARTADiLoCo),
@@ -448,6 +455,7 @@ VARIANTS = [  # all keys, with other values than their defaults; of the rest, th
     ("data_location", http({"NumberedFiles": NUMBERED}), runfile.DataHttp),
     ("data_location", {"Corpus": CORPUS}, runfile.DataCorpus),
     ("data_location", {"Text": DOCUMENTS}, runfile.DataText),
+    ("data_location", {"WeightedText": WEIGHTED_DOCUMENTS}, runfile.DataWeightedText),
     ("data_location", {"Hub": {**HUB_DATA, "revision": "v1"}}, runfile.DataHub),
     ("data_location", {"Url": {"url": "s3://bucket/folder", **TWO_BYTES}}, runfile.DataUrl),
     ("lr_schedule", {"Linear": LINEAR}, runfile.ScheduleLinear),

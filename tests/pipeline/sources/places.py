@@ -175,6 +175,20 @@ def _documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]
 
 
 @contextmanager
+def _weighted_documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A dataset on the hub, and twice as many sequences of a folder here."""
+    with _documents(folder, monkeypatch) as place:
+        given = dict(place.location["Text"])
+        here = folder / "here" / "a.jsonl"
+        here.parent.mkdir()
+        here.write_text("".join(f'{{"text": "{n} and {n * n}"}}\n' for n in range(300)))
+        both = [{"source": given.pop("source"), "weight": 1}]
+        both.append({"source": str(here.parent), "weight": 2})
+        location = {"WeightedText": {"sources": both, **given}}
+        yield Place(location, place.servers, listed=False, sure=False)
+
+
+@contextmanager
 def _dummy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     yield Place("Dummy", listed=False, sure=False)
 
@@ -201,6 +215,7 @@ PLACES = {
     "corpus": _corpus,
     "text": _text,
     "documents": _documents,
+    "weighted_documents": _weighted_documents,
     "local": _local,
     "single_url": _single_url,
     "numbered": _numbered,

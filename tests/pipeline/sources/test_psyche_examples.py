@@ -1,6 +1,7 @@
 """Psyche's own example configurations are runs of ours, and so are the two that its pages show."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,10 +184,14 @@ def single_url(url: str) -> dict:
 
 
 def dry_run(run_file: Path, root: Path) -> tuple[str, dict[str, str]]:
-    """What is said of the location, and each row of the table below it."""
+    """What is said of the location, and each row of the table below it but for the time."""
     first, *rows = lockstep("download", "--dry-run", "--run", run_file, "--root", root).splitlines()
     table = [row.strip().split("  ", 1) for row in rows if row.startswith("  ")]
-    return first.removeprefix("download: "), {name: text.strip() for name, text in table}
+    said = {name: text.strip() for name, text in table}
+    # some servers here say sizes that they do not have
+    expected = r"about [\d,]+ (seconds|minutes) over one connection at |not known: "
+    assert re.match(expected, said.pop("time"))
+    return first.removeprefix("download: "), said
 
 
 FROM_BUCKET = {
@@ -232,7 +237,7 @@ WOULD_NEED = {
 
 
 @pytest.mark.parametrize("name", WOULD_FETCH)
-def test_dry_run_of_an_example_says_what_it_would_fetch_and_fetches_nothing(
+def test_dry_run_of_an_example_says_what_it_would_fetch_and_tries_one_file_at_most(
     name, elsewhere, tmp_path
 ):
     run_file, root = tmp_path / "run.toml", tmp_path / "root"
@@ -241,7 +246,7 @@ def test_dry_run_of_an_example_says_what_it_would_fetch_and_fetches_nothing(
     where = EXAMPLES[name].data
     assert read == ("gs://" + "/".join(BUCKET) if where == BUCKET else elsewhere.here(where))
     assert table == WOULD_FETCH[name]
-    assert not [sent for sent in elsewhere.sent() if sent.endswith(".ds")]
+    assert len([sent for sent in elsewhere.sent() if sent.endswith(".ds")]) <= 1
     assert not (root / "data" / "shards").exists()
 
 
@@ -405,4 +410,4 @@ def test_edit_that_the_limit_does_not_follow_is_refused_in_one_line(file, table,
 )
 def test_dry_run_of_a_ready_run_is_one_pass_over_the_first_shards(file, table, elsewhere, tmp_path):
     assert dry_run(file, tmp_path)[1] == table
-    assert not elsewhere.sent()
+    assert len(elsewhere.sent()) == 1

@@ -1,0 +1,109 @@
+"""Documents of several sources, mixed by weight: each source is what it is alone."""
+
+import numpy as np
+import pytest
+
+from pipeline import sources
+from pipeline.runfile.data import DataWeightedText, Limit, ShuffleDontShuffle
+from pipeline.sources.text.text import is_held_out
+from pipeline.tokens import sequences
+from pipeline.tokens.shards import Shards, write_shards
+from tests.pipeline.sources.corpora import parquet_of, put, stories, texts, write_tokenizer
+from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.test_text import PERCENT, fetch, lines_of
+from tests.servers import hub as hub_server
+from tests.servers.hub import Repo
+
+FIRST, SECOND = stories(150)[:90], [f"and {story}" for story in stories(150)[90:]]
+LENGTH, END_OF_TEXT = 16, "</s>"
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return str(write_tokenizer(tmp_path / "tokenizer"))
+
+
+@pytest.fixture
+def here(tmp_path):
+    put(tmp_path / "first", {"a.parquet": parquet_of(FIRST)})
+    put(tmp_path / "second", {"b.jsonl": lines_of(SECOND)})
+    return [str(tmp_path / name) for name in ("first", "second")]
+
+
+def mixed(given: list[str], weights: list[float], **fields) -> DataWeightedText:
+    fields = {"held_out_percent": PERCENT, "shuffle": ShuffleDontShuffle()} | fields
+    listed = tuple({"source": s, "weight": w} for s, w in zip(given, weights, strict=True))
+    return DataWeightedText(sources=listed, **fields)
+
+
+def take(location: DataWeightedText, folder, limit: Limit | None = None) -> Shards:
+    folder.mkdir()
+    return sources.fetch(location, folder, options(folder.parent / "store", limit))
+
+
+def tokens_of(folder, shards: Shards, part: int) -> np.ndarray:
+    files = [file for file in shards.split("train") if file.part == part]
+    return np.concatenate([np.fromfile(folder / file.path, "<u2") for file in files])
+
+
+def test_each_source_has_the_tokens_that_it_has_alone_and_its_weight(tmp_path, tokenizer, here):
+    shards = take(mixed(here, [3, 1], tokenizer=tokenizer), tmp_path / "both")
+    assert [part.weight for part in shards.parts] == [3, 1]
+    for part, (source, written) in enumerate(zip(here, (FIRST, SECOND), strict=True)):
+        alone = tmp_path / f"alone-{part}"
+        found = fetch(source, alone, tokenizer=tokenizer)
+        np.testing.assert_array_equal(
+            tokens_of(tmp_path / "both", shards, part), tokens_of(alone, found, 0)
+        )
+        listed = shards.source["sources"][part]
+        assert listed["read"] == source
+        assert sum(listed["documents"].values()) == len(written)
+    aside = [text for text in FIRST + SECOND if is_held_out(text, PERCENT)]
+    assert sorted(texts(tmp_path / "both", "held_out", END_OF_TEXT)) == sorted(aside)
+
+
+def test_training_reads_sequences_of_the_sources_by_their_weights(tmp_path, tokenizer, here):
+    folder = tmp_path / "both"
+    shards = take(mixed(here, [3, 1], tokenizer=tokenizer), folder)
+    write_shards(folder, shards)
+    rows = sequences.Sequences(folder, shards, "train", LENGTH)
+    first = {row.tobytes() for row in cut(tokens_of(folder, shards, 0))}
+    drawn = rows.take(np.arange(40))
+    of_first = [row.astype("<u2").tobytes() in first for row in drawn]
+    assert sum(of_first) == 30 and 8 <= sum(of_first[:12]) <= 10
+
+
+def cut(tokens: np.ndarray) -> np.ndarray:
+    return tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
+
+
+@pytest.mark.parametrize("limit", [Limit(tokens=400), Limit(steps=5, batch=5, max_seq_len=LENGTH)])
+def test_a_limit_is_divided_by_weight(tmp_path, tokenizer, here, limit):
+    shards = take(mixed(here, [3, 1], tokenizer=tokenizer), tmp_path / "both", limit)
+    counts = [sum(f.tokens for f in shards.split("train") if f.part == part) for part in (0, 1)]
+    assert sum(counts) >= 400  # a source's part is rounded up, by a sequence more where they count
+    assert counts == pytest.approx([300, 100], abs=2 * LENGTH)
+
+
+def test_a_tokenizer_is_trained_on_all_sources(tmp_path, here):
+    shards = take(mixed(here, [1, 1], vocab_size=300), tmp_path / "both")
+    assert shards.vocab_size == 300 and {file.part for file in shards.split("train")} == {0, 1}
+
+
+def test_sources_may_lie_anywhere_and_what_is_wrong_is_said_of_the_one(tmp_path, monkeypatch, here):
+    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/web"] = Repo()
+        hub.datasets["ours/web"].commit({"x.jsonl": lines_of(FIRST)})
+        both = mixed([here[1], "ours/web"], [1, 2.5], vocab_size=270)
+        found = sources.survey(both, options(tmp_path / "store"))
+        assert [file.name for file in found.files] == ["b.jsonl", "x.jsonl"]
+        shards = take(both, tmp_path / "both")
+        assert shards.source["sources"][1]["repo_id"] == "ours/web"
+    bad = mixed([here[0], str(tmp_path / "nowhere")], [1, 1], vocab_size=270)
+    line = refusal(sources.fetch, bad, tmp_path, options(tmp_path / "store"))
+    assert line.startswith("model.LLM.data_location.WeightedText.sources[1]: found no ")
+
+
+def test_a_weight_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="greater than 0"):
+        mixed(["x"], [0.0], vocab_size=270)
