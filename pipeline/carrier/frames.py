@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from pipeline.errors import brief
 from pipeline.runfile.table import AsTuple, Table, wrong
-from pipeline.wire.commitment import Buffer
+from pipeline.wire.spool import Buffer
 
 PROTOCOL_VERSION = 2
 REQUEST_HEADER_BYTES = 2**22  # the largest header of a request, which has the run file

@@ -2,13 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable
-from mmap import mmap
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 
-Buffer: TypeAlias = bytes | memoryview | mmap
+from pipeline.wire.spool import Buffer
 
 
 def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> bytes:

@@ -10,7 +10,8 @@ from pipeline.optim.optimizer import Tree
 from pipeline.protocol.round import Round
 from pipeline.wire import message as wire
 from pipeline.wire import spool
-from pipeline.wire.commitment import Buffer, data_hash
+from pipeline.wire.commitment import data_hash
+from pipeline.wire.spool import Buffer
 
 
 class Sent(NamedTuple):

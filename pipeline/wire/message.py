@@ -38,8 +38,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.wire import rice
-from pipeline.wire.commitment import Buffer
-from pipeline.wire.spool import drop_pages
+from pipeline.wire.spool import Buffer, drop_pages
 
 MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")

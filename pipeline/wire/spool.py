@@ -7,12 +7,13 @@ import mmap
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.wire.commitment import Buffer
+
+Buffer: TypeAlias = bytes | memoryview | mmap.mmap
 
 
 def hold(folder: Path | None, write: Callable[[Callable[[Buffer], Any]], None]) -> mmap.mmap:
