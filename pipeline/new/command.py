@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -27,6 +27,10 @@ class NewAnswers(NamedTuple):
     tokens: str | None = None
     peers: int | None = None
     gpus: int | None = None
+    length: int | None = None
+    batch: int | None = None
+    uplink: float | None = None
+    downlink: float | None = None
 
 
 # In the order in which they are asked: the question, and the answer by default.
@@ -58,6 +62,18 @@ def new(  # noqa: PLR0913 - each is an option
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, as 1e9.")] = None,
     peers: Annotated[int | None, typer.Option(min=1, max=256, help="Peers; by default 4.")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs; by default none, a CPU.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence; by default the model's.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of a round, over all peers.")
+    ] = None,
+    uplink: Annotated[
+        float | None, typer.Option(min=0.001, help="A peer's upload, in megabits per second.")
+    ] = None,
+    downlink: Annotated[
+        float | None, typer.Option(min=0.001, help="A peer's download, in megabits per second.")
+    ] = None,
     like: Annotated[
         Path | None, typer.Option(help="A run file whose tokens, model and data it keeps.")
     ] = None,
@@ -65,7 +81,9 @@ def new(  # noqa: PLR0913 - each is an option
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Write a run file whose numbers fit each other, and say why each has its value."""
-    given = NewAnswers(file, model, data, optimizer, tokens, peers, gpus)
+    given = NewAnswers(
+        file, model, data, optimizer, tokens, peers, gpus, length, batch, uplink, downlink
+    )
     given = _asked(given) if like is None else _asked(given, ("file", "optimizer"))
     if given.file.exists() and not force:
         raise LockstepError(f"{given.file}: exists, expected a new file, or --force")
@@ -76,7 +94,7 @@ def new(  # noqa: PLR0913 - each is an option
         _write_new(given, root)
 
 
-def _asked(given: NewAnswers, needed: tuple[str, ...] = NewAnswers._fields) -> NewAnswers:
+def _asked(given: NewAnswers, needed: Iterable[str] = QUESTIONS) -> NewAnswers:
     """Ask for what is missing, in a terminal.
 
     Raises:
@@ -103,8 +121,8 @@ def _asked(given: NewAnswers, needed: tuple[str, ...] = NewAnswers._fields) -> N
 
 def _check_alone(given: NewAnswers) -> None:
     """Check that nothing is given that `--like` keeps."""
-    for name in ("model", "data", "tokens", "peers", "gpus"):
-        if getattr(given, name) is not None:
+    for name, value in given._asdict().items():
+        if name not in ("file", "optimizer") and value is not None:
             raise LockstepError(f"--{name}: expected none with --like, whose run has its own")
 
 
@@ -128,7 +146,16 @@ def _write_new(given: NewAnswers, root: Path) -> None:
     model = model_named(given.model, root)
     data = data_named(given.data, model)
     asked = fresh.NewRun(
-        model, data, recipe.for_groups(model.groups), tokens, given.peers, given.gpus
+        model,
+        data,
+        recipe.for_groups(model.groups),
+        tokens,
+        given.peers,
+        given.gpus,
+        given.length,
+        given.batch,
+        given.uplink,
+        given.downlink,
     )
     document, choices = fresh.tables(asked), fresh.choices(asked)
     choices += fitting.times_that_fit(document, model.config, one_epoch=True)

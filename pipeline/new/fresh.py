@@ -29,6 +29,10 @@ class NewRun(NamedTuple):
       tokens: How many tokens, over all peers.
       peers: Number of peers.
       gpus: Number of GPUs; 0 for a CPU.
+      sequence: Tokens of a sequence; None for as many as the model takes, 2,048 at most.
+      sequences: Sequences of a round, over all peers; None for what `rows` chooses.
+      uplink: Megabits per second of a peer's upload; None for params/run.toml's.
+      downlink: The same of its download.
     """
 
     model: StartingModel
@@ -37,20 +41,42 @@ class NewRun(NamedTuple):
     tokens: int
     peers: int
     gpus: int
+    sequence: int | None = None
+    sequences: int | None = None
+    uplink: float | None = None
+    downlink: float | None = None
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
-        return min(self.model.longest, MOST_LENGTH)
+        """Tokens of a sequence.
+
+        Raises:
+          LockstepError: The model does not take so many as were asked for.
+        """
+        if self.sequence is not None and self.sequence > self.model.longest:
+            raise LockstepError(
+                f"--length {self.sequence}: expected at most the {self.model.longest} tokens that "
+                "the model takes"
+            )
+        return self.sequence or min(self.model.longest, MOST_LENGTH)
 
     @property
     def rows(self) -> int:
-        """Sequences of a peer's local step: a power of two.
+        """Sequences of a peer's local step: a power of two, or what a given batch has.
 
         Raises:
-          LockstepError: The tokens are less than one round's.
+          LockstepError: The tokens are less than one round's; or a given batch is not the same for
+            each peer and local step.
         """
         steps, of_one = self.recipe.local_steps, self.length * self.peers
+        if self.sequences is not None:
+            if self.sequences % (self.peers * steps):
+                raise LockstepError(
+                    f"--batch {self.sequences}: expected a multiple of {self.peers * steps}, a "
+                    f"sequence for each of {self.peers} peers and each local step"
+                )
+            check_batch(self.sequences, f"--batch {self.sequences}")
+            return self.sequences // (self.peers * steps)
         least = of_one * steps
         if self.tokens < least:
             raise LockstepError(
@@ -101,6 +127,11 @@ def tables(new: NewRun) -> dict[str, Any]:
         "model": {"LLM": _model(new)},
         "download": {"stream": False, **_limit(new)},
         "peers": _peers(new),
+        "links": {
+            key: mbps
+            for key, mbps in (("upload_mbps", new.uplink), ("download_mbps", new.downlink))
+            if mbps is not None
+        },
         "witness": {"snapshot_every": max(1, new.rounds // 4)},
         "held_out": {"every": max(1, new.rounds // 20)},
         "evaluate": {"prompt": "The history of"},
@@ -160,16 +191,15 @@ def choices(new: NewRun) -> list[Choice]:
     where = "model.LLM"
     schedule = f"{where}.lr_schedule.Cosine"
     local = f" x {steps} local steps" if steps > 1 else ""
+    most = f"the model takes {new.model.longest:,} tokens at once; {MOST_LENGTH:,} at most here"
+    aimed = f", so that the run has about {STEPS:,} of them, not tuned"
     return [
-        Choice(
-            f"{where}.max_seq_len",
-            f"the model takes {new.model.longest:,} tokens at once; {MOST_LENGTH:,} at most here",
-        ),
+        Choice(f"{where}.max_seq_len", "--length" if new.sequence else most),
         Choice(
             "config.global_batch_size_end",
             f"{new.peers} peers x {counted(new.rows, 'sequence')}{local}; "
-            f"{new.rows * new.peers * length:,} tokens a local step, so that the run has about "
-            f"{STEPS:,} of them, not tuned",
+            f"{new.rows * new.peers * length:,} tokens a local step"
+            f"{', of --batch' if new.sequences else aimed}",
         ),
         Choice(
             "config.total_steps",
@@ -187,7 +217,12 @@ def choices(new: NewRun) -> list[Choice]:
             "tenth of the rate",
         ),
         *_of_devices(new),
-        Choice("links.upload_mbps", "simulated, a home connection's, as in params/run.toml"),
+        Choice(
+            "links.upload_mbps",
+            "simulated, --uplink"
+            if new.uplink
+            else "simulated, a home connection's, as in params/run.toml",
+        ),
         Choice("witness.snapshot_every", "a quarter of the rounds, as in params/run.toml"),
         Choice("held_out.every", "20 measurements, as in params/run.toml"),
         Choice("runtime.checkpoint_every", "an eighth of the rounds, as in params/run.toml"),

@@ -116,6 +116,8 @@ class Survey(NamedTuple):
       held_out_by_default: see `Shards`.
       row_words: words of a row that is not tokens; None for tokens.
       first: the first file that is elsewhere; None if all are here.
+      text_bytes: bytes of text to tokenize, held-out documents included, about; None where only
+        reading tells.
     """
 
     read: str
@@ -125,6 +127,7 @@ class Survey(NamedTuple):
     held_out_by_default: bool = False
     row_words: int | None = None
     first: Origin | None = None
+    text_bytes: int | None = None
 
     def all_to_train(self) -> "Survey":
         """Return this with the files that are held out by default in the train split."""

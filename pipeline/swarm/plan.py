@@ -69,7 +69,7 @@ class Footprint(NamedTuple):
         wanted = self.trained + training
         lines = [
             f"disk: {size(wanted)} while it trains, of {size(free)} that are free; "
-            f"{self.snapshots // self.state} whole snapshots of {size(self.state)} each, and "
+            f"{-(-self.snapshots // self.state)} whole snapshots of {size(self.state)} each, and "
             f"{size(training)} that go when it ends"
         ]
         if wanted > free:
@@ -117,6 +117,7 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
     params, peers = programs.task.shapes, run.peers.count
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     state = _bytes(params) + _bytes(shared) + peers * _bytes(own)
+    same = 0 if first_step else (peers - 1) * _bytes(own)  # at the start peers' states are one file
     rounds = run.config.total_steps - first_step
     form = programs.form
     witnesses = run.config.witness_nodes or peers
@@ -127,7 +128,7 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
         state=state,
         message=form.bytes_about,
         kept=form.kept,
-        snapshots=len(run.snapshots(first_step).kept) * state,
+        snapshots=len(run.snapshots(first_step).kept) * state - same,
         payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written

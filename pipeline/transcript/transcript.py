@@ -24,7 +24,7 @@ from pipeline.errors import LockstepError, brief
 from pipeline.optim.optimizer import Tree
 from pipeline.protocol.round import Message
 from pipeline.runfile.explain import validate_json
-from pipeline.stage.artifacts import read_json, sha256_file, write_json, write_text, writes
+from pipeline.stage.artifacts import link, read_json, sha256_file, write_json, write_text, writes
 from pipeline.transcript.entry import FORMAT, Entry, Header
 from pipeline.transcript.rounds_file import RoundsFile
 from pipeline.transcript.state import State, StateHashes, hashes
@@ -116,14 +116,24 @@ class Writer(RoundsFile):
         super().flush()
 
     def snapshot(self, step: int, state: State) -> None:
-        """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state."""
+        """Write the snapshot after `step`: its hashes and, if it is to be kept whole, the state.
+
+        Equal states of peers, as at the start of a run, are one file with a name for each peer.
+        """
         folder = self.folder / "snapshots" / f"{step:05}"
+        found = hashes(step, state)
         if self.snapshots.keeps(step):
             save_tree(folder / "params.safetensors", state.params)
             save_tree(folder / "shared.safetensors", state.shared)
             for peer, own in enumerate(state.own):
-                save_tree(folder / f"own-{peer:03}.safetensors", own)
-        write_json(folder / "state.json", hashes(step, state).model_dump(mode="json"))
+                first = found.own.index(found.own[peer])
+                path = folder / f"own-{peer:03}.safetensors"
+                if first == peer:
+                    save_tree(path, own)
+                else:
+                    path.unlink(missing_ok=True)  # of a run that was killed
+                    link(folder / f"own-{first:03}.safetensors", path)
+        write_json(folder / "state.json", found.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)

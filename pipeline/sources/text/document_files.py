@@ -30,6 +30,7 @@ JSON_LINES = {
     ".json.zst": "zstd",
 }
 ENDINGS = (PARQUET, *JSON_LINES, TEXT)
+PLAIN = (TEXT, *(ending for ending, packed in JSON_LINES.items() if not packed))
 DOCUMENT_BYTES = 2**26  # at most, of a document, which is read into memory
 ROWS = 64  # of parquet, read at once
 BUFFER = 2**20  # bytes of a parquet file, read at once

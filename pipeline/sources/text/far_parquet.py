@@ -8,7 +8,7 @@ it is not fetched again, also after a kill.
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.net import remote
@@ -17,8 +17,12 @@ from pipeline.sources.listing import LocationFile
 from pipeline.sources.text.document_files import one_line, pyarrow_for
 from pipeline.sources.token_files import fetch_files
 
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
 FIRST = 2**26  # bytes that are fetched at first
 END, MOST_END = 2**16, 2**26  # bytes of a file's end: what pyarrow reads first, and at most
+LENGTH_OF_TEXT = 4  # bytes before each text of a page
 MAGIC, LENGTH = b"PAR1", 8  # what a file ends with, and bytes of that and of the metadata's length
 
 
@@ -110,12 +114,30 @@ def parts(file: LocationFile, options: FetchOptions) -> Iterator[FetchedPart]:
         done = here
 
 
+def text_bytes(file: LocationFile, column: str, options: FetchOptions) -> int:
+    """Return the bytes of a column's text in a file, here or elsewhere, as its metadata has them.
+
+    They are those of its pages before compression, about; of a dictionary's texts each counts once.
+
+    Raises:
+      LockstepError: its end cannot be read, or is not a parquet file's; 0 if it has no such column.
+    """
+    metadata = _metadata(file, _end(file, options))
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return sum(
+        max(0, part.total_uncompressed_size - LENGTH_OF_TEXT * part.num_values)
+        for group in groups
+        for part in map(group.column, range(group.num_columns))
+        if part.path_in_schema == column
+    )
+
+
 def _end(file: LocationFile, options: FetchOptions) -> bytes:
     """Return a file's last bytes, all of its metadata among them."""
     size = file.origin.size
     length = min(size, END)
     for _ in range(2):
-        end = b"".join(remote.read(file.origin, size - length, size, options.network))
+        end = _bytes(file, size - length, options)
         needed = int.from_bytes(end[-LENGTH : -len(MAGIC)], "little") + LENGTH
         if not end.endswith(MAGIC) or needed > min(size, MOST_END):
             raise LockstepError(f"{file.label}: ends in {end[-4:]!r}, expected a parquet file")
@@ -125,21 +147,35 @@ def _end(file: LocationFile, options: FetchOptions) -> bytes:
     return end
 
 
-def _ends_of_groups(file: LocationFile, end: bytes) -> list[int]:
-    """Return the offset after each row group; no group ends before the one before it."""
+def _bytes(file: LocationFile, start: int, options: FetchOptions) -> bytes:
+    """Return the bytes of a file from an offset to its end."""
+    if not file.origin.is_local:
+        return b"".join(remote.read(file.origin, start, file.origin.size, options.network))
+    with open(file.origin.url, "rb") as opened:
+        opened.seek(start)
+        return opened.read()
+
+
+def _metadata(file: LocationFile, end: bytes) -> "FileMetaData":
+    """Return a file's metadata, which its last bytes hold."""
     pyarrow = pyarrow_for(file.label)
     from pyarrow import parquet
 
     with one_line(file.label, pyarrow.ArrowException, "a parquet file"):
         opened = HeadAndEnd(None, 0, end, file.origin.size)
-        metadata = parquet.ParquetFile(pyarrow.PythonFile(opened, "r")).metadata
-        ends: list[int] = []
-        for number in range(metadata.num_row_groups):
-            group, last = metadata.row_group(number), ends[-1] if ends else 0
-            for column in map(group.column, range(group.num_columns)):
-                start = column.dictionary_page_offset or column.data_page_offset
-                last = max(last, start + column.total_compressed_size)
-            ends.append(last)
+        return parquet.ParquetFile(pyarrow.PythonFile(opened, "r")).metadata
+
+
+def _ends_of_groups(file: LocationFile, end: bytes) -> list[int]:
+    """Return the offset after each row group; no group ends before the one before it."""
+    metadata = _metadata(file, end)
+    ends: list[int] = []
+    for number in range(metadata.num_row_groups):
+        group, last = metadata.row_group(number), ends[-1] if ends else 0
+        for column in map(group.column, range(group.num_columns)):
+            start = column.dictionary_page_offset or column.data_page_offset
+            last = max(last, start + column.total_compressed_size)
+        ends.append(last)
     if ends and not 0 < ends[-1] <= file.origin.size:
         raise LockstepError(
             f"{file.label}: a row group ends at byte {ends[-1]}, expected it in the "

@@ -35,7 +35,7 @@ from pipeline.sources.choice import first_far, max_tokens
 from pipeline.sources.corpus import TRAINED_CHARACTERS, most_tokens
 from pipeline.sources.listing import LocationFile
 from pipeline.sources.text import far_parquet, given_tokenizer, tokenizing
-from pipeline.sources.text.document_files import PARQUET, documents, of_row_groups
+from pipeline.sources.text.document_files import PARQUET, PLAIN, documents, of_row_groups
 from pipeline.sources.text.documents import PIECE, Piece, cut
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
 from pipeline.sources.text.text_sources import files_of
@@ -55,7 +55,8 @@ def survey(location: AnyText, options: FetchOptions) -> Survey:
     Raises:
       LockstepError: see `fetch`, except for what only the documents tell.
     """
-    listings = [files_of(one.source, one.where, options) for one in _given(location)]
+    given = _given(location)
+    listings = [files_of(one.source, one.where, options) for one in given]
     most = None if options.limit is None else options.limit.files
     files = tuple(
         SurveyedFile(file.name, TRAIN, file.origin.size, None)
@@ -65,7 +66,27 @@ def survey(location: AnyText, options: FetchOptions) -> Survey:
     whole = sum(len(listing.files) for listing in listings)
     read = " and ".join(listing.read for listing in listings)
     first = first_far(file for listing in listings for file in listing.files[:most])
-    return Survey(read, files, whole, first=first)
+    text_bytes: int | None = 0
+    for one, listing in zip(given, listings, strict=True):
+        found = _text_bytes(listing.files[:most], one.source.column, options)
+        text_bytes = None if text_bytes is None or found is None else text_bytes + found
+    return Survey(read, files, whole, first=first, text_bytes=text_bytes)
+
+
+def _text_bytes(files: Sequence[LocationFile], column: str, options: FetchOptions) -> int | None:
+    """Return the bytes of text of a source's files, about; None if some are compressed whole.
+
+    The first parquet file says how much text is in a byte of all of them.
+    """
+    packed = [file for file in files if file.name.lower().endswith(PARQUET)]
+    plain = [file for file in files if file.name.lower().endswith(PLAIN)]
+    if len(packed) + len(plain) < len(files):
+        return None
+    text = sum(file.origin.size for file in plain)
+    if packed:
+        share = far_parquet.text_bytes(packed[0], column, options) / max(1, packed[0].origin.size)
+        text += round(share * sum(file.origin.size for file in packed))
+    return text
 
 
 def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:

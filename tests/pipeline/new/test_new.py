@@ -85,6 +85,17 @@ def test_a_new_run_of_each_optimizer_loads_and_every_message_is_in_time(name, sm
     assert checked.exit_code == 0 and re.fullmatch("disk: .* go when it ends\n", checked.output)
 
 
+def test_length_batch_and_links_are_those_that_were_asked_for(small, tmp_path):
+    file = tmp_path / "run.toml"
+    given = ("--length", 16, "--batch", 48, "--uplink", 3, "--downlink", 7)
+    said = lockstep_new(file, *small, "--optimizer", "distro", *given, "--root", tmp_path)
+    run = runfile.load(file)
+    assert run.llm.max_seq_len == 16 and run.config.global_batch_size_end == 48
+    assert (run.links.upload_mbps, run.links.download_mbps) == (3, 7)
+    assert run.config.total_steps == round(2e5 / (16 * 48))
+    assert "12 sequences" in said and "--batch" in said and "--uplink" in said
+
+
 def test_every_model_has_tables_of_every_optimizer_that_load():
     for size in SIZES:
         model = model_named(f"init:{size}", Path())
@@ -307,6 +318,8 @@ def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
         ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
         ({"--data": "/nowhere"}, "--data /nowhere: expected what exists of these: corpus"),
         ({"--like": str(RUN)}, "--model: expected none with --like"),
+        ({"--length": "4096"}, "--length 4096: expected at most the "),
+        ({"--batch": "6"}, "--batch 6: expected a multiple of 4, a sequence for each of 4 peers"),
     ],
 )
 def test_what_makes_no_run_is_one_line_and_no_file(changes, expected, tmp_path):
