@@ -70,13 +70,7 @@ class NewRun(NamedTuple):
         """
         steps, of_one = self.recipe.local_steps, self.length * self.peers
         if self.sequences is not None:
-            if self.sequences % (self.peers * steps):
-                raise LockstepError(
-                    f"--batch {self.sequences}: expected a multiple of {self.peers * steps}, a "
-                    f"sequence for each of {self.peers} peers and each local step"
-                )
-            check_batch(self.sequences, f"--batch {self.sequences}")
-            return self.sequences // (self.peers * steps)
+            return self._rows_of(self.sequences, self.peers * steps)
         least = of_one * steps
         if self.tokens < least:
             raise LockstepError(
@@ -88,6 +82,20 @@ class NewRun(NamedTuple):
         most = min(self.tokens / (FEWEST_ROUNDS * least), MOST_BATCH / (self.peers * steps))
         return 2 ** max(0, min(round(math.log2(wanted)), math.floor(math.log2(most))))
 
+    def _rows_of(self, sequences: int, together: int) -> int:
+        """Return `rows` of a given batch, of which `together` peers and local steps share."""
+        if sequences % together:
+            raise LockstepError(
+                f"--batch {sequences}: expected a multiple of {together}, a sequence for each of "
+                f"{self.peers} peers and each local step"
+            )
+        check_batch(sequences, f"--batch {sequences}")
+        if self.tokens < (round_of := sequences * self.length):
+            raise LockstepError(
+                f"--tokens {self.tokens:,}: expected at least {round_of:,}, one round of --batch"
+            )
+        return sequences // together
+
     @property
     def batch(self) -> int:
         """Sequences of a round, over all peers."""
@@ -97,6 +105,12 @@ class NewRun(NamedTuple):
     def rounds(self) -> int:
         """Rounds whose tokens are nearest to those asked for."""
         return max(1, round(self.tokens / (self.batch * self.length)))
+
+    @property
+    def links(self) -> dict[str, float]:
+        """The speeds of links that were asked for, by their keys."""
+        given = {"upload_mbps": self.uplink, "download_mbps": self.downlink}
+        return {key: mbps for key, mbps in given.items() if mbps is not None}
 
     @property
     def devices_of_a_peer(self) -> int:
@@ -127,11 +141,7 @@ def tables(new: NewRun) -> dict[str, Any]:
         "model": {"LLM": _model(new)},
         "download": {"stream": False, **_limit(new)},
         "peers": _peers(new),
-        "links": {
-            key: mbps
-            for key, mbps in (("upload_mbps", new.uplink), ("download_mbps", new.downlink))
-            if mbps is not None
-        },
+        "links": new.links,
         "witness": {"snapshot_every": max(1, new.rounds // 4)},
         "held_out": {"every": max(1, new.rounds // 20)},
         "evaluate": {"prompt": "The history of"},
@@ -217,12 +227,7 @@ def choices(new: NewRun) -> list[Choice]:
             "tenth of the rate",
         ),
         *_of_devices(new),
-        Choice(
-            "links.upload_mbps",
-            "simulated, --uplink"
-            if new.uplink
-            else "simulated, a home connection's, as in params/run.toml",
-        ),
+        *_of_links(new),
         Choice("witness.snapshot_every", "a quarter of the rounds, as in params/run.toml"),
         Choice("held_out.every", "20 measurements, as in params/run.toml"),
         Choice("runtime.checkpoint_every", "an eighth of the rounds, as in params/run.toml"),
@@ -238,6 +243,12 @@ def _local_steps(recipe: Recipe) -> list[Choice]:
         why = f"of {recipe.file}, for few rounds; the papers have 0.9, for many"
         found.append(Choice(f"{key}.outer_momentum", why))
     return found
+
+
+def _of_links(new: NewRun) -> list[Choice]:
+    why = {"upload_mbps": "simulated, a home connection's, as in params/run.toml"}
+    why |= dict.fromkeys(new.links, "simulated, as asked for")
+    return [Choice(f"links.{key}", reason) for key, reason in why.items()]
 
 
 def _of_devices(new: NewRun) -> list[Choice]:

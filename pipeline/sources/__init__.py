@@ -116,8 +116,7 @@ class Survey(NamedTuple):
       held_out_by_default: see `Shards`.
       row_words: words of a row that is not tokens; None for tokens.
       first: the first file that is elsewhere; None if all are here.
-      text_bytes: bytes of text to tokenize, held-out documents included, about; None where only
-        reading tells.
+      text_bytes: bytes of text to train on, about; None where only reading tells, or of no text.
     """
 
     read: str

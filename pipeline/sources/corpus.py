@@ -75,6 +75,7 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
         ),
         train_files=len(_plan(text, percent, None).train),
         warnings=text.warnings,
+        text_bytes=None if any(name.endswith(".gz") for name in train) else sum(train.values()),
     )
 
 

@@ -9,13 +9,12 @@ from pipeline.errors import LockstepError, brief
 from pipeline.net import remote
 from pipeline.net.remote import Origin
 from pipeline.runfile import DataServer, OptimizerDummy, Run
-from pipeline.runfile.data import HashedText, TokenizedText
+from pipeline.runfile.data import HashedText
 from pipeline.sources import HELD_OUT, TRAIN, FetchOptions, Survey
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.progress import size
 
-PACKED = (".gz", ".zst")  # whose bytes say little of how many tokens are in them
 TIMED_BYTES = 2**20  # fetched, or a tenth of a small file, to see how fast they come
 BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and with 4,000
 
@@ -98,13 +97,8 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
         yield from _rows(run, survey, need)
         return
     if made:
-        text_bytes = survey.text_bytes
-        if text_bytes is None and not any(file.name.lower().endswith(PACKED) for file in train):
-            text_bytes = sum(file.size for file in train)
-        if isinstance(run.llm.data_location, HashedText) and text_bytes is not None:
-            text_bytes = round(text_bytes * (1 - run.llm.data_location.held_out_percent / 100))
-        if isinstance(run.llm.data_location, TokenizedText) and text_bytes is not None:
-            yield from _estimate(text_bytes, need, length)
+        if survey.text_bytes is not None:
+            yield from _estimate(survey.text_bytes, need, length)
         else:
             yield "  tokens     known when it is read"
             yield f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens"

@@ -33,7 +33,8 @@ class Footprint(NamedTuple):
       state: Params and the optimizer's state, of all peers: what a snapshot or checkpoint holds.
       message: One peer's message of one round; of Rice-coded positions about, and rather less.
       kept: Whether the transcript keeps messages.
-      snapshots: Whole states that the transcript keeps.
+      kept_states: How many whole states the transcript keeps.
+      snapshots: Size of all of them.
       payloads: All messages that the transcript keeps.
       rounds: The transcript's record of rounds, about.
       checkpoints: The most checkpoints that exist at a time, while it trains.
@@ -48,6 +49,7 @@ class Footprint(NamedTuple):
     state: int
     message: int
     kept: bool
+    kept_states: int
     snapshots: int
     payloads: int
     rounds: int
@@ -69,7 +71,7 @@ class Footprint(NamedTuple):
         wanted = self.trained + training
         lines = [
             f"disk: {size(wanted)} while it trains, of {size(free)} that are free; "
-            f"{-(-self.snapshots // self.state)} whole snapshots of {size(self.state)} each, and "
+            f"{self.kept_states} whole snapshots of at most {size(self.state)} each, and "
             f"{size(training)} that go when it ends"
         ]
         if wanted > free:
@@ -118,6 +120,7 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     state = _bytes(params) + _bytes(shared) + peers * _bytes(own)
     same = 0 if first_step else (peers - 1) * _bytes(own)  # at the start peers' states are one file
+    kept_states = len(run.snapshots(first_step).kept)
     rounds = run.config.total_steps - first_step
     form = programs.form
     witnesses = run.config.witness_nodes or peers
@@ -128,7 +131,8 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
         state=state,
         message=form.bytes_about,
         kept=form.kept,
-        snapshots=len(run.snapshots(first_step).kept) * state - same,
+        kept_states=kept_states,
+        snapshots=kept_states * state - same,
         payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written

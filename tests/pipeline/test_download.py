@@ -18,7 +18,6 @@ from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataLocal, Limit
 from pipeline.runfile.serde_enum import variants_of
 from pipeline.sources import dry_run, fetch_options, source_sha256
-from pipeline.sources.text.far_parquet import END
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
@@ -141,7 +140,8 @@ def test_a_dry_run_says_what_there_is_and_how_fast_a_tenth_of_a_file_came(place,
     if "time" in said:
         assert re.match(r"about \d+ seconds over one connection at .* a second, ", said["time"])
     assert bool(place.servers) == ("time" in said)
-    assert tried <= place.sent() / 5 + (END if "Text" in str(place.location) else 0)
+    # the end of a parquet file, which says how much text is in it, is most of so small a one
+    assert tried <= place.sent() / (3 if "Text" in str(place.location) else 5)
     if place.listed:
         assert said["files"].startswith(f"{len(train)} to train on, ")
         assert said["tokens"] == f"{sum(file.tokens for file in train):,} to train on"

@@ -20,6 +20,8 @@ from pipeline.sources.text.documents import unreadable
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from pyarrow import Schema
+
 PARQUET, TEXT = ".parquet", ".txt"
 # Endings of JSON lines -> how their bytes are packed.
 JSON_LINES = {
@@ -104,12 +106,7 @@ def _of_parquet(
         # in pieces: pages of a mapped file count as memory, a whole column otherwise
         file = parquet.ParquetFile(source, memory_map=False, buffer_size=BUFFER, pre_buffer=False)
         schema = file.schema_arrow
-        found = schema.field(column).type if schema.names.count(column) == 1 else None
-    if found not in (pyarrow.string(), pyarrow.large_string()):
-        columns = brief(", ".join(f"{field.name} ({field.type})" for field in schema), 200)
-        raise LockstepError(
-            f"{name}: found the columns {columns}, expected {column!r} with text among them"
-        )
+    check_column(schema, name, column)
     with one_line(name, pyarrow.ArrowException, "a whole parquet file"):
         numbers = None if groups is None else [*groups]
         for batch in file.iter_batches(ROWS, row_groups=numbers, columns=[column]):
@@ -120,6 +117,21 @@ def _of_parquet(
             kept_n = data_N.filter(short_N)
             left_out[TOO_LONG] += len(data_N) - len(kept_n)
             yield from kept_n.to_pylist()
+
+
+def check_column(schema: "Schema", name: str, column: str) -> None:
+    """Check that a parquet file has a column of text.
+
+    Raises:
+      LockstepError: it has no such column, several of the name, or one of something else.
+    """
+    pyarrow = pyarrow_for(name)
+    found = schema.field(column).type if schema.names.count(column) == 1 else None
+    if found not in (pyarrow.string(), pyarrow.large_string()):
+        columns = brief(", ".join(f"{field.name} ({field.type})" for field in schema), 200)
+        raise LockstepError(
+            f"{name}: found the columns {columns}, expected {column!r} with text among them"
+        )
 
 
 def pyarrow_for(name: str) -> "ModuleType":

@@ -14,7 +14,7 @@ from pipeline.errors import LockstepError
 from pipeline.net import remote
 from pipeline.sources import FetchOptions
 from pipeline.sources.listing import LocationFile
-from pipeline.sources.text.document_files import one_line, pyarrow_for
+from pipeline.sources.text.document_files import check_column, one_line, pyarrow_for
 from pipeline.sources.token_files import fetch_files
 
 if TYPE_CHECKING:
@@ -120,9 +120,10 @@ def text_bytes(file: LocationFile, column: str, options: FetchOptions) -> int:
     They are those of its pages before compression, about; of a dictionary's texts each counts once.
 
     Raises:
-      LockstepError: its end cannot be read, or is not a parquet file's; 0 if it has no such column.
+      LockstepError: its end cannot be read, or is not a parquet file's; it has no such column.
     """
     metadata = _metadata(file, _end(file, options))
+    check_column(metadata.schema.to_arrow_schema(), file.label, column)
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return sum(
         max(0, part.total_uncompressed_size - LENGTH_OF_TEXT * part.num_values)
@@ -151,7 +152,7 @@ def _bytes(file: LocationFile, start: int, options: FetchOptions) -> bytes:
     """Return the bytes of a file from an offset to its end."""
     if not file.origin.is_local:
         return b"".join(remote.read(file.origin, start, file.origin.size, options.network))
-    with open(file.origin.url, "rb") as opened:
+    with one_line(file.label, OSError, "a file to read"), open(file.origin.url, "rb") as opened:
         opened.seek(start)
         return opened.read()
 

@@ -66,10 +66,13 @@ def survey(location: AnyText, options: FetchOptions) -> Survey:
     whole = sum(len(listing.files) for listing in listings)
     read = " and ".join(listing.read for listing in listings)
     first = first_far(file for listing in listings for file in listing.files[:most])
-    text_bytes: int | None = 0
-    for one, listing in zip(given, listings, strict=True):
-        found = _text_bytes(listing.files[:most], one.source.column, options)
-        text_bytes = None if text_bytes is None or found is None else text_bytes + found
+    found = [
+        _text_bytes(listing.files[:most], one.source.column, options)
+        for one, listing in zip(given, listings, strict=True)
+    ]
+    known = [nbytes for nbytes in found if nbytes is not None]
+    trained = round(sum(known) * (1 - location.held_out_percent / 100))
+    text_bytes = trained if len(known) == len(found) else None
     return Survey(read, files, whole, first=first, text_bytes=text_bytes)
 
 

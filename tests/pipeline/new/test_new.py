@@ -93,7 +93,8 @@ def test_length_batch_and_links_are_those_that_were_asked_for(small, tmp_path):
     assert run.llm.max_seq_len == 16 and run.config.global_batch_size_end == 48
     assert (run.links.upload_mbps, run.links.download_mbps) == (3, 7)
     assert run.config.total_steps == round(2e5 / (16 * 48))
-    assert "12 sequences" in said and "--batch" in said and "--uplink" in said
+    assert "12 sequences" in said and "of --batch" in said
+    assert "links.download_mbps = 7.0: simulated, as asked for" in said
 
 
 def test_every_model_has_tables_of_every_optimizer_that_load():
@@ -318,6 +319,10 @@ def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path):
         ({"--model": "init:9t"}, "--model init:9t: expected init: and one of 2m"),
         ({"--data": "/nowhere"}, "--data /nowhere: expected what exists of these: corpus"),
         ({"--like": str(RUN)}, "--model: expected none with --like"),
+        (
+            {"--batch": "64", "--tokens": "10000"},
+            "--tokens 10,000: expected at least 16,384, one round of --batch",
+        ),
         ({"--length": "4096"}, "--length 4096: expected at most the "),
         ({"--batch": "6"}, "--batch 6: expected a multiple of 4, a sequence for each of 4 peers"),
     ],

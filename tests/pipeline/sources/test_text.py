@@ -296,7 +296,7 @@ def test_the_survey_reads_of_parquet_how_much_text_there_is(tmp_path, monkeypatc
     many = [f"{n} {np.random.default_rng(n).bytes(60).hex()}" for n in range(2000)]
     contents = {f"{name}.parquet": parquet_of(many, compression="zstd") for name in "ab"}
     contents["c.txt"] = b"plain " * 1000
-    whole = 2 * len("".join(many)) + 6000
+    trained = (2 * len("".join(many)) + 6000) * (1 - PERCENT / 100)
     store = options(tmp_path / "store")
     here = sources.survey(location(put(tmp_path / "disk", contents)), store)
     with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
@@ -304,9 +304,11 @@ def test_the_survey_reads_of_parquet_how_much_text_there_is(tmp_path, monkeypatc
         hub.datasets["ours/web"].commit(contents)
         far = sources.survey(location("ours/web"), store)
     # too much by the headers of pages, which are many with 16 texts in a row group
-    assert here.text_bytes == far.text_bytes == pytest.approx(whole, rel=0.2)
+    assert here.text_bytes == far.text_bytes == pytest.approx(trained, rel=0.2)
     packed = put(tmp_path / "packed", contents | {"d.jsonl.gz": gzip.compress(lines_of(many))})
     assert sources.survey(location(packed), store).text_bytes is None
+    other = put(tmp_path / "other", {"a.parquet": parquet_of(many, column="body")})
+    assert "expected 'text' with text among them" in refusal(sources.survey, location(other), store)
 
 
 # ---- What is no document ----
