@@ -39,3 +39,6 @@ for name in STAGES:
             cmd=STAGES[name]["cmd"],
         shell:
             "{params.cmd} 2>&1 | tee {log}"
+
+
+include: "pipeline/comparison/rules.smk"

@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 
 from pipeline import __version__
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
+from pipeline.comparison.command import compare
 from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
 from pipeline.new.command import new
@@ -213,6 +214,7 @@ app.command()(commands.verify)
 app.command()(commands.replay)
 app.command()(generate)
 app.command()(new)
+app.command()(compare)
 
 
 @app.command(

@@ -15,7 +15,7 @@ PANELS = {  # from top to bottom, with their commands
     "Stages, in their order": tuple(STAGES),
     "A run in progress": ("status", "pause", "resume", "sidecar", "clean"),
     "Results": ("summary", "generate", "push", "publish", "verify", "replay"),
-    "Run files": ("new", "check", "plan", "pin", "import", "try", "schema", "reference"),
+    "Run files": ("new", "compare", "check", "plan", "pin", "import", "try", "schema", "reference"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.new.fitting import Choice, check_batch, counted, value_at
+from pipeline.new.fitting import CALLED, Choice, check_batch, counted, value_at
 from pipeline.new.recipes import Recipe
 from pipeline.new.starting_model import StartingModel
 from pipeline.runfile.optimizer_table import OptimizerWorkload
@@ -40,6 +40,30 @@ def check_base(base: runfile.Run, source: Path) -> None:
         raise LockstepError(
             f"--like {source}: it trains a workload, expected a run of a model of Lockstep's"
         )
+
+
+def of_tokens(base: runfile.Run, tokens: int) -> runfile.Run:
+    """Return a run of another number of tokens: all that counts rounds in proportion.
+
+    Raises:
+      LockstepError: It is less than one of its rounds.
+    """
+    document, before = base.model_dump(mode="json", exclude_none=True), base.config.total_steps
+    config = document["config"]
+    batches = {key: config[key] for key in _batches(config)}
+    config["total_steps"], _ = _nearest(base, batches, tokens // base.llm.max_seq_len)
+    _in_rounds(document, config["total_steps"] / before)
+    _schedule(document, config["total_steps"] / before)
+    return runfile.parse(document, CALLED)
+
+
+def at_rate(document: dict[str, Any], rate: float) -> None:
+    """Set the base learning rate of a run's tables in place, and its other rates in proportion."""
+    ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
+    ratio = rate / schedule["base_lr"]
+    for name in RATES:
+        if name in schedule:
+            schedule[name] = float(f"{schedule[name] * ratio:.6g}")
 
 
 def tables_like(
@@ -99,24 +123,30 @@ def _rounds(document: dict[str, Any], base: runfile.Run, recipe: Recipe) -> Iter
         check_batch(config[key], f"--optimizer: {steps} local steps")
         local = f" x {steps} local steps" if steps > 1 else ""
         yield Choice(f"config.{key}", f"{counted(config[key] // steps, 'sequence')}{local}")
-    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)})
+    asked = base.config.last_index(base.llm.max_seq_len)
+    rounds, tokens = _nearest(base, {key: config[key] for key in _batches(config)}, asked)
     config["total_steps"] = rounds
-    asked = base.config.last_index(base.llm.max_seq_len) * base.llm.max_seq_len
+    asked *= base.llm.max_seq_len
     yield Choice("config.total_steps", f"{tokens:,} tokens, where {before:,} rounds had {asked:,}")
-    for key in IN_ROUNDS:
-        table, name = key.split(".")
-        if document[table].get(name):
-            document[table][name] = max(1, round(document[table][name] * rounds / before))
+    _in_rounds(document, rounds / before)
     yield Choice("witness.snapshot_every", "as often by tokens, as all that counts rounds")
 
 
-def _nearest(base: runfile.Run, batches: dict[str, int]) -> tuple[int, int]:
-    """Return the number of rounds whose tokens are nearest to the base's, and these tokens.
+def _in_rounds(document: dict[str, Any], share: float) -> None:
+    """Change what counts rounds, by the share of the rounds before, but for the schedule."""
+    for key in IN_ROUNDS:
+        table, name = key.split(".")
+        if document[table].get(name):
+            document[table][name] = max(1, round(document[table][name] * share))
+
+
+def _nearest(base: runfile.Run, batches: dict[str, int], asked: int) -> tuple[int, int]:
+    """Return the number of rounds whose sequences are nearest to those asked for, and its tokens.
 
     Raises:
-      LockstepError: The base has less than a round of them.
+      LockstepError: They are less than a round's.
     """
-    length, asked = base.llm.max_seq_len, base.config.last_index(base.llm.max_seq_len)
+    length = base.llm.max_seq_len
 
     def sequences(rounds: int) -> int:
         changed = {**batches, "total_steps": rounds}
@@ -146,23 +176,25 @@ def _optimizer(
         document["peers"]["overlap"] = 0
         yield Choice("peers.overlap", f"{recipe.tag} does not overlap")
     ((kind, schedule),) = llm["lr_schedule"].items()
-    share = document["config"]["total_steps"] / base.config.total_steps
-    for key in SCHEDULE_IN_ROUNDS:
-        if key in schedule:
-            schedule[key] = round(schedule[key] * share)
-    if "total_steps" in schedule:
-        schedule["total_steps"] = max(schedule["total_steps"], schedule["warmup_steps"] + 1)
+    _schedule(document, document["config"]["total_steps"] / base.config.total_steps)
     key = f"model.LLM.lr_schedule.{kind}"
     yield Choice(f"{key}.warmup_steps", "as long by tokens, as the rest of the schedule")
     if recipe.tag == before or not schedule["base_lr"]:
         return
     stated = recipe.rate_for(model.params) if model else recipe.rates[0]
-    ratio = stated.rate / schedule["base_lr"]
-    for name in RATES:
-        if name in schedule:
-            schedule[name] = float(f"{schedule[name] * ratio:.6g}")
+    at_rate(document, stated.rate)
     yield Choice(
         f"{key}.base_lr",
         f"stated for {stated.params / 1e6:,.4g} M params by {stated.file}, not tuned; the other "
         "rates in proportion",
     )
+
+
+def _schedule(document: dict[str, Any], share: float) -> None:
+    """Change the rounds of the learning-rate schedule by the share of the rounds before."""
+    ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
+    for key in SCHEDULE_IN_ROUNDS:
+        if key in schedule:
+            schedule[key] = round(schedule[key] * share)
+    if "total_steps" in schedule:
+        schedule["total_steps"] = max(schedule["total_steps"], schedule["warmup_steps"] + 1)

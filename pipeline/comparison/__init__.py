@@ -1,0 +1,1 @@
+"""`snakemake compare`: methods side by side at equal tokens, bytes and simulated hours."""

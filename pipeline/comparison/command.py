@@ -1,0 +1,143 @@
+"""The command `lockstep compare`, and what Snakemake's rules ask of it."""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.comparison import plan_file
+from pipeline.errors import LockstepError
+from pipeline.stage.artifacts import read_json, write_json
+from pipeline.stage.keys import PROJECT
+
+if TYPE_CHECKING:
+    from pipeline.comparison.compare_file import Compare
+    from pipeline.comparison.trainings import Training
+    from pipeline.runfile import Run
+
+OF_THE_PEAK = 0.5  # of the speed of a matrix product, about what a training reaches on a CPU
+
+
+def compare(
+    file: Annotated[Path, typer.Argument(help="What to compare.")] = plan_file.COMPARE_FILE,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say how many trainings there are, and write them.")
+    ] = False,
+    training: Annotated[
+        str | None, typer.Option(help="Only this training, by its name in the plan.")
+    ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Only the table, of trainings that are done.")
+    ] = False,
+) -> None:
+    """Train methods at equal tokens, one after the other, and say which is better by how much.
+
+    `snakemake compare --cores all` does the same in parallel.
+    """
+    path = plan_file.plan_path(file)
+    if plan or not path.is_file():
+        _plan(file, path)
+    if training is not None:
+        _train(file, path, training)
+    if plan or training is not None:
+        return
+    if not table:
+        for name in plan_file.planned(path):
+            if not plan_file.result_path(name).is_file():
+                _train(file, path, name)
+    _table(file, path)
+
+
+def _loaded(file: Path) -> "tuple[Compare, Run]":
+    from pipeline import runfile
+    from pipeline.comparison import compare_file
+
+    known = compare_file.load(file)
+    return known, runfile.load(Path(known.base))
+
+
+def _plan(file: Path, path: Path) -> None:
+    """Write the trainings that there are, and say how many and about how long they take."""
+    from pipeline.comparison.train import key_of
+    from pipeline.comparison.trainings import digest, document, grid, trainings
+
+    known, base = _loaded(file)
+    names: dict[Training, str] = {}
+    written: dict[str, dict[str, Any]] = {}
+    for one in trainings(known):
+        tuned = [] if one.rate is not None else [names[other] for other in grid(known, one.method)]
+        rate = one.rate or known.methods[one.method].rates[0]
+        key = key_of(document(known, base, one._replace(rate=rate)), Path())
+        names[one] = name = f"{one.method}-{one.seed}-{digest(key, tuned, one.failure)}"
+        written[name] = {**one._asdict(), "needs": tuned}
+    write_json(path, {"trainings": written})
+    left = sum(not plan_file.result_path(name).is_file() for name in written)
+    print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
+    if left:
+        print(f"compare: {_hours(base, left * known.tokens)}")
+
+
+def _hours(base: "Run", tokens: int) -> str:
+    """A line on how long so many tokens take, all peers' together."""
+    import numpy as np
+
+    from pipeline.new.starting_model import model_of_run
+
+    model = model_of_run(base, Path())
+    if model is None:
+        return "how long they take is not known before stage convert"
+    matrix_NN = np.ones((1024, 1024), np.float32)
+    matrix_NN @ matrix_NN
+    began = time.perf_counter()
+    for _ in range(10):
+        matrix_NN @ matrix_NN
+    speed = 10 * 2 * 1024**3 / (time.perf_counter() - began)
+    hours = 6 * model.params * tokens / (OF_THE_PEAK * speed) / 3600
+    return (
+        f"about {hours:.2g} hours here, an estimate: {model.params:,} params, at half of the "
+        f"{speed / 1e9:,.0f} GFLOP/s of a matrix product timed now"
+    )
+
+
+def _train(file: Path, path: Path, name: str) -> None:
+    from pipeline.comparison.table import best_rate
+    from pipeline.comparison.train import trained
+    from pipeline.comparison.trainings import Training, document, grid
+
+    given = plan_file.planned(path).get(name)
+    if given is None:
+        raise LockstepError(f"{path}: found no training {name}, expected one of its names")
+    known, base = _loaded(file)
+    one = Training(given["method"], given["rate"], given["seed"], given["failure"])
+    if one.rate is None:
+        tuned = zip(grid(known, one.method), given["needs"], strict=True)
+        found = {other: read_json(plan_file.result_path(need)) for other, need in tuned}
+        one = one._replace(rate=best_rate(known, one.method, found))
+    result = trained(document(known, base, one), Path())
+    loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
+    print(f"compare: {one.label}: {loss}", flush=True)
+    write_json(plan_file.result_path(name), result)
+
+
+def _table(file: Path, path: Path) -> None:
+    from pipeline.comparison import table, written
+    from pipeline.comparison.trainings import Training
+
+    known, _ = _loaded(file)
+    found = {}
+    for name, given in plan_file.planned(path).items():
+        one = Training(given["method"], given["rate"], given["seed"], given["failure"])
+        found[one] = read_json(plan_file.result_path(name))
+    rows = table.rows(known, found)
+    files = written.write(plan_file.FOLDER, known, rows, _code())
+    print((plan_file.FOLDER / f"{written.NAME}.md").read_text(encoding="utf-8"), end="")
+    print(f"compare: {', '.join(map(str, files))}")
+
+
+def _code() -> str:
+    """What stands for the code in a table: the commit, or that it is not known."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    return f"code {done.stdout.strip()}" if done.returncode == 0 else "code not in git"

@@ -1,0 +1,44 @@
+"""data/compare/plan-DIGEST.json: the trainings of a comparison, by what their results depend on.
+
+Snakemake reads it for each of its jobs, so nothing heavy is imported.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.stage.keys import PROJECT, digest_of_source
+from pipeline.toml_file import read_toml
+
+COMPARE_FILE = Path("params/compare.toml")
+FOLDER = Path("data/compare")
+CODE = ("models", "pipeline", "constraints.txt", "constraints-gpu.txt")
+
+
+def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
+    """Return the plan's path: another one for another comparison, base or code."""
+    base = Path(str(read_toml(compare_file).get("base", "")))
+    content = [digest_of_source(PROJECT / name) for name in CODE]
+    content += [path.read_bytes().hex() for path in (compare_file, base) if path.is_file()]
+    return FOLDER / f"plan-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.json"
+
+
+def planned(plan: Path) -> dict[str, dict[str, Any]]:
+    """Return the trainings of a plan by their names, in order."""
+    return json.loads(plan.read_text(encoding="utf-8"))["trainings"]
+
+
+def result_path(name: str) -> Path:
+    """Return the file that holds the result of a training, by its name in the plan."""
+    return FOLDER / "trainings" / f"{name}.json"
+
+
+def needed(plan: Path, name: str) -> list[Path]:
+    """Return the results that a training needs."""
+    return [result_path(need) for need in planned(plan)[name]["needs"]]
+
+
+def results(plan: Path) -> list[Path]:
+    """Return the results of all trainings of a plan."""
+    return [result_path(name) for name in planned(plan)]

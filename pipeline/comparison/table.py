@@ -1,0 +1,134 @@
+"""The table of a comparison: what each method came to at equal tokens, bytes and hours."""
+
+import bisect
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.comparison.compare_file import NO_FAILURE, Compare
+from pipeline.comparison.trainings import Training, grid
+from pipeline.errors import LockstepError
+
+Result = Mapping[str, Any]
+
+
+class Row(NamedTuple):
+    """A method under a failure, at its best rate.
+
+    Attributes:
+      method: Its name.
+      label: What people call it.
+      failure: What went wrong, or `none`.
+      rate: Its base learning rate.
+      seeds: What came of its seeds, those that diverged included.
+    """
+
+    method: str
+    label: str
+    failure: str
+    rate: float
+    seeds: tuple[Result, ...]
+
+    @property
+    def losses(self) -> list[float]:
+        """Held-out losses of the seeds that did not diverge, nats per token."""
+        return [seed["loss"] for seed in self.seeds if seed["loss"] is not None]
+
+    @property
+    def mean(self) -> float:
+        """Their mean; infinite where a seed diverged."""
+        whole = len(self.losses) == len(self.seeds)
+        return statistics.fmean(self.losses) if whole else math.inf
+
+    @property
+    def spread(self) -> float | None:
+        """Their standard deviation; None of fewer than two."""
+        return statistics.stdev(self.losses) if len(self.losses) > 1 else None
+
+    def total(self, column: str) -> float | None:
+        """Return the last value of a column of the curve, such as bytes_up, of the first seed."""
+        curve = next((seed["curve"] for seed in self.seeds if seed["loss"] is not None), None)
+        return curve[-1][column] if curve else None
+
+    def loss_at(self, column: str, most: float) -> float | None:
+        """Return the mean loss of the seeds when a column of their curves was at `most`.
+
+        Between two measures it is interpolated. None where a seed diverged, or has no measure
+        after training began that is within `most`.
+        """
+        found = [loss_at(seed["curve"], column, most) for seed in self.seeds if "curve" in seed]
+        known = [loss for loss in found if loss is not None]
+        return statistics.fmean(known) if len(known) == len(self.seeds) else None
+
+    def first(self, name: str) -> Any:
+        """Return what the first seed that did not diverge has under a name."""
+        return next((seed[name] for seed in self.seeds if seed["loss"] is not None), None)
+
+
+def loss_at(curve: Sequence[Result], column: str, most: float) -> float | None:
+    """Return the loss where a column of a curve reaches `most`, linearly between measures.
+
+    None if the first measure after the beginning is beyond it.
+    """
+    measured = curve[1:]  # the first is before the first round
+    at = bisect.bisect_right([row[column] for row in measured], most * (1 + 1e-9))
+    if at == 0:
+        return None
+    before = measured[at - 1]
+    if at == len(measured):
+        return before["loss"]
+    after = measured[at]
+    share = (most - before[column]) / (after[column] - before[column])
+    return before["loss"] + max(0.0, share) * (after["loss"] - before["loss"])
+
+
+def best_rate(compare: Compare, method: str, found: Mapping[Training, Result]) -> float:
+    """Return the rate of a method's grid with the lowest loss.
+
+    Raises:
+      LockstepError: It diverged at every rate.
+    """
+    stable = [one for one in grid(compare, method) if found[one]["loss"] is not None]
+    if not stable:
+        rates = ", ".join(f"{rate:g}" for rate in compare.methods[method].rates)
+        raise LockstepError(f"methods.{method}.rates: it diverged at {rates}, expected others too")
+    return min(stable, key=lambda one: found[one]["loss"]).rate
+
+
+def rows(compare: Compare, found: Mapping[Training, Result]) -> list[Row]:
+    """Return the rows of the table, the best first, those with failures after those without."""
+    table = []
+    for failure in (NO_FAILURE, *compare.failures):
+        some = []
+        for name, method in compare.methods.items():
+            rate = best_rate(compare, name, found)
+            tuned = Training(name, rate, compare.seeds[0])
+            seeds = [Training(name, None, seed, failure) for seed in compare.seeds]
+            if failure == NO_FAILURE:
+                seeds[0] = tuned
+            some.append(
+                Row(name, method.label or name, failure, rate, tuple(found[one] for one in seeds))
+            )
+        table += sorted(some, key=lambda row: row.mean)
+    return table
+
+
+def beats(better: Row, worse: Row) -> bool:
+    """Whether every seed of a row has a lower loss than every seed of another."""
+    if not better.losses or math.isinf(better.mean):
+        return False
+    return math.isinf(worse.mean) or max(better.losses) < min(worse.losses)
+
+
+def front(table: Sequence[Row]) -> list[Row]:
+    """Return the rows that no other beats in loss with as few bytes, by their means."""
+    known = [row for row in table if not math.isinf(row.mean)]
+    return [
+        row
+        for row in known
+        if not any(
+            other.mean < row.mean and other.total("bytes_up") <= row.total("bytes_up")
+            for other in known
+        )
+    ]
