@@ -1,4 +1,5 @@
 """`snakemake train --cores all`: one rule for each stage of dvc.yaml. A bare `snakemake` runs them all."""
+import shlex
 import sys
 from pathlib import Path
 

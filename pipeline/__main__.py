@@ -23,8 +23,9 @@ from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, grou
 from pipeline.comparison.command import compare
 from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
+from pipeline.monitor import commands as monitor
 from pipeline.new.command import new
-from pipeline.publication import commands
+from pipeline.publication import commands as publication
 from pipeline.stage import logs
 from pipeline.stage.keys import STAGES
 
@@ -155,40 +156,6 @@ def summary(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 
 
 @app.command()
-def status(
-    root: Root = DEFAULT_ROOT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Say how far a training is, whether it runs or was killed."""
-    import json
-
-    from pipeline.monitor import show, training
-
-    found = training.newest(root)
-    if as_json:
-        print(json.dumps(found.to_json()))
-        return
-    for name, text in show.rows(found):
-        print(shown(f"{name:<10} {text}"))
-
-
-@app.command()
-def pause(root: Root = DEFAULT_ROOT) -> None:
-    """Pause the training once its round is over; it waits until it is resumed."""
-    from pipeline.monitor import training
-
-    print(f"pause: {training.newest(root).pause()}")
-
-
-@app.command()
-def resume(root: Root = DEFAULT_ROOT) -> None:
-    """Let a paused training go on."""
-    from pipeline.monitor import training
-
-    print(f"resume: {training.newest(root).resume()}")
-
-
-@app.command()
 def push(
     destinations: Annotated[
         list[str] | None,
@@ -209,9 +176,12 @@ def push(
     push_.push(run, root, destinations or (), private=private, with_proof=with_proof)
 
 
-app.command()(commands.publish)
-app.command()(commands.verify)
-app.command()(commands.replay)
+app.command()(monitor.status)
+app.command()(monitor.pause)
+app.command()(monitor.resume)
+app.command()(publication.publish)
+app.command()(publication.verify)
+app.command()(publication.replay)
 app.command()(generate)
 app.command()(new)
 app.command()(compare)

@@ -131,8 +131,8 @@ def _table(file: Path, path: Path) -> None:
         one = Training(given["method"], given["rate"], given["seed"], given["failure"])
         found[one] = read_json(plan_file.result_path(name))
     rows = table.rows(known, found)
-    files = written.write(plan_file.FOLDER, known, rows, _code())
-    print((plan_file.FOLDER / f"{written.NAME}.md").read_text(encoding="utf-8"), end="")
+    files = written.write(plan_file.FOLDER / file.stem, known, rows, _code())
+    print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
 
 

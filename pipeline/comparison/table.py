@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
-from pipeline.comparison.trainings import Training, grid
+from pipeline.comparison.trainings import Training, grid, recipe_of
 from pipeline.errors import LockstepError
 
 Result = Mapping[str, Any]
@@ -20,6 +20,7 @@ class Row(NamedTuple):
       method: Its name.
       label: What people call it.
       failure: What went wrong, or `none`.
+      local_steps: Its local steps of a round.
       rate: Its base learning rate.
       seeds: What came of its seeds, those that diverged included.
     """
@@ -27,6 +28,7 @@ class Row(NamedTuple):
     method: str
     label: str
     failure: str
+    local_steps: int
     rate: float
     seeds: tuple[Result, ...]
 
@@ -107,9 +109,9 @@ def rows(compare: Compare, found: Mapping[Training, Result]) -> list[Row]:
             seeds = [Training(name, None, seed, failure) for seed in compare.seeds]
             if failure == NO_FAILURE:
                 seeds[0] = tuned
-            some.append(
-                Row(name, method.label or name, failure, rate, tuple(found[one] for one in seeds))
-            )
+            results = tuple(found[one] for one in seeds)
+            steps = recipe_of(method).local_steps
+            some.append(Row(name, method.label or name, failure, steps, rate, results))
         table += sorted(some, key=lambda row: row.mean)
     return table
 
@@ -132,3 +134,43 @@ def front(table: Sequence[Row]) -> list[Row]:
             for other in known
         )
     ]
+
+
+def record(row: Row, table: Sequence[Row]) -> dict[str, Any]:
+    """Return a row's numbers: losses in nats per token, sizes in bytes, times in seconds.
+
+    `loss_at_equal_bytes` is at the bytes of the row that sends least, and `loss_at_equal_seconds`
+    at the simulated seconds of the quickest, each without failures.
+    """
+    plain = [other for other in table if other.failure == NO_FAILURE]
+    least, quickest = (
+        min(filter(None, (other.total(column) for other in plain)), default=0)
+        for column in ("bytes_up", "seconds")
+    )
+    of_a_step = (row.first("parameters") or math.nan) * row.local_steps / 8
+    up, down = row.first("bytes_up"), row.first("bytes_down")
+    return {
+        "method": row.method,
+        "failure": row.failure,
+        "base_lr": row.rate,
+        "seeds": len(row.seeds),
+        "diverged": len(row.seeds) - len(row.losses),
+        "loss": None if math.isinf(row.mean) else row.mean,
+        "spread": row.spread,
+        "lowest": min(row.losses, default=None),
+        "highest": max(row.losses, default=None),
+        "loss_at_equal_bytes": row.loss_at("bytes_up", least),
+        "loss_at_equal_seconds": row.loss_at("seconds", quickest),
+        "tokens": row.total("tokens"),
+        "rounds": row.first("rounds"),
+        "local_steps": row.local_steps,
+        "bytes_up": row.total("bytes_up"),
+        "bytes_up_a_round": up,
+        "bytes_down_a_round": down,
+        "bits_per_parameter_and_step_up": None if up is None else up / of_a_step,
+        "bits_per_parameter_and_step_down": None if down is None else down / of_a_step,
+        "simulated_seconds": row.total("seconds"),
+        "tokens_per_second": row.first("tokens_per_second"),
+        "peak_bytes": row.first("peak_bytes"),
+        "trainings": [{"key": seed["key"], "params": seed.get("params")} for seed in row.seeds],
+    }

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import tomlkit
 
 from pipeline import runfile
-from pipeline.comparison.compare_file import NO_FAILURE, Compare, Failure
+from pipeline.comparison.compare_file import NO_FAILURE, Compare, Failure, Method
 from pipeline.errors import LockstepError
 from pipeline.new.like import at_rate, of_tokens, tables_like
-from pipeline.new.recipes import RECIPES
+from pipeline.new.recipes import RECIPES, Recipe
 from pipeline.runfile.explain import dotted
 
 MEASURES = 10  # of the held-out loss, in a run
@@ -63,6 +63,12 @@ def trainings(compare: Compare) -> Iterator[Training]:
                 yield Training(method, None, seed, failure)
 
 
+def recipe_of(method: Method) -> Recipe:
+    """Return a method's optimizer, with its settings."""
+    recipe = RECIPES[method.recipe]
+    return recipe._replace(table=recipe.table | method.settings)
+
+
 def document(compare: Compare, base: runfile.Run, training: Training) -> dict[str, Any]:
     """Return the tables of a training's run file.
 
@@ -74,9 +80,7 @@ def document(compare: Compare, base: runfile.Run, training: Training) -> dict[st
     Raises:
       LockstepError: The method's tables make no run, or a fault is of a peer that is not there.
     """
-    method = compare.methods[training.method]
-    recipe = RECIPES[method.recipe]
-    recipe = recipe._replace(table=recipe.table | method.settings)
+    recipe = recipe_of(compare.methods[training.method])
     tables, _ = tables_like(of_tokens(base, compare.tokens), recipe, None)
     rounds = tables["config"]["total_steps"]
     at_rate(tables, training.rate)

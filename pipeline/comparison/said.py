@@ -1,0 +1,98 @@
+"""What the table of a comparison says, in words and rounded numbers."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from pipeline.comparison.compare_file import NO_FAILURE, Compare
+from pipeline.comparison.table import Row, beats, front, record
+from pipeline.stage.progress import size
+
+HEADS = (
+    "base rate",
+    "held-out loss",
+    "at equal bytes",
+    "at equal hours",
+    "sent a round",
+    "received",
+    "bits per parameter and step, sent",
+    "received",
+    "simulated hours",
+    "tokens per second",
+    "memory",
+)
+
+
+def made_of(compare: Compare, code: str) -> str:
+    """Return what the trainings were of."""
+    seeds = ", ".join(map(str, compare.seeds))
+    return (
+        f"{compare.tokens:,} tokens a training, of {compare.base}; seeds {seeds}, each with other "
+        f"weights, another order of the data and another assignment; {code}. A loss is the mean of "
+        "the seeds, in nats per token, and their standard deviation. Equal bytes are those that "
+        "the method sends that sends least, equal hours those of the quickest. Tokens per second "
+        "include start and compilation, beside what else the machine did."
+    )
+
+
+def tables(compare: Compare, table: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the tables: what heads the names of the methods, and the rows."""
+    for failure in (NO_FAILURE, *compare.failures):
+        caption = "method" if failure == NO_FAILURE else f"with {failure}"
+        yield caption, [row for row in table if row.failure == failure]
+
+
+def cells(row: Row, table: Sequence[Row]) -> tuple[str, ...]:
+    """Return a row's cells below `HEADS`."""
+    known = record(row, table)
+    loss = "diverged" if known["loss"] is None else f"{known['loss']:.3f}"
+    if row.spread is not None and known["loss"] is not None:
+        loss += f" ± {row.spread:.3f}"
+    return (
+        f"{row.rate:g}",
+        loss,
+        _or_dash(known["loss_at_equal_bytes"], "{:.3f}"),
+        _or_dash(known["loss_at_equal_seconds"], "{:.3f}"),
+        _size(known["bytes_up_a_round"]),
+        _size(known["bytes_down_a_round"]),
+        _or_dash(known["bits_per_parameter_and_step_up"], "{:.3g}"),
+        _or_dash(known["bits_per_parameter_and_step_down"], "{:.3g}"),
+        _or_dash((known["simulated_seconds"] or math.nan) / 3600, "{:.3g}"),
+        _or_dash(known["tokens_per_second"], "{:,.0f}"),
+        _size(known["peak_bytes"]),
+    )
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None or math.isnan(value) else form.format(value)
+
+
+def _size(nbytes: float | None) -> str:
+    return "–" if nbytes is None else size(nbytes)
+
+
+def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
+    """Yield which differences exceed those of seeds, the front, and how rates were tuned."""
+    plain = [row for row in table if row.failure == NO_FAILURE]
+    if len(compare.seeds) == 1:
+        yield "One seed: which differences exceed those of seeds is not known."
+    elif len(plain) > 1:
+        yield _ranking(plain)
+    labels = ", ".join(row.label for row in front(plain))
+    yield f"No other method has a lower loss with as few bytes: {labels}."
+    for row in plain:
+        rates = compare.methods[row.method].rates
+        if len(rates) == 1:
+            yield f"{row.label}: its rate is stated, not tuned."
+        elif row.rate in (min(rates), max(rates)):
+            yield f"{row.label}: its best rate, {row.rate:g}, is at an edge of its grid."
+
+
+def _ranking(plain: Sequence[Row]) -> str:
+    unsure = [
+        f"{better.label} and {worse.label}"
+        for better, worse in combinations(plain, 2)
+        if not beats(better, worse)
+    ]
+    rest = f", but for: {'; '.join(unsure)}" if unsure else ""
+    return f"Every seed of a method has a lower loss than every seed of those below it{rest}."

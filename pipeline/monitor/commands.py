@@ -1,0 +1,41 @@
+"""`lockstep status`, `pause` and `resume`: of a training in progress.
+
+Nothing heavy is imported before one of them runs.
+"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from pipeline.command_line import DEFAULT_ROOT, Root
+from pipeline.errors import shown
+
+
+def status(
+    root: Root = DEFAULT_ROOT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how far a training is, whether it runs or was killed."""
+    from pipeline.monitor import show, training
+
+    found = training.newest(root)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    for name, text in show.rows(found):
+        print(shown(f"{name:<10} {text}"))
+
+
+def pause(root: Root = DEFAULT_ROOT) -> None:
+    """Pause the training once its round is over; it waits until it is resumed."""
+    from pipeline.monitor import training
+
+    print(f"pause: {training.newest(root).pause()}")
+
+
+def resume(root: Root = DEFAULT_ROOT) -> None:
+    """Let a paused training go on."""
+    from pipeline.monitor import training
+
+    print(f"resume: {training.newest(root).resume()}")
