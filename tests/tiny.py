@@ -22,6 +22,9 @@ from pipeline import runfile
 from pipeline.stage.devices import FLAGS
 from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES
 
+READY_RUNS = sorted(  # params/ has comparisons too
+    file for file in (PROJECT / "params").rglob("*.toml") if "[config]" in file.read_text()
+)
 VOCABULARY = 64
 MODEL = {
     "model_type": "llama",

@@ -14,7 +14,7 @@ from pipeline.stage.keys import PROJECT
 
 if TYPE_CHECKING:
     from pipeline.comparison.compare_file import Compare
-    from pipeline.comparison.trainings import Training
+    from pipeline.comparison.trainings import PlannedTraining
     from pipeline.runfile import Run
 
 OF_THE_PEAK = 0.5  # of the speed of a matrix product, about what a training reaches on a CPU
@@ -64,12 +64,12 @@ def _plan(file: Path, path: Path) -> None:
     from pipeline.comparison.trainings import digest, document, grid, trainings
 
     known, base = _loaded(file)
-    names: dict[Training, str] = {}
+    names: dict[PlannedTraining, str] = {}
     written: dict[str, dict[str, Any]] = {}
     for one in trainings(known):
         tuned = [] if one.rate is not None else [names[other] for other in grid(known, one.method)]
         rate = one.rate or known.methods[one.method].rates[0]
-        key = key_of(document(known, base, one._replace(rate=rate)), Path())
+        key = key_of(document(known, base, one, rate), Path())
         names[one] = name = f"{one.method}-{one.seed}-{digest(key, tuned, one.failure)}"
         written[name] = {**one._asdict(), "needs": tuned}
     write_json(path, {"trainings": written})
@@ -104,31 +104,32 @@ def _hours(base: "Run", tokens: int) -> str:
 def _train(file: Path, path: Path, name: str) -> None:
     from pipeline.comparison.table import best_rate
     from pipeline.comparison.train import trained
-    from pipeline.comparison.trainings import Training, document, grid
+    from pipeline.comparison.trainings import PlannedTraining, document, grid
 
     given = plan_file.planned(path).get(name)
     if given is None:
         raise LockstepError(f"{path}: found no training {name}, expected one of its names")
     known, base = _loaded(file)
-    one = Training(given["method"], given["rate"], given["seed"], given["failure"])
-    if one.rate is None:
+    one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
+    rate = one.rate
+    if rate is None:
         tuned = zip(grid(known, one.method), given["needs"], strict=True)
         found = {other: read_json(plan_file.result_path(need)) for other, need in tuned}
-        one = one._replace(rate=best_rate(known, one.method, found))
-    result = trained(document(known, base, one), Path())
+        rate = best_rate(known, one.method, found)
+    result = trained(document(known, base, one, rate), Path())
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
-    print(f"compare: {one.label}: {loss}", flush=True)
+    print(f"compare: {one._replace(rate=rate).label}: {loss}", flush=True)
     write_json(plan_file.result_path(name), result)
 
 
 def _table(file: Path, path: Path) -> None:
     from pipeline.comparison import table, written
-    from pipeline.comparison.trainings import Training
+    from pipeline.comparison.trainings import PlannedTraining
 
     known, _ = _loaded(file)
     found = {}
     for name, given in plan_file.planned(path).items():
-        one = Training(given["method"], given["rate"], given["seed"], given["failure"])
+        one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
         found[one] = read_json(plan_file.result_path(name))
     rows = table.rows(known, found)
     files = written.write(plan_file.FOLDER / file.stem, known, rows, _code())

@@ -1,7 +1,7 @@
 """params/compare.toml: the methods, seeds, learning rates and failures of a comparison."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,14 +14,18 @@ from pipeline.toml_file import read_toml
 
 Rates = Annotated[tuple[Positive, ...], Field(min_length=1), Distinct, AsTuple]
 Share = Annotated[float, Field(ge=0, le=1)]
-ShortName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
+MethodName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
 NO_FAILURE = "none"
+if TYPE_CHECKING:
+    RecipeName = KindName = str
+else:
+    RecipeName, KindName = Literal[tuple(RECIPES)], Literal[tuple(KINDS)]
 
 
 class Method(Table):
     """An optimizer with its settings, and the learning rates that it is tuned on."""
 
-    recipe: Literal[tuple(RECIPES)]
+    recipe: RecipeName
     """Optimizer whose table the settings change, by its name in `lockstep new`."""
     settings: dict[str, Any] = {}
     """Keys of its table in a run file, with other values than the recipe's."""
@@ -34,7 +38,7 @@ class Method(Table):
 class ComparedFault(Table):
     """A fault of a run, during a share of its rounds."""
 
-    kind: Literal[tuple(KINDS)]
+    kind: KindName
     """Kind of the fault, as in [faults]."""
     peer: Annotated[int, Field(ge=0)]
     """The faulty peer."""
@@ -71,9 +75,9 @@ class Compare(Table):
     seeds: Annotated[tuple[U8, ...], Field(min_length=1), Distinct, AsTuple]
     """Seeds, 0 to 255: of the initial weights, the order of the data and the assignment. Methods
     are tuned with the first."""
-    methods: Annotated[dict[ShortName, Method], Field(min_length=1)]
+    methods: Annotated[dict[MethodName, Method], Field(min_length=1)]
     """The methods, by name."""
-    failures: dict[ShortName, Failure] = {}
+    failures: dict[MethodName, Failure] = {}
     """What goes wrong, by name, beside the runs in which nothing does."""
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import PROJECT, digest_of_source
 from pipeline.toml_file import read_toml
 
@@ -26,7 +27,8 @@ def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
 
 def planned(plan: Path) -> dict[str, dict[str, Any]]:
     """Return the trainings of a plan by their names, in order."""
-    return json.loads(plan.read_text(encoding="utf-8"))["trainings"]
+    trainings: dict[str, dict[str, Any]] = read_json(plan)["trainings"]
+    return trainings
 
 
 def result_path(name: str) -> Path:

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.style
 import numpy as np
@@ -21,7 +21,7 @@ PANELS = (
     ("bytes_up", "sent by each peer", EngFormatter("B"), 1),
     ("seconds", "simulated hours", ScalarFormatter(), 3600),
 )
-STYLE = ["default", {"font.family": "DejaVu Sans", "font.size": 9}]
+STYLE: list[str | dict[str, Any]] = ["default", {"font.family": "DejaVu Sans", "font.size": 9}]
 
 
 def draw(table: Sequence[Row]) -> bytes:

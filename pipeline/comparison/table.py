@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
-from pipeline.comparison.trainings import Training, grid, recipe_of
+from pipeline.comparison.trainings import PlannedTraining, grid, recipe_of
 from pipeline.errors import LockstepError
 
-Result = Mapping[str, Any]
+Ended = Mapping[str, Any]
 
 
 class Row(NamedTuple):
@@ -30,7 +30,7 @@ class Row(NamedTuple):
     failure: str
     local_steps: int
     rate: float
-    seeds: tuple[Result, ...]
+    seeds: tuple[Ended, ...]
 
     @property
     def losses(self) -> list[float]:
@@ -48,10 +48,13 @@ class Row(NamedTuple):
         """Their standard deviation; None of fewer than two."""
         return statistics.stdev(self.losses) if len(self.losses) > 1 else None
 
-    def total(self, column: str) -> float | None:
-        """Return the last value of a column of the curve, such as bytes_up, of the first seed."""
-        curve = next((seed["curve"] for seed in self.seeds if seed["loss"] is not None), None)
-        return curve[-1][column] if curve else None
+    def total(self, column: str) -> float:
+        """Return the last value of a column of the first seed's curve, such as bytes_up.
+
+        NaN where each seed diverged.
+        """
+        curve = self.first("curve")
+        return float(curve[-1][column]) if curve else math.nan
 
     def loss_at(self, column: str, most: float) -> float | None:
         """Return the mean loss of the seeds when a column of their curves was at `most`.
@@ -68,7 +71,7 @@ class Row(NamedTuple):
         return next((seed[name] for seed in self.seeds if seed["loss"] is not None), None)
 
 
-def loss_at(curve: Sequence[Result], column: str, most: float) -> float | None:
+def loss_at(curve: Sequence[Ended], column: str, most: float) -> float | None:
     """Return the loss where a column of a curve reaches `most`, linearly between measures.
 
     None if the first measure after the beginning is beyond it.
@@ -79,34 +82,35 @@ def loss_at(curve: Sequence[Result], column: str, most: float) -> float | None:
         return None
     before = measured[at - 1]
     if at == len(measured):
-        return before["loss"]
+        return float(before["loss"])
     after = measured[at]
     share = (most - before[column]) / (after[column] - before[column])
-    return before["loss"] + max(0.0, share) * (after["loss"] - before["loss"])
+    return float(before["loss"] + max(0.0, share) * (after["loss"] - before["loss"]))
 
 
-def best_rate(compare: Compare, method: str, found: Mapping[Training, Result]) -> float:
+def best_rate(compare: Compare, method: str, found: Mapping[PlannedTraining, Ended]) -> float:
     """Return the rate of a method's grid with the lowest loss.
 
     Raises:
       LockstepError: It diverged at every rate.
     """
-    stable = [one for one in grid(compare, method) if found[one]["loss"] is not None]
+    tuned = zip(compare.methods[method].rates, grid(compare, method), strict=True)
+    stable = {rate: found[one]["loss"] for rate, one in tuned if found[one]["loss"] is not None}
     if not stable:
         rates = ", ".join(f"{rate:g}" for rate in compare.methods[method].rates)
         raise LockstepError(f"methods.{method}.rates: it diverged at {rates}, expected others too")
-    return min(stable, key=lambda one: found[one]["loss"]).rate
+    return min(stable, key=stable.__getitem__)
 
 
-def rows(compare: Compare, found: Mapping[Training, Result]) -> list[Row]:
+def rows(compare: Compare, found: Mapping[PlannedTraining, Ended]) -> list[Row]:
     """Return the rows of the table, the best first, those with failures after those without."""
     table = []
     for failure in (NO_FAILURE, *compare.failures):
         some = []
         for name, method in compare.methods.items():
             rate = best_rate(compare, name, found)
-            tuned = Training(name, rate, compare.seeds[0])
-            seeds = [Training(name, None, seed, failure) for seed in compare.seeds]
+            tuned = PlannedTraining(name, rate, compare.seeds[0])
+            seeds = [PlannedTraining(name, None, seed, failure) for seed in compare.seeds]
             if failure == NO_FAILURE:
                 seeds[0] = tuned
             results = tuple(found[one] for one in seeds)
@@ -144,7 +148,7 @@ def record(row: Row, table: Sequence[Row]) -> dict[str, Any]:
     """
     plain = [other for other in table if other.failure == NO_FAILURE]
     least, quickest = (
-        min(filter(None, (other.total(column) for other in plain)), default=0)
+        min((other.total(column) for other in plain if other.losses), default=0.0)
         for column in ("bytes_up", "seconds")
     )
     of_a_step = (row.first("parameters") or math.nan) * row.local_steps / 8
@@ -161,15 +165,15 @@ def record(row: Row, table: Sequence[Row]) -> dict[str, Any]:
         "highest": max(row.losses, default=None),
         "loss_at_equal_bytes": row.loss_at("bytes_up", least),
         "loss_at_equal_seconds": row.loss_at("seconds", quickest),
-        "tokens": row.total("tokens"),
+        "tokens": row.first("tokens"),
         "rounds": row.first("rounds"),
         "local_steps": row.local_steps,
-        "bytes_up": row.total("bytes_up"),
+        "bytes_up": row.total("bytes_up") if row.losses else None,
         "bytes_up_a_round": up,
         "bytes_down_a_round": down,
         "bits_per_parameter_and_step_up": None if up is None else up / of_a_step,
         "bits_per_parameter_and_step_down": None if down is None else down / of_a_step,
-        "simulated_seconds": row.total("seconds"),
+        "simulated_seconds": row.first("simulated_seconds"),
         "tokens_per_second": row.first("tokens_per_second"),
         "peak_bytes": row.first("peak_bytes"),
         "trainings": [{"key": seed["key"], "params": seed.get("params")} for seed in row.seeds],

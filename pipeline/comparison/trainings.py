@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import tomlkit
 
 from pipeline import runfile
-from pipeline.comparison.compare_file import NO_FAILURE, Compare, Failure, Method
+from pipeline.comparison.compare_file import (
+    NO_FAILURE,
+    Compare,
+    ComparedFault,
+    Failure,
+    Method,
+)
 from pipeline.errors import LockstepError
 from pipeline.new.like import at_rate, of_tokens, tables_like
 from pipeline.new.recipes import RECIPES, Recipe
@@ -23,7 +29,7 @@ MEASURES = 10  # of the held-out loss, in a run
 BEST = "best"
 
 
-class Training(NamedTuple):
+class PlannedTraining(NamedTuple):
     """A training of a comparison.
 
     Attributes:
@@ -46,21 +52,23 @@ class Training(NamedTuple):
         return f"{self.method}{failure} rate {rate} seed {self.seed}"
 
 
-def grid(compare: Compare, method: str) -> list[Training]:
+def grid(compare: Compare, method: str) -> list[PlannedTraining]:
     """Return the trainings that tune a method."""
-    return [Training(method, rate, compare.seeds[0]) for rate in compare.methods[method].rates]
+    return [
+        PlannedTraining(method, rate, compare.seeds[0]) for rate in compare.methods[method].rates
+    ]
 
 
-def trainings(compare: Compare) -> Iterator[Training]:
+def trainings(compare: Compare) -> Iterator[PlannedTraining]:
     """Yield all trainings of a comparison, those that tune a method before those that need it."""
     for method in compare.methods:
         yield from grid(compare, method)
     for method in compare.methods:
         for seed in compare.seeds[1:]:
-            yield Training(method, None, seed)
+            yield PlannedTraining(method, None, seed)
         for failure in compare.failures:
             for seed in compare.seeds:
-                yield Training(method, None, seed, failure)
+                yield PlannedTraining(method, None, seed, failure)
 
 
 def recipe_of(method: Method) -> Recipe:
@@ -69,13 +77,16 @@ def recipe_of(method: Method) -> Recipe:
     return recipe._replace(table=recipe.table | method.settings)
 
 
-def document(compare: Compare, base: runfile.Run, training: Training) -> dict[str, Any]:
+def document(
+    compare: Compare, base: runfile.Run, training: PlannedTraining, rate: float
+) -> dict[str, Any]:
     """Return the tables of a training's run file.
 
     Args:
       compare: The comparison.
       base: The run of `compare.base`.
-      training: The training, of a known rate.
+      training: The training.
+      rate: Its base learning rate.
 
     Raises:
       LockstepError: The method's tables make no run, or a fault is of a peer that is not there.
@@ -83,7 +94,7 @@ def document(compare: Compare, base: runfile.Run, training: Training) -> dict[st
     recipe = recipe_of(compare.methods[training.method])
     tables, _ = tables_like(of_tokens(base, compare.tokens), recipe, None)
     rounds = tables["config"]["total_steps"]
-    at_rate(tables, training.rate)
+    at_rate(tables, rate)
     _seed(tables, training.seed)
     _fail(tables, base, compare.failures.get(training.failure, Failure()), rounds)
     tables["held_out"]["every"] = max(1, rounds // MEASURES)
@@ -116,13 +127,19 @@ def _seed(tables: dict[str, Any], seed: int) -> None:
             shuffle["Seeded"][0] = seed
 
 
+def _rounds_of(fault: ComparedFault, rounds: int) -> list[int]:
+    """The first and the last round of a fault."""
+    first = min(1 + round(fault.start * rounds), rounds)
+    return [first, max(first, round(fault.end * rounds))]
+
+
 def _fail(tables: dict[str, Any], base: runfile.Run, failure: Failure, rounds: int) -> None:
     count, speed = base.peers.count, base.links.tokens_per_second
     tables["faults"]["schedule"] = [
         {
             "kind": fault.kind,
             "peer": fault.peer,
-            "rounds": [1 + round(fault.start * (rounds - 1)), max(1, round(fault.end * rounds))],
+            "rounds": _rounds_of(fault, rounds),
             **({"size": fault.size} if fault.size is not None else {}),
         }
         for fault in failure.faults

@@ -5,6 +5,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
 from pipeline.comparison.plot import draw
@@ -65,7 +66,7 @@ def page(compare: Compare, table: Sequence[Row], code: str, png: bytes) -> str:
     )
 
 
-def _csv(records: Sequence[dict]) -> str:
+def _csv(records: Sequence[dict[str, Any]]) -> str:
     """The records but for the keys of their trainings."""
     text = io.StringIO()
     names = [name for name in records[0] if name != "trainings"]

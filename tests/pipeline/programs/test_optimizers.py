@@ -11,7 +11,7 @@ from pipeline.optim.compressed.compressor import SomeBlocks
 from pipeline.programs.optimizers import SCHEDULES, Setting, build, optimizer_of
 from pipeline.runfile import OptimizerVariant, ScheduleVariant
 from pipeline.runfile.serde_enum import variants_of
-from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 
 @pytest.mark.parametrize("table", variants_of(ScheduleVariant))
@@ -24,7 +24,7 @@ def test_every_optimizer_but_dummy_can_be_built():
     assert built == set(variants_of(OptimizerVariant)) - {runfile.OptimizerDummy}
 
 
-@pytest.mark.parametrize("file", sorted((PROJECT / "params").rglob("*.toml")), ids=lambda f: f.name)
+@pytest.mark.parametrize("file", tiny.READY_RUNS, ids=lambda f: f.name)
 def test_the_optimizer_of_every_ready_run_can_be_built(file):
     groups = ("embed", "layers", "norm", "lm_head")
     build(runfile.load(file).llm.optimizer, Setting(lambda step: 0.1, 0, ("layers",)), groups)

@@ -387,7 +387,7 @@ def test_first_of_several_errors_is_reported_with_the_number_of_the_others():
     assert "more)" not in complaint(("config.total_steps", 0))
 
 
-@pytest.mark.parametrize("file", sorted((PROJECT / "params").rglob("*.toml")), ids=lambda f: f.name)
+@pytest.mark.parametrize("file", tiny.READY_RUNS, ids=lambda f: f.name)
 def test_every_run_file_of_the_project_loads(file):
     assert runfile.load(file).config.total_steps > 0
 

@@ -10,7 +10,6 @@ from pipeline import runfile
 from pipeline.audit.judge import judge
 from pipeline.errors import LockstepError
 from pipeline.programs.language_model import programs_of
-from pipeline.stage.keys import PROJECT
 from pipeline.swarm import in_time
 from pipeline.swarm.plan import plan, plan_of
 from pipeline.swarm.round_settings import RoundSettings
@@ -81,7 +80,7 @@ def test_a_training_stops_after_a_few_rounds_in_which_nothing_was_applied():
 
 def test_ready_runs_are_in_time():
     """Those whose model is in the file."""
-    for path in sorted((PROJECT / "params").rglob("*.toml")):
+    for path in tiny.READY_RUNS:
         run = runfile.load(path)
         if isinstance(run.llm.checkpoint, runfile.CheckpointInit):
             config = dict(run.llm.checkpoint.config)

@@ -1,0 +1,254 @@
+"""`lockstep compare`: equal tokens, seeds and faults for all; a table that says what was shown."""
+
+import csv
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline import __main__ as command_line
+from pipeline import runfile
+from pipeline.comparison import compare_file, plan_file
+from pipeline.comparison.compare_file import Compare
+from pipeline.comparison.said import conclusions
+from pipeline.comparison.table import Row, beats, best_rate, front, loss_at, rows
+from pipeline.comparison.trainings import PlannedTraining, document, grid, trainings
+from pipeline.errors import LockstepError
+from pipeline.runfile.explain import validate
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+BASE = runfile.load(PROJECT / "params/run.toml")
+READY = sorted(path.name for path in (PROJECT / "params").glob("compare*.toml"))
+LIAR = {"kind": "scale_up", "peer": 1, "start": 0.5, "size": 4.0}
+
+
+def compared(**changes: object) -> Compare:
+    methods = {"a": {"recipe": "adamw", "rates": [1e-3, 2e-3]}}
+    given = {"base": "params/run.toml", "tokens": 819_200, "seeds": [3, 4], "methods": methods}
+    return validate(Compare, given | changes, "compare.toml")
+
+
+def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tuple[dict, ...]:
+    """Results of seeds: a curve from 9 nats down to each loss, in two measures."""
+    return tuple(
+        {"loss": None}
+        if loss is None
+        else {
+            "loss": loss,
+            "curve": [
+                {"tokens": 100 * i, "bytes_up": bytes_up * i, "seconds": seconds * i, "loss": at}
+                for i, at in enumerate((9.0, loss + 1, loss))
+            ],
+        }
+        for loss in losses
+    )
+
+
+def row(name: str, *losses: float | None, bytes_up: int = 10) -> Row:
+    return Row(name, name, "none", 1, 1e-3, made(*losses, bytes_up=bytes_up))
+
+
+@pytest.mark.parametrize("file", READY)
+def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
+    """But for what a whole number of rounds leaves; each with the seed and rate it is named for."""
+    compare = compare_file.load(PROJECT / "params" / file)
+    for one in trainings(compare):
+        rate = one.rate or compare.methods[one.method].rates[0]
+        run = runfile.parse(document(compare, BASE, one, rate), one.label)
+        length = run.llm.max_seq_len
+        a_round = run.config.last_index(length) * length / run.config.total_steps
+        assert abs(run.config.last_index(length) * length - compare.tokens) <= a_round / 2, one
+        assert run.llm.lr_schedule.base_lr == rate
+        assert (run.llm.checkpoint.seed, run.peers.seed) == (one.seed, one.seed)
+        assert run.llm.data_location.shuffle.seed[0] == one.seed
+        assert run.peers.count == BASE.peers.count
+
+
+def test_the_first_seed_is_tuned_and_the_others_and_failures_wait_for_it():
+    compare = compared(failures={"liar": {"faults": [LIAR]}})
+    assert list(trainings(compare)) == [
+        PlannedTraining("a", 1e-3, 3),
+        PlannedTraining("a", 2e-3, 3),
+        PlannedTraining("a", None, 4),
+        PlannedTraining("a", None, 3, "liar"),
+        PlannedTraining("a", None, 4, "liar"),
+    ]
+
+
+def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
+    failure = {"faults": [LIAR], "slower": {"2": 2.0}}
+    method = {"recipe": "diloco", "rates": [1e-3]}
+    plain = {"recipe": "adamw", "rates": [1e-3]}
+    compare = compared(methods={"a": plain, "b": method}, failures={"bad": failure})
+    for name, first, last in (("a", 101, 200), ("b", 11, 20)):
+        tables = document(compare, BASE, PlannedTraining(name, None, 3, "bad"), 1e-3)
+        (fault,) = runfile.parse(tables, "bad").faults.schedule
+        assert (fault.kind, fault.peer, fault.size) == ("scale_up", 1, 4.0)
+        assert fault.rounds == (first, last)
+        speeds = tables["links"]["tokens_per_second"]
+        assert speeds[2] * 2 == speeds[0] == speeds[1] == speeds[3]
+    with pytest.raises(LockstepError, match=r"slower\.9: expected a peer from 0 to 3"):
+        nine = compared(failures={"bad": {"slower": {"9": 2.0}}})
+        document(nine, BASE, PlannedTraining("a", None, 3, "bad"), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"methods": {"a": {"recipe": "adam", "rates": [1e-3]}}}, "methods.a.recipe"),
+        ({"methods": {"a": {"recipe": "adamw", "rates": []}}}, "methods.a.rates"),
+        ({"methods": {"a": {"recipe": "adamw", "rates": [1e-3, 1e-3]}}}, "methods.a.rates"),
+        ({"failures": {"none": {}}}, "failures.none"),
+        ({"failures": {"x": {"faults": [LIAR | {"kind": "sleep"}]}}}, "kind"),
+        ({"failures": {"x": {"faults": [LIAR | {"end": 0.5}]}}}, "more than start"),
+        ({"seeds": [256]}, "seeds"),
+        ({"seed": 1}, "seed"),
+    ],
+)
+def test_a_wrong_key_is_one_line_that_names_it(changes, expected):
+    with pytest.raises(LockstepError) as raised:
+        compared(**changes)
+    assert expected in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_settings_that_make_no_run_are_one_line_that_names_the_method():
+    method = {"recipe": "adamw", "rates": [1e-3], "settings": {"momentum": 2.0}}
+    compare = compared(methods={"wrong": method})
+    with pytest.raises(LockstepError, match=r"^methods\.wrong: .*momentum"):
+        document(compare, BASE, PlannedTraining("wrong", 1e-3, 3), 1e-3)
+
+
+def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
+    (result,) = made(4.0)
+    curve = result["curve"]
+    assert loss_at(curve, "bytes_up", 9) is None  # before the first measure of a trained model
+    assert loss_at(curve, "bytes_up", 10) == 5.0
+    assert loss_at(curve, "bytes_up", 15) == 4.5
+    assert loss_at(curve, "bytes_up", 99) == 4.0
+    both = row("x", 4.0, 3.0)
+    assert both.loss_at("bytes_up", 15) == 4.0
+    assert row("y", 4.0, None).loss_at("bytes_up", 15) is None
+
+
+def test_the_best_rate_is_that_of_the_lowest_loss_of_those_that_ended():
+    compare = compared()
+    low, high = grid(compare, "a")
+    assert best_rate(compare, "a", {low: {"loss": 5.0}, high: {"loss": 4.0}}) == 2e-3
+    assert best_rate(compare, "a", {low: {"loss": 5.0}, high: {"loss": None}}) == 1e-3
+    with pytest.raises(LockstepError, match=r"methods\.a\.rates: it diverged at 0\.001, 0\.002"):
+        best_rate(compare, "a", {low: {"loss": None}, high: {"loss": None}})
+
+
+def test_a_row_with_a_diverged_seed_is_last_and_beaten_by_all():
+    two = {name: {"recipe": "adamw", "rates": [1e-3, 2e-3]} for name in ("a", "b")}
+    compare = compared(methods=two)
+    found = {one: made(3.0)[0] for one in trainings(compare)}
+    found |= {one: made(4.0)[0] for one in trainings(compare) if one.method == "b"}
+    found[PlannedTraining("a", None, 4)] = {"loss": None}
+    worse, best = rows(compare, found)[::-1]
+    assert (best.method, best.mean, worse.method) == ("b", 4.0, "a")
+    assert math.isinf(worse.mean) and worse.spread is None
+    assert beats(best, worse) and not beats(worse, best)
+
+
+def test_only_seeds_that_do_not_overlap_decide_an_order():
+    a, b, c = row("a", 4.0, 4.2), row("b", 4.1, 4.4), row("c", 4.5, 4.6)
+    assert not beats(a, b) and beats(a, c) and beats(b, c)
+    table = [a, b, c]
+    compare = compared(methods={r.method: {"recipe": "adamw", "rates": [1e-3]} for r in table})
+    said = list(conclusions(compare, table))
+    assert said[0].endswith("of those below it, but for: a and b.")
+    assert "b: its rate is stated, not tuned." in said
+    alone = list(conclusions(compared(seeds=[3]), [row("a", 4.0)]))
+    assert "One seed" in alone[0] and "at an edge of its grid" in alone[-1]
+
+
+def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
+    dense, few = row("dense", 4.0, bytes_up=1000), row("few", 4.5, bytes_up=10)
+    worse, lost = row("worse", 4.6, bytes_up=500), row("lost", None, bytes_up=1)
+    assert front([dense, few, worse, lost]) == [dense, few]
+
+
+@pytest.fixture(scope="module")
+def compared_once(tmp_path_factory) -> tuple[Path, str]:
+    """A comparison of two methods on tiny runs, once; its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("compare")
+    document = tiny.run_document(tiny.write_data(folder / "tokens"))
+    tiny.write_run(folder / "base.toml", document)
+    (folder / "two.toml").write_text(
+        'base = "base.toml"\ntokens = 384\nseeds = [0, 1]\n'
+        '[methods.distro]\nrecipe = "distro"\nrates = [1e-2]\n'
+        "settings = { compression_chunk = 8, compression_topk = 4 }\n"
+        '[methods.diloco]\nlabel = "DiLoCo"\nrecipe = "diloco"\nrates = [1e-3]\n'
+        "settings = { inner_steps = 2 }\n"
+    )
+    return folder, compare(folder, "two.toml")
+
+
+def compare(folder: Path, *arguments: str) -> str:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        done = CliRunner().invoke(command_line.app, ["compare", *arguments])
+    finally:
+        os.chdir(before)
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def test_a_comparison_says_how_many_trainings_and_leaves_the_table_in_each_form(compared_once):
+    folder, said = compared_once
+    assert said.startswith("compare: 4 trainings of 384 tokens, 4 of them to do\ncompare: about ")
+    written = folder / plan_file.FOLDER / "two"
+    table = json.loads(written.with_suffix(".json").read_text())["rows"]
+    by_name = {found["method"]: found for found in table}
+    assert {found["tokens"] for found in table} == {384}
+    assert (by_name["distro"]["rounds"], by_name["diloco"]["rounds"]) == (6, 3)
+    assert by_name["distro"]["bytes_up"] < by_name["diloco"]["bytes_up"]
+    assert by_name["diloco"]["bits_per_parameter_and_step_up"] == pytest.approx(16, rel=0.2)
+    for found in table:
+        assert found["lowest"] < found["highest"] < 4.3  # nats; chance is 4.16
+        assert len({one["params"] for one in found["trainings"]}) == 2  # seeds differ
+    markdown = written.with_suffix(".md").read_text()
+    assert markdown in said and "| DiLoCo | 0.001 |" in markdown
+    page = written.with_suffix(".html").read_text()
+    assert "data:image/png;base64," in page and "DiLoCo" in page
+    with open(written.with_suffix(".csv")) as lines:
+        assert [line["method"] for line in csv.DictReader(lines)] == list(by_name)
+    assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_done_is_not_done_again_also_in_another_comparison(compared_once):
+    folder, _ = compared_once
+    text = (folder / "two.toml").read_text().replace("rates = [1e-2]", "rates = [1e-2, 2e-2]")
+    (folder / "three.toml").write_text(text.partition("[methods.diloco]")[0])
+    done = folder / plan_file.FOLDER / "done"
+    before = {path: path.stat().st_mtime_ns for path in done.iterdir()}
+    said = compare(folder, "three.toml", "--plan")
+    assert "3 trainings of 384 tokens" in said
+    name, *_ = plan_file.planned(folder_plan(folder, "three.toml"))
+    compare(folder, "three.toml", "--training", name)
+    assert {path: path.stat().st_mtime_ns for path in done.iterdir()} == before
+
+
+def folder_plan(folder: Path, name: str) -> Path:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return folder / plan_file.plan_path(Path(name))
+    finally:
+        os.chdir(before)
+
+
+def test_a_result_is_the_run_files_own_to_the_bit(compared_once):
+    """The key that the table names is that of a plain `lockstep train` of the same run file."""
+    folder, _ = compared_once
+    table = json.loads((folder / plan_file.FOLDER / "two.json").read_text())["rows"]
+    keys = {one["key"] for found in table for one in found["trainings"]}
+    assert keys == {path.stem for path in (folder / plan_file.FOLDER / "done").iterdir()}
+    assert not list((folder / plan_file.FOLDER / "runs").iterdir())  # nothing is left
