@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import convergence, resident, sizes
-from benchmarks.cases import CASES
+from benchmarks import methods, resident, sizes
 from pipeline import runfile
+from pipeline.new.recipes import RECIPES
 from pipeline.stage import devices
 
 # of glibc: what is freed is the system's at once, so that what is resident is what is needed
@@ -33,7 +33,7 @@ FAST = {"upload_mbps": 1e6, "download_mbps": 1e6, "tokens_per_second": 1e7}  # n
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=sizes.SIZES, default="134M")
-    parser.add_argument("--optimizer", nargs="+", choices=CASES, default=["distro", "diloco"])
+    parser.add_argument("--optimizer", nargs="+", choices=RECIPES, default=["distro", "diloco"])
     parser.add_argument("--rounds", type=int, default=3, help="after two that are not measured")
     parser.add_argument("--local-steps", type=int, default=2, help="of optimizers that take some")
     parser.add_argument("--devices", type=int, help="of a CPU; by default two")
@@ -52,11 +52,8 @@ def main() -> None:
 
 def run_of(size: str, name: str, local_steps: int) -> runfile.Run:
     """A run of four peers, each with the size's batch in every round, whatever its local steps."""
-    case = CASES[name]
-    steps = local_steps if case.local_steps > 1 else 1
-    inner = {"inner_steps": steps} if "inner_steps" in case.settings else {}
-    case = case._replace(settings=case.settings | inner, local_steps=steps)
-    document = convergence.run_document(size, case, case.base_lr, 0, 100 * steps)
+    steps = local_steps if RECIPES[name].local_steps > 1 else 1
+    document = methods.document(size, name, 100, steps)
     batch = sizes.SIZES[size].batch
     total = 4 * batch
     document["config"] |= {"global_batch_size_start": total, "global_batch_size_end": total}

@@ -16,9 +16,8 @@ from time import perf_counter
 import jax
 import numpy as np
 
-from benchmarks import convergence, generate, simulate, sizes
+from benchmarks import generate, methods, simulate, sizes
 from benchmarks.accelerator.extent import Extent, attempt
-from benchmarks.cases import CASES, Case
 from benchmarks.simulated import Lab
 from pipeline import runfile, sources
 from pipeline.programs import held_out
@@ -50,12 +49,12 @@ def learning(extent: Extent, work: Path) -> Iterator[dict]:
     yield {"text_sha256": listed["source"]["sha256"], "text_bytes": listed["source"]["bytes"]}
     for place, name in enumerate(OPTIMIZERS):
         share = SPENT * (end - perf_counter()) / (len(OPTIMIZERS) - place)
-        case = partial(_learn, extent, CASES[name], shards, work, perf_counter() + share)
+        case = partial(_learn, extent, name, shards, work, perf_counter() + share)
         yield attempt({"optimizer": name}, case)
 
 
-def _learn(extent: Extent, case: Case, shards: Path, work: Path, end: float) -> dict:
-    run = _run(extent, case)
+def _learn(extent: Extent, name: str, shards: Path, work: Path, end: float) -> dict:
+    run = _run(extent, name)
     hf_config = run.llm.checkpoint.config
     lab = Lab(run, hf_config)
     lab.data = begin.rows(run, hf_config, shards)
@@ -68,8 +67,8 @@ def _learn(extent: Extent, case: Case, shards: Path, work: Path, end: float) -> 
         "peers": run.peers.count,
         "precision": run.peers.precision,
         "attention": run.peers.attention,
-        "base_lr": case.base_lr,
-        "local_steps": case.local_steps,
+        "base_lr": run.llm.lr_schedule.base_lr,
+        "local_steps": run.llm.optimizer.steps_of_a_round,
         "rounds": len(losses.seconds),
         "rounds_asked_for": run.config.total_steps,
         "bytes_up_per_round": round(sum(losses.bytes) / len(losses.bytes)),
@@ -79,10 +78,9 @@ def _learn(extent: Extent, case: Case, shards: Path, work: Path, end: float) -> 
     }
 
 
-def _run(extent: Extent, case: Case) -> runfile.Run:
+def _run(extent: Extent, name: str) -> runfile.Run:
     """As many rounds for each optimizer, of as many tokens for each local step."""
-    steps = extent.learning * case.local_steps
-    document = convergence.run_document(extent.run, case, case.base_lr, 0, steps)
+    document = methods.document(extent.run, name, extent.learning)
     document["config"] |= {"epoch_time": 10**6}
     document["links"] |= FAST
     document["peers"] |= {"precision": "bfloat16", "attention": extent.attention("bfloat16")}
@@ -211,7 +209,7 @@ def tasks(extent: Extent, work: Path) -> Iterator[dict]:
 
 
 def _ask(extent: Extent, work: Path) -> dict:
-    run, shards = _run(extent, CASES["adamw"]), text(extent, work)
+    run, shards = _run(extent, "adamw"), text(extent, work)
     folder = _random_model(extent, work)
     read = exported.read(folder)
     groups = device_groups(jax.devices(), 1)
@@ -239,7 +237,7 @@ def _random_model(extent: Extent, work: Path) -> Path:
         aside = work / "random.part"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        generate.write_random(_run(extent, CASES["adamw"]), aside)
+        generate.write_random(_run(extent, "adamw"), aside)
         for path in (text(extent, work) / sources.TOKENIZER).glob("*.json"):
             shutil.copy(path, aside)
         aside.rename(folder)

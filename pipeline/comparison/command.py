@@ -9,7 +9,7 @@ import typer
 
 from pipeline.comparison import plan_file
 from pipeline.errors import LockstepError
-from pipeline.stage.artifacts import read_json, write_json
+from pipeline.stage.artifacts import read_json, write_json, write_text
 from pipeline.stage.keys import PROJECT
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ def compare(
     table: Annotated[
         bool, typer.Option("--table", help="Only the table, of trainings that are done.")
     ] = False,
+    run_files: Annotated[
+        Path | None,
+        typer.Option(help="Only write the run files of trainings whose rate is known, here."),
+    ] = None,
 ) -> None:
     """Train methods at equal tokens, one after the other, and say which is better by how much.
 
@@ -41,7 +45,9 @@ def compare(
         _plan(file, path)
     if training is not None:
         _train(file, path, training)
-    if plan or training is not None:
+    if run_files is not None:
+        _write_run_files(file, path, run_files)
+    if plan or training is not None or run_files is not None:
         return
     if not table:
         for name in plan_file.planned(path):
@@ -69,7 +75,7 @@ def _plan(file: Path, path: Path) -> None:
     for one in trainings(known):
         tuned = [] if one.rate is not None else [names[other] for other in grid(known, one.method)]
         rate = one.rate or known.methods[one.method].rates[0]
-        key = key_of(document(known, base, one, rate), Path())
+        key = key_of(document(known, base, one._replace(rate=rate)), Path())
         names[one] = name = f"{one.method}-{one.seed}-{digest(key, tuned, one.failure)}"
         written[name] = {**one._asdict(), "needs": tuned}
     write_json(path, {"trainings": written})
@@ -101,25 +107,43 @@ def _hours(base: "Run", tokens: int) -> str:
     )
 
 
-def _train(file: Path, path: Path, name: str) -> None:
+def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
+    """Return a training of a plan with its rate, which the results that it needs decide."""
     from pipeline.comparison.table import best_rate
+    from pipeline.comparison.trainings import PlannedTraining, grid
+
+    one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
+    if one.rate is not None:
+        return one
+    tuned = zip(grid(known, one.method), given["needs"], strict=True)
+    found = {other: read_json(plan_file.result_path(need)) for other, need in tuned}
+    return one._replace(rate=best_rate(known, one.method, found))
+
+
+def _train(file: Path, path: Path, name: str) -> None:
     from pipeline.comparison.train import trained
-    from pipeline.comparison.trainings import PlannedTraining, document, grid
+    from pipeline.comparison.trainings import document
 
     given = plan_file.planned(path).get(name)
     if given is None:
         raise LockstepError(f"{path}: found no training {name}, expected one of its names")
     known, base = _loaded(file)
-    one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
-    rate = one.rate
-    if rate is None:
-        tuned = zip(grid(known, one.method), given["needs"], strict=True)
-        found = {other: read_json(plan_file.result_path(need)) for other, need in tuned}
-        rate = best_rate(known, one.method, found)
-    result = trained(document(known, base, one, rate), Path())
+    one = _rated(known, given)
+    result = trained(document(known, base, one), Path())
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
-    print(f"compare: {one._replace(rate=rate).label}: {loss}", flush=True)
+    print(f"compare: {one.label}: {loss}", flush=True)
     write_json(plan_file.result_path(name), result)
+
+
+def _write_run_files(file: Path, path: Path, folder: Path) -> None:
+    from pipeline.comparison.trainings import document, text
+
+    known, base = _loaded(file)
+    plan = plan_file.planned(path)
+    for name, given in plan.items():
+        if all(plan_file.result_path(need).is_file() for need in given["needs"]):
+            write_text(folder / f"{name}.toml", text(document(known, base, _rated(known, given))))
+    print(f"compare: {folder}: {len(list(folder.glob('*.toml')))} run files of {len(plan)}")
 
 
 def _table(file: Path, path: Path) -> None:

@@ -9,7 +9,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, ScalarFormatter
+from matplotlib.ticker import EngFormatter
 
 from pipeline.comparison.table import Row, front
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PANELS = (
     ("tokens", "tokens, all peers together", EngFormatter(""), 1),
     ("bytes_up", "sent by each peer", EngFormatter("B"), 1),
-    ("seconds", "simulated hours", ScalarFormatter(), 3600),
+    ("seconds", "simulated hours", EngFormatter("h"), 3600),
 )
 STYLE: list[str | dict[str, Any]] = ["default", {"font.family": "DejaVu Sans", "font.size": 9}]
 
@@ -38,7 +38,7 @@ def draw(table: Sequence[Row]) -> bytes:
             for number, row in enumerate(known):
                 _line(axes, row, column, divisor, number)
             axes.set_xlabel(title)
-            if column == "bytes_up":
+            if column != "tokens":
                 axes.set_xscale("log")
             axes.xaxis.set_major_formatter(formatter)
         _front(last, known)

@@ -77,16 +77,13 @@ def recipe_of(method: Method) -> Recipe:
     return recipe._replace(table=recipe.table | method.settings)
 
 
-def document(
-    compare: Compare, base: runfile.Run, training: PlannedTraining, rate: float
-) -> dict[str, Any]:
+def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> dict[str, Any]:
     """Return the tables of a training's run file.
 
     Args:
       compare: The comparison.
       base: The run of `compare.base`.
-      training: The training.
-      rate: Its base learning rate.
+      training: The training, of a known rate.
 
     Raises:
       LockstepError: The method's tables make no run, or a fault is of a peer that is not there.
@@ -94,7 +91,8 @@ def document(
     recipe = recipe_of(compare.methods[training.method])
     tables, _ = tables_like(of_tokens(base, compare.tokens), recipe, None)
     rounds = tables["config"]["total_steps"]
-    at_rate(tables, rate)
+    assert training.rate is not None, "its method is tuned first"
+    at_rate(tables, training.rate)
     _seed(tables, training.seed)
     _fail(tables, base, compare.failures.get(training.failure, Failure()), rounds)
     tables["held_out"]["every"] = max(1, rounds // MEASURES)

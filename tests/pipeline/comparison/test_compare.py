@@ -58,7 +58,7 @@ def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
     compare = compare_file.load(PROJECT / "params" / file)
     for one in trainings(compare):
         rate = one.rate or compare.methods[one.method].rates[0]
-        run = runfile.parse(document(compare, BASE, one, rate), one.label)
+        run = runfile.parse(document(compare, BASE, one._replace(rate=rate)), one.label)
         length = run.llm.max_seq_len
         a_round = run.config.last_index(length) * length / run.config.total_steps
         assert abs(run.config.last_index(length) * length - compare.tokens) <= a_round / 2, one
@@ -85,7 +85,7 @@ def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
     plain = {"recipe": "adamw", "rates": [1e-3]}
     compare = compared(methods={"a": plain, "b": method}, failures={"bad": failure})
     for name, first, last in (("a", 101, 200), ("b", 11, 20)):
-        tables = document(compare, BASE, PlannedTraining(name, None, 3, "bad"), 1e-3)
+        tables = document(compare, BASE, PlannedTraining(name, 1e-3, 3, "bad"))
         (fault,) = runfile.parse(tables, "bad").faults.schedule
         assert (fault.kind, fault.peer, fault.size) == ("scale_up", 1, 4.0)
         assert fault.rounds == (first, last)
@@ -93,7 +93,7 @@ def test_a_failure_is_of_the_same_share_of_the_rounds_whatever_their_number():
         assert speeds[2] * 2 == speeds[0] == speeds[1] == speeds[3]
     with pytest.raises(LockstepError, match=r"slower\.9: expected a peer from 0 to 3"):
         nine = compared(failures={"bad": {"slower": {"9": 2.0}}})
-        document(nine, BASE, PlannedTraining("a", None, 3, "bad"), 1e-3)
+        document(nine, BASE, PlannedTraining("a", 1e-3, 3, "bad"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_settings_that_make_no_run_are_one_line_that_names_the_method():
     method = {"recipe": "adamw", "rates": [1e-3], "settings": {"momentum": 2.0}}
     compare = compared(methods={"wrong": method})
     with pytest.raises(LockstepError, match=r"^methods\.wrong: .*momentum"):
-        document(compare, BASE, PlannedTraining("wrong", 1e-3, 3), 1e-3)
+        document(compare, BASE, PlannedTraining("wrong", 1e-3, 3))
 
 
 def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
@@ -243,6 +243,15 @@ def folder_plan(folder: Path, name: str) -> Path:
         return folder / plan_file.plan_path(Path(name))
     finally:
         os.chdir(before)
+
+
+def test_run_files_are_written_of_the_trainings_whose_rate_is_known(compared_once):
+    folder, _ = compared_once
+    said = compare(folder, "two.toml", "--run-files", "queue")
+    assert said.endswith("compare: queue: 4 run files of 4\n")
+    runs = [runfile.load(path) for path in sorted((folder / "queue").iterdir())]
+    assert [run.llm.optimizer.tag() for run in runs] == ["DiLoCo"] * 2 + ["Distro"] * 2
+    assert sorted(run.peers.seed for run in runs) == [0, 0, 1, 1]
 
 
 def test_a_result_is_the_run_files_own_to_the_bit(compared_once):

@@ -1,0 +1,25 @@
+"""The default run with another model and another optimizer, for benchmarks."""
+
+from benchmarks import sizes
+from pipeline.new.like import of_tokens, tables_like
+from pipeline.new.recipes import RECIPES
+
+
+def document(size: str, name: str, rounds: int, local_steps: int | None = None) -> dict:
+    """The tables of a run of so many rounds, at the rate that is stated for the optimizer.
+
+    Args:
+      size: of `sizes.SIZES`.
+      name: of `RECIPES`.
+      rounds: Each has as many tokens for each local step as the size says.
+      local_steps: Other than the recipe's, of an optimizer that takes some.
+    """
+    recipe = RECIPES[name]
+    if local_steps and "inner_steps" in recipe.table:
+        recipe = recipe._replace(table=recipe.table | {"inner_steps": local_steps})
+    base = sizes.load(sizes.document(sizes.SIZES[size]))
+    a_round = base.config.global_batch_size_end * base.llm.max_seq_len
+    tables, _ = tables_like(of_tokens(base, rounds * recipe.local_steps * a_round), recipe, None)
+    tables["held_out"]["every"] = max(1, rounds // 10)
+    tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
+    return tables
