@@ -25,6 +25,7 @@ from pipeline.errors import LockstepError, shown
 from pipeline.generate import generate
 from pipeline.monitor import commands as monitor
 from pipeline.new.command import new
+from pipeline.projection.command import project_run
 from pipeline.publication import commands as publication
 from pipeline.stage import logs
 from pipeline.stage.keys import STAGES
@@ -185,6 +186,7 @@ app.command()(publication.replay)
 app.command()(generate)
 app.command()(new)
 app.command()(compare)
+app.command("project")(project_run)
 
 
 @app.command(

@@ -15,7 +15,18 @@ PANELS = {  # from top to bottom, with their commands
     "Stages, in their order": tuple(STAGES),
     "A run in progress": ("status", "pause", "resume", "sidecar", "clean"),
     "Results": ("summary", "generate", "push", "publish", "verify", "replay"),
-    "Run files": ("new", "compare", "check", "plan", "pin", "import", "try", "schema", "reference"),
+    "Run files": (
+        "new",
+        "compare",
+        "project",
+        "check",
+        "plan",
+        "pin",
+        "import",
+        "try",
+        "schema",
+        "reference",
+    ),
 }
 
 

@@ -1,0 +1,114 @@
+"""`lockstep project`: bytes and hours that follow from links and failures, by our own clock."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline import __main__ as command_line
+from pipeline.errors import LockstepError
+from pipeline.projection import failures
+from pipeline.projection.command import lines
+from pipeline.projection.project import METHODS, PlannedSwarm, project
+from pipeline.projection.quantities import bits_per_second, seconds
+
+SWARM = PlannedSwarm(
+    peers=8,
+    params=1e9,
+    batch=4e6,
+    tokens=2e10,
+    flops=4e14,
+    uplink=1e9,
+    downlink=1e9,
+    latency=1.0,
+    mtbf=43_200,
+    restart=180,
+    quorum=0.8,
+)
+
+
+def by_label(swarm: PlannedSwarm) -> dict:
+    return {found.method.label: found for found in project(swarm)}
+
+
+def test_a_dense_round_takes_what_is_counted_by_hand():
+    """8 peers, 4 GB each: 7.5 s of training, 1 s of latency, 32 s up, 7 messages down."""
+    found = by_label(SWARM)["AdamW, gradients whole"]
+    assert (found.sent, found.received) == (4e9, 28e9)
+    seconds_trained = 500_000 * 6e9 / 4e14
+    whole = seconds_trained + 1 + 32 + 7 * 32
+    assert found.utilisation == pytest.approx(seconds_trained / whole, rel=1e-6)
+    steps = 2e10 / 4e6
+    present = failures.available(43_200, 180)
+    hours = steps * whole / 3600 / present / failures.quorum(8, 0.8, present)
+    assert found.hours == pytest.approx(hours, rel=1e-6)
+
+
+def test_local_steps_hide_links_and_topologies_change_bytes():
+    found = by_label(SWARM)
+    computes = [one.utilisation for one in found.values()]
+    assert computes[0] < computes[1] < computes[2] <= 1
+    assert found["Streaming DiLoCo, 4 fragments, 4 bits"].utilisation == 1.0
+    ring = by_label(SWARM._replace(topology="ring"))
+    assert {one.method.bits for one in ring.values()} == {32}  # what can be summed on the way
+    assert ring["AdamW, gradients whole"].received == 2 * 7 / 8 * 4e9
+    hub = by_label(SWARM._replace(topology="hub"))
+    assert hub["AdamW, gradients whole"].received == 4e9
+    distro = hub["DisTrO, AdaDistro"]
+    assert distro.received == 8 * distro.sent  # the union of sparse messages, at most
+    many = by_label(SWARM._replace(topology="hub", peers=1000))["DisTrO, AdaDistro"]
+    assert many.received == 4e9  # and never more than all params
+
+
+@pytest.mark.parametrize("present", [0.5, 0.9, 0.999])
+def test_the_quorum_is_the_binomial_sum(present):
+    expected = sum(math.comb(20, k) * present**k * (1 - present) ** (20 - k) for k in range(16, 21))
+    assert failures.quorum(20, 0.8, present) == pytest.approx(expected, rel=1e-9)
+    assert failures.quorum(20, 0.0, present) == pytest.approx(1.0)
+    assert failures.quorum(20, 1.0, 1.0) == 1.0
+
+
+def test_one_machine_of_many_chips_fails_as_often_as_they_do_together():
+    """So M learners train as one with a share of 1 / M of the chips."""
+    whole = failures.all_or_nothing(1000, 43_200, 180)
+    assert failures.all_or_nothing(1000 // 8, 43_200, 180) == pytest.approx(
+        failures.all_or_nothing(1, 43_200 / 125, 180)
+    )
+    assert whole == pytest.approx(1 / (1 + 1000 * 180 / 43_200))
+
+
+def test_the_table_says_what_it_rests_on():
+    said = "\n".join(lines(SWARM))
+    assert all(f"| {method.label} |" in said for method in METHODS)
+    assert "Nothing here was run." in said and "each downloads every other's message" in said
+
+
+@pytest.mark.parametrize("text", ["100", "Mbps", "0Mbps", "-1Mbps", "1e999Mbps", "1..2Mbps"])
+def test_a_wrong_quantity_is_one_line(text):
+    with pytest.raises(LockstepError, match=r"^--uplink .*: expected a bandwidth"):
+        bits_per_second("--uplink", text)
+    with pytest.raises(LockstepError, match=r"^--mtbf .*: expected a duration"):
+        seconds("--mtbf", text)
+
+
+def test_quantities_have_units():
+    assert (seconds("--mtbf", "12h"), seconds("--restart", "1.5m")) == (43_200, 90)
+    assert (bits_per_second("--uplink", "100Mbps"), bits_per_second("--uplink", "2gbps")) == (
+        1e8,
+        2e9,
+    )
+
+
+def test_the_command_answers_and_imports_nothing_heavy():
+    arguments = ["project", "--peers", "100", "--params", "40e9", "--uplink", "100Mbps"]
+    done = CliRunner().invoke(command_line.app, arguments)
+    assert done.exit_code == 0 and "| DisTrO, AdaDistro |" in done.output
+    code = (
+        "import sys; from pipeline.projection import command; "
+        "sys.exit(bool({'jax', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    too_few = CliRunner().invoke(command_line.app, [*arguments, "--batch", "10"])
+    assert "expected at least a token" in str(too_few.exception)
