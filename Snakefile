@@ -43,3 +43,4 @@ for name in STAGES:
 
 
 include: "pipeline/comparison/rules.smk"
+include: "pipeline/projection/rules.smk"
