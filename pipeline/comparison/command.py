@@ -1,5 +1,6 @@
 """The command `lockstep compare`, and what Snakemake's rules ask of it."""
 
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -94,6 +95,12 @@ def _hours(base: "Run", tokens: int) -> str:
     model = model_of_run(base, Path())
     if model is None:
         return "how long they take is not known before stage convert"
+    if speeds := _measured_speeds():
+        hours = model.params * tokens / statistics.median(speeds) / 3600
+        return (
+            f"about {hours:.2g} hours here, an estimate: one after the other, as fast as the "
+            f"median of the {len(speeds)} that are done"
+        )
     matrix_NN = np.ones((1024, 1024), np.float32)
     matrix_NN @ matrix_NN
     began = time.perf_counter()
@@ -105,6 +112,16 @@ def _hours(base: "Run", tokens: int) -> str:
         f"about {hours:.2g} hours here, an estimate: {model.params:,} params, at half of the "
         f"{speed / 1e9:,.0f} GFLOP/s of a matrix product timed now"
     )
+
+
+def _measured_speeds() -> list[float]:
+    """Params x tokens a second of the trainings that are done here, with start and compilation."""
+    done = map(read_json, (plan_file.FOLDER / "done").glob("*.json"))
+    return [
+        result["parameters"] * result["tokens_per_second"]
+        for result in done
+        if result["loss"] is not None and result["tokens_per_second"]
+    ]
 
 
 def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
