@@ -13,11 +13,15 @@ def available(mtbf: float, restart: float) -> float:
 
 
 def quorum(peers: int, share: float, present: float) -> float:
-    """Return the probability that at least `share` of the peers are there at a time.
+    """Return the probability that at least `share` of the peers are there at a time."""
+    return at_least(math.ceil(share * peers - 1e-9), peers, present)
 
-    sum over k >= ceil(share * peers) of C(peers, k) present^k (1 - present)^(peers - k).
+
+def at_least(least: int, peers: int, present: float) -> float:
+    """Return the probability that at least so many of the peers are there at a time.
+
+    sum over k >= least of C(peers, k) present^k (1 - present)^(peers - k).
     """
-    least = math.ceil(share * peers - 1e-9)
     if present >= 1:
         return 1.0
     up, down = math.log(present), math.log1p(-present)
@@ -26,7 +30,7 @@ def quorum(peers: int, share: float, present: float) -> float:
         ways = math.lgamma(peers + 1) - math.lgamma(k + 1) - math.lgamma(peers - k + 1)
         return math.exp(ways + k * up + (peers - k) * down)
 
-    return min(1.0, math.fsum(of(k) for k in range(least, peers + 1)))
+    return min(1.0, math.fsum(of(k) for k in range(max(0, least), peers + 1)))
 
 
 def all_or_nothing(peers: int, mtbf: float, restart: float) -> float:

@@ -1,5 +1,6 @@
 """Bytes, utilisation and hours of each method for a planned run, by the clock of `[links]`."""
 
+import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -7,6 +8,9 @@ from pipeline.projection import failures
 from pipeline.protocol.links import arrivals
 
 Topology = Literal["broadcast", "hub", "ring"]
+INT4, SIGNS = 4 + 32 / 256, 1 + 32 / 256  # and a float32 for each block of 256
+DISTRO = 0.083  # 32 of 4,096 and their signs; more in small matrices
+SPARSELOCO = 0.314  # 128 of 4,096 in 2 bits; likewise
 MEASURED = "measured at 1.85 M params, benchmarks/RESULTS.md"
 
 
@@ -34,11 +38,11 @@ class ProjectedMethod(NamedTuple):
 METHODS = (
     ProjectedMethod("AdamW, gradients whole", 32, 1),
     ProjectedMethod("DiLoCo, 100 local steps", 32, 100),
-    ProjectedMethod("DiLoCo, 100 local steps, 4 bits", 4.1, 100),
-    ProjectedMethod("Streaming DiLoCo, 4 fragments, 4 bits", 4.1 / 4, 25, 1.0),
-    ProjectedMethod("SparseLoCo, 10 local steps", 0.314, 10, sparse=True),
-    ProjectedMethod("DiLoCo, 12 local steps, signs", 1.125, 12),
-    ProjectedMethod("DisTrO, AdaDistro", 0.083, 1, sparse=True),
+    ProjectedMethod("DiLoCo, 100 local steps, 4 bits", INT4, 100),
+    ProjectedMethod("Streaming DiLoCo, 4 fragments, 4 bits", INT4 / 4, 25, 24 / 25),
+    ProjectedMethod("SparseLoCo, 10 local steps", SPARSELOCO, 10, sparse=True),
+    ProjectedMethod("DiLoCo, 12 local steps, signs", SIGNS, 12),
+    ProjectedMethod("DisTrO, AdaDistro", DISTRO, 1, sparse=True),
 )
 
 
@@ -77,11 +81,17 @@ class PlannedSwarm(NamedTuple):
         """Of a peer, while it computes: 6 operations for each param and token."""
         return self.flops / (6 * self.params)
 
-    @property
-    def failing(self) -> float:
-        """Share of the work that failures leave: of peers that are there, of rounds with enough."""
+    def kept(self, round_seconds: float) -> float:
+        """Return the share of the work of a round that failures leave.
+
+        A peer is there, with enough others, and does not fail before the round is over, since its
+        round is lost then: present * P(enough others) * exp(-round / mtbf).
+        """
         present = failures.available(self.mtbf, self.restart)
-        return present * failures.quorum(self.peers, self.quorum, present)
+        others = failures.at_least(
+            math.ceil(self.quorum * self.peers - 1e-9) - 1, self.peers - 1, present
+        )
+        return present * others * math.exp(-round_seconds / self.mtbf)
 
 
 class _Links(NamedTuple):
@@ -97,6 +107,7 @@ class Projected(NamedTuple):
     Attributes:
       method: The method.
       sent, received: Bytes of a peer and round.
+      seconds: Of a round.
       utilisation: Share of a round in which peers compute.
       goodput: The same of all time, with failures.
       hours: Of the whole run.
@@ -105,23 +116,30 @@ class Projected(NamedTuple):
     method: ProjectedMethod
     sent: float
     received: float
+    seconds: float
     utilisation: float
     goodput: float
     hours: float
 
 
 def project(swarm: PlannedSwarm) -> Iterator[Projected]:
-    """Yield what each method comes to; without those that a ring cannot sum."""
+    """Yield what each method comes to, but for `not_summed`."""
     for method in METHODS:
-        if swarm.topology == "ring" and method.bits < DENSE:
-            continue  # a sum of quantized or sparse messages is not one
+        if method in not_summed(swarm):
+            continue
         sent, received = sizes(swarm, method)
         tokens = max(1, round(method.local_steps * swarm.batch / swarm.peers))
-        utilisation = tokens / swarm.tokens_per_second / _seconds(swarm, method, tokens)
-        goodput = utilisation * swarm.failing
+        seconds = _seconds(swarm, method, tokens)
+        utilisation = tokens / swarm.tokens_per_second / seconds
+        goodput = utilisation * swarm.kept(seconds)
         speed = swarm.peers * swarm.tokens_per_second * goodput
         hours = swarm.tokens / speed / 3600 if speed else float("inf")
-        yield Projected(method, sent, received, utilisation, goodput, hours)
+        yield Projected(method, sent, received, seconds, utilisation, goodput, hours)
+
+
+def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
+    """Return the methods that the topology cannot take: a ring sums, and theirs is not a message."""
+    return [method for method in METHODS if swarm.topology == "ring" and method.bits < DENSE]
 
 
 def sizes(swarm: PlannedSwarm, method: ProjectedMethod) -> tuple[float, float]:

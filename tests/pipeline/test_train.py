@@ -16,9 +16,8 @@ from typing import NamedTuple
 import pytest
 from jax.profiler import ProfileData
 
-from pipeline import __main__ as command_line
 from pipeline.errors import LockstepError
-from pipeline.monitor import training
+from pipeline.monitor import commands, training
 from pipeline.monitor.profile import times_of
 from pipeline.monitor.status import Status
 from pipeline.stage.artifacts import read_json
@@ -104,7 +103,7 @@ def trained(tmp_path_factory) -> Trained:
 
     def resume() -> None:
         seen["again"] = until(root, "paused", after=seen["paused"].updated).status
-        command_line.resume(root)
+        commands.resume(root)
 
     with pytest.MonkeyPatch.context() as patch, running_hub(patch, root / "home") as hub:
         patch.setenv("HF_TOKEN", "hf_sentinel")

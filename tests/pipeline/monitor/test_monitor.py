@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import __main__ as command_line
 from pipeline.errors import LockstepError
-from pipeline.monitor import pause, prometheus, show, training
+from pipeline.monitor import commands, pause, prometheus, show, training
 from pipeline.monitor.status import Members, Status
 from pipeline.protocol import consensus, driver
 from pipeline.protocol.round import Message
@@ -76,7 +75,7 @@ def folder(tmp_path) -> Path:
 
 def test_a_running_training_is_a_few_lines(folder, tmp_path, capsys):
     with lock.hold(folder.with_name("abc.lock")):
-        command_line.status(tmp_path)
+        commands.status(tmp_path)
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert re.fullmatch(rf"1\.0 MB in {re.escape(str(folder))}, .* free", lines.pop("disk"))
     assert lines == {
@@ -96,7 +95,7 @@ def test_a_running_training_is_a_few_lines(folder, tmp_path, capsys):
 
 
 def test_a_script_reads_the_same_of_a_killed_training(folder, tmp_path, capsys):
-    command_line.status(tmp_path, as_json=True)
+    commands.status(tmp_path, as_json=True)
     seen = json.loads(capsys.readouterr().out)
     assert seen["state"] == "stopped" and seen["disk_bytes"] > 1_000_000
     assert (seen["round"], seen["seconds_left"], seen["peers"]["late"]) == (50, 300.0, [5])
@@ -114,20 +113,20 @@ def test_the_training_that_goes_on_is_shown_before_a_later_one_that_was_killed(f
 @pytest.mark.parametrize("command", ["status", "pause", "resume"])
 def test_without_a_training_there_is_one_line(command, tmp_path):
     with pytest.raises(LockstepError, match="no training in progress, expected one that") as error:
-        getattr(command_line, command)(tmp_path)
+        getattr(commands, command)(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_only_a_running_training_is_paused_and_only_a_paused_one_resumed(folder, tmp_path):
-    for change in (command_line.pause, command_line.resume):
+    for change in (commands.pause, commands.resume):
         with pytest.raises(LockstepError, match=r"the training is stopped, expected"):
             change(tmp_path)
     with lock.hold(folder.with_name("abc.lock")):
-        command_line.pause(tmp_path)
+        commands.pause(tmp_path)
         assert training.newest(tmp_path).state == "pausing"
         with pytest.raises(LockstepError, match="is pausing, expected"):
-            command_line.pause(tmp_path)
-        command_line.resume(tmp_path)
+            commands.pause(tmp_path)
+        commands.resume(tmp_path)
         assert training.newest(tmp_path).state == "training" and not pause.is_asked(folder)
 
 
