@@ -11,6 +11,7 @@ from pipeline.projection.project import MEASURED, PlannedSwarm, Topology, not_su
 from pipeline.projection.quantities import bits_per_second, seconds
 from pipeline.stage.progress import size
 
+NEVER = 1e6  # hours: a century
 ROUTES = {
     "broadcast": "each downloads every other's message",
     "hub": "a hub merges the messages, at no cost, and each downloads what it made",
@@ -76,6 +77,10 @@ def project_run(  # noqa: PLR0913 - each is an option
     print(*lines(swarm), sep="\n")
 
 
+def _hours(hours: float) -> str:
+    return "never" if hours > NEVER else f"{hours:,.3g}"
+
+
 def lines(swarm: PlannedSwarm) -> Iterator[str]:
     """Yield the table in Markdown, and what it rests on."""
     yield f"| {' | '.join((*HEADS, 'hours'))} |"
@@ -85,7 +90,7 @@ def lines(swarm: PlannedSwarm) -> Iterator[str]:
         cells = [method.label, f"{method.bits:.3g}", str(method.local_steps), size(found.sent)]
         cells += [size(found.received), f"{found.seconds:,.3g}"]
         cells += [f"{100 * share:.3g} %" for share in (found.utilisation, found.goodput)]
-        yield f"| {' | '.join((*cells, f'{found.hours:,.3g}'))} |"
+        yield f"| {' | '.join((*cells, _hours(found.hours)))} |"
     yield ""
     if left := ", ".join(method.label for method in not_summed(swarm)):
         yield f"Not by a ring, since sums of their messages are not messages: {left}."
@@ -102,7 +107,7 @@ def lines(swarm: PlannedSwarm) -> Iterator[str]:
         f"{swarm.tokens_per_second:,.0f} tokens a second; {ROUTES[swarm.topology]}; failures are "
         "independent, and a peer that fails loses its round."
     )
-    yield f"Bits of sparse and quantized messages: {MEASURED}. Bytes are of one message or round."
+    yield f"Bits of sparse messages: {MEASURED}; of others, by their formats."
     yield (
         "Nothing here was run. Another project measured utilisation 1.08 to 1.92 times worse than "
         "its model (github.com/Adnan082/diloco-measured, read 2026-11-24, DiLoCo at 30.8 M params; "

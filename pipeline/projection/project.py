@@ -138,7 +138,7 @@ def project(swarm: PlannedSwarm) -> Iterator[Projected]:
 
 
 def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
-    """Return the methods that the topology cannot take: a ring sums, and theirs is not a message."""
+    """Return the methods that a ring cannot take: the sum of their messages is no message."""
     return [method for method in METHODS if swarm.topology == "ring" and method.bits < DENSE]
 
 
