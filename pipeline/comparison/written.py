@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
 from pipeline.comparison.plot import draw
-from pipeline.comparison.said import HEADS, cells, conclusions, made_of, tables
 from pipeline.comparison.table import Row, record
+from pipeline.comparison.table_text import HEADS, cells, conclusions, made_of, tables
 from pipeline.pages.templates import fill
 from pipeline.stage.artifacts import write_bytes, write_json, write_text
 

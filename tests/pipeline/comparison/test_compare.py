@@ -13,8 +13,8 @@ from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.comparison import compare_file, plan_file
 from pipeline.comparison.compare_file import Compare
-from pipeline.comparison.said import conclusions
 from pipeline.comparison.table import Row, beats, best_rate, front, loss_at, rows
+from pipeline.comparison.table_text import conclusions
 from pipeline.comparison.trainings import PlannedTraining, document, grid, trainings
 from pipeline.errors import LockstepError
 from pipeline.runfile.explain import validate
