@@ -131,7 +131,7 @@ def _run(stage: str, run_file: Path, root: Path, project: Path) -> int:
     compiled = (project / FOLDER / "compiled").absolute()
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
     environment.pop("DVC_ROOT", None)  # work in progress is beside the training
-    command = [sys.executable, "-m", "pipeline", stage]
+    command = [sys.executable, "-m", __package__.rpartition(".")[0], stage]
     command += ["--run", str(run_file.absolute()), "--root", str(root.absolute())]
     root.mkdir(parents=True, exist_ok=True)
     with open(root / f"{stage}.log", "wb") as log:
