@@ -27,6 +27,7 @@ from pipeline.runfile.explain import dotted
 
 MEASURES = 10  # of the held-out loss, in a run
 BEST = "best"
+AWAY = ("crash", "join")  # kinds of faults whose peer is away, and attests nothing
 
 
 class PlannedTraining(NamedTuple):
@@ -142,6 +143,8 @@ def _fail(tables: dict[str, Any], base: runfile.Run, failure: Failure, rounds: i
         }
         for fault in failure.faults
     ]
+    if any(fault.kind in AWAY for fault in failure.faults):
+        tables["config"]["witness_nodes"] = 0  # all peers
     if not failure.slower:
         return
     speeds = list(speed) if isinstance(speed, tuple) else [speed] * count

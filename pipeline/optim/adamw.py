@@ -2,6 +2,7 @@
 
 import optax
 
+from pipeline.optim.aggregation.aggregate import EQUAL_MEAN, AggregateFn
 from pipeline.optim.dense import dense
 from pipeline.optim.expect import expect, expect_decay, expect_rates
 from pipeline.optim.optimizer import Optimizer
@@ -14,6 +15,7 @@ def adamw(
     eps: float,
     weight_decay: float,
     clip_grad_norm: float | None = None,
+    aggregate: AggregateFn = EQUAL_MEAN,
 ) -> Optimizer:
     """Return AdamW on the mean of all present peers' gradients.
 
@@ -28,12 +30,19 @@ def adamw(
       eps: Added to the root of the second moment.
       weight_decay: Decoupled weight decay, per unit of learning rate.
       clip_grad_norm: Largest global L2 norm of the mean gradient; None or 0 for no clipping.
+      aggregate: Takes the place of the mean; see `dense`.
 
     References:
       Loshchilov, Hutter, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101
     """
     moments = adam(betas, eps)
-    return dense(learning_rate, moments, weight_decay=weight_decay, clip_grad_norm=clip_grad_norm)
+    return dense(
+        learning_rate,
+        moments,
+        weight_decay=weight_decay,
+        clip_grad_norm=clip_grad_norm,
+        aggregate=aggregate,
+    )
 
 
 def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation:

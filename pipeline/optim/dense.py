@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.aggregate import EQUAL_MEAN, ON_HOST, AggregateFn
+from pipeline.optim.aggregation.aggregate import EQUAL_MEAN, ON_HOST, AggregateFn
 from pipeline.optim.expect import (
     expect_aggregate,
     expect_clip,

@@ -8,6 +8,7 @@ import optax
 
 from pipeline.optim import step_direction
 from pipeline.optim.adamw import adam
+from pipeline.optim.aggregation.aggregate import EQUAL_MEAN, AggregateFn
 from pipeline.optim.dense import dense
 from pipeline.optim.expect import expect_by_group, expect_decay, expect_groups, expect_rates
 from pipeline.optim.optimizer import KeyPath, Optimizer, Tree, group_of
@@ -25,7 +26,7 @@ class MuonState(NamedTuple):
     momentum: dict[str, jax.Array]
 
 
-def muon(
+def muon(  # noqa: PLR0913 - Adam's settings are among them
     learning_rate: optax.ScalarOrSchedule,
     *,
     momentum: float,
@@ -35,6 +36,7 @@ def muon(
     clip_grad_norm: float | None = None,
     step_scale: Mapping[str, float],
     stacked: tuple[str, ...] = (),
+    aggregate: AggregateFn = EQUAL_MEAN,
 ) -> Optimizer:
     """Return Muon for the matrices of layers and Adam for the rest.
 
@@ -57,6 +59,7 @@ def muon(
       step_scale: Factor of a group's steps, 1 where it is not named; a group is a top-level name of
         the params, such as "layers".
       stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+      aggregate: Takes the place of the mean; see `dense`.
 
     References:
       Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
@@ -97,7 +100,13 @@ def muon(
         return jax.tree.map_with_path(scaled, grads), MuonState(adam, trace)
 
     direction = optax.GradientTransformation(init, update)
-    return dense(learning_rate, direction, weight_decay=weight_decay, clip_grad_norm=clip_grad_norm)
+    return dense(
+        learning_rate,
+        direction,
+        weight_decay=weight_decay,
+        clip_grad_norm=clip_grad_norm,
+        aggregate=aggregate,
+    )
 
 
 def _dotted(path: KeyPath) -> str:

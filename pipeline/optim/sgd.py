@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from pipeline.optim.aggregate import EQUAL_MEAN, AggregateFn
+from pipeline.optim.aggregation.aggregate import EQUAL_MEAN, AggregateFn
 from pipeline.optim.dense import dense
 from pipeline.optim.expect import expect, expect_decay, expect_flags
 from pipeline.optim.optimizer import Optimizer

@@ -18,7 +18,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.programs.loss import measured, targets, weighted_cross_entropy
-from pipeline.programs.optimizers import Setting, build, learning_rate_of_run
+from pipeline.programs.optimizers import Setting, aggregate_of, build, learning_rate_of_run
 from pipeline.programs.task import OTHER_PRECISION
 from pipeline.programs.train_step import Programs
 from pipeline.stage import memory
@@ -41,7 +41,8 @@ def programs_of(
     task = LanguageModel(run, hf_config, columns)
     learning_rate = learning_rate_of_run(run, first_step)
     groups = {name.split("/")[0] for name in task.model.names}
-    setting = Setting(learning_rate, run.peers.overlap, task.model.stacked)
+    merged_by = aggregate_of(run.peers)
+    setting = Setting(learning_rate, run.peers.overlap, task.model.stacked, merged_by)
     optimizer = task.balance(build(run.llm.optimizer, setting, groups), run.peers.balance_speed)
     return Programs(task, optimizer, wire=run.peers.wire, parts=run.peers.fsdp)
 

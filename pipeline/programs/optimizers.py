@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from pipeline.errors import LockstepError
 from pipeline.optim import schedules
 from pipeline.optim.adamw import adamw
+from pipeline.optim.aggregation.aggregate import EQUAL_MEAN, AggregateFn, equally, mean
+from pipeline.optim.aggregation.rules import RULES
 from pipeline.optim.compressed.ada_distro import ada_distro
 from pipeline.optim.compressed.compressor import Compressor
 from pipeline.optim.compressed.distro import CompressedMomentum, distro
@@ -30,7 +32,7 @@ from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.schedules import LearningRate
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
-from pipeline.runfile import Run, schedule, variant_name
+from pipeline.runfile import Peers, Run, schedule, variant_name
 from pipeline.runfile import optimizer_table as tables
 
 SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
@@ -76,11 +78,23 @@ class Setting(NamedTuple):
       learning_rate: A schedule of the step, counted from 1.
       overlap: Rounds that messages travel while the next ones are computed, 0 to 2.
       stacked: Top-level groups of the params whose leaves carry a leading layer axis.
+      aggregate: How the values that peers sent become one.
     """
 
     learning_rate: LearningRate
     overlap: int
     stacked: tuple[str, ...]
+    aggregate: AggregateFn = mean
+
+    @property
+    def of_equals(self) -> AggregateFn:
+        """The aggregate of gradients, whose peers count equally."""
+        return EQUAL_MEAN if self.aggregate is mean else equally(self.aggregate)
+
+
+def aggregate_of(peers: Peers) -> AggregateFn:
+    """Return the rule of `[peers] aggregation`."""
+    return RULES[peers.aggregation](peers.liars or 0)
 
 
 def build(table: tables.OptimizerVariant, setting: Setting, groups: Collection[str]) -> Optimizer:
@@ -145,17 +159,18 @@ def _ada_distro(table: tables.OptimizerAdaDistro, setting: Setting) -> Optimizer
 
 @optimizer_of.register
 def _adamw(table: tables.OptimizerAdamW, setting: Setting) -> Optimizer:
-    return adamw(setting.learning_rate, **dict(table))
+    return adamw(setting.learning_rate, **dict(table), aggregate=setting.of_equals)
 
 
 @optimizer_of.register
 def _muon(table: tables.OptimizerMuon, setting: Setting) -> Optimizer:
-    return muon(setting.learning_rate, **dict(table), stacked=setting.stacked)
+    rest = {"stacked": setting.stacked, "aggregate": setting.of_equals}
+    return muon(setting.learning_rate, **dict(table), **rest)
 
 
 @optimizer_of.register
 def _sgd(table: tables.OptimizerSGD, setting: Setting) -> Optimizer:
-    return sgd(setting.learning_rate, **dict(table))
+    return sgd(setting.learning_rate, **dict(table), aggregate=setting.of_equals)
 
 
 @optimizer_of.register
@@ -167,15 +182,14 @@ def _workload(table: tables.OptimizerWorkload, setting: Setting) -> Optimizer:
 
 @optimizer_of.register
 def _diloco(table: tables.OptimizerDiLoCo, setting: Setting) -> Optimizer:
-    inner = optimizer_of(table.inner, setting)
-    return diloco(inner, _outer(table), inner_steps=table.inner_steps)
+    return diloco(_inner(table, setting), _outer(table, setting), inner_steps=table.inner_steps)
 
 
 @optimizer_of.register
 def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Optimizer:
     return streaming_diloco(
-        optimizer_of(table.inner, setting),
-        _outer(table),
+        _inner(table, setting),
+        _outer(table, setting),
         inner_steps=table.inner_steps,
         fragments=table.fragments,
         delay=table.delay,
@@ -183,10 +197,19 @@ def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Opti
     )
 
 
-def _outer(table: tables.Quantized) -> Optimizer:
+def _inner(table: tables.LocalSteps, setting: Setting) -> Optimizer:
+    """Return the optimizer of the local steps, each of which a peer takes alone."""
+    return optimizer_of(table.inner, setting._replace(aggregate=mean))
+
+
+def _outer(table: tables.Quantized, setting: Setting) -> Optimizer:
     """Return the outer optimizer, with messages as the table rounds them."""
-    momentum, nesterov = table.outer_momentum, table.nesterov
-    outer = outer_sgd(table.outer_learning_rate, momentum=momentum, nesterov=nesterov)
+    outer = outer_sgd(
+        table.outer_learning_rate,
+        momentum=table.outer_momentum,
+        nesterov=table.nesterov,
+        aggregate=setting.aggregate,
+    )
     if not table.quantize:
         return outer
     quantizer = QUANTIZERS[table.quantize](table.quantize_block)
@@ -196,34 +219,40 @@ def _outer(table: tables.Quantized) -> Optimizer:
 @optimizer_of.register
 def _sparseloco(table: tables.OptimizerSparseLoCo, setting: Setting) -> Optimizer:
     return sparseloco(
-        optimizer_of(table.inner, setting),
+        _inner(table, setting),
         inner_steps=table.inner_steps,
         outer_learning_rate=table.outer_learning_rate,
         error_feedback=table.error_feedback,
         topk=table.compression_topk,
         chunk=table.compression_chunk,
         stacked=setting.stacked,
+        aggregate=setting.aggregate,
     )
 
 
 @optimizer_of.register
 def _fedavg(table: tables.OptimizerFedAvg, setting: Setting) -> Optimizer:
-    return fedavg(optimizer_of(table.inner, setting), inner_steps=table.inner_steps)
+    inner = _inner(table, setting)
+    return fedavg(inner, inner_steps=table.inner_steps, aggregate=setting.aggregate)
 
 
 @optimizer_of.register
 def _sparta(table: tables.OptimizerSPARTA, setting: Setting) -> Optimizer:
-    settings = dict(table) | {"inner": optimizer_of(table.inner, setting)}
-    return sparta(**settings)
+    return _places(table, setting)
 
 
 @optimizer_of.register
 def _sparta_diloco(table: tables.OptimizerSPARTADiLoCo, setting: Setting) -> Optimizer:
-    places = {key: getattr(table, key) for key in tables.Places.model_fields}
-    sparse = sparta(**places | {"inner": optimizer_of(table.inner, setting)})
+    sparse = _places(table, setting)
     momentum, nesterov = table.outer_momentum, table.nesterov
     outer = sgd(table.outer_learning_rate, momentum=momentum, nesterov=nesterov)
-    return sparta_diloco(sparse, outer, outer_every=table.outer_every)
+    return sparta_diloco(sparse, outer, outer_every=table.outer_every, aggregate=setting.aggregate)
+
+
+def _places(table: tables.Places, setting: Setting) -> Optimizer:
+    settings = {key: getattr(table, key) for key in tables.Places.model_fields}
+    settings["inner"] = _inner(table, setting)
+    return sparta(**settings, aggregate=setting.aggregate)
 
 
 def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum:
@@ -239,4 +268,5 @@ def _momentum(table: tables.Compressing, setting: Setting) -> CompressedMomentum
         compression_decay=table.compression_decay,
         weight_decay=table.weight_decay or 0.0,
         clip_grad_norm=table.clip_grad_norm,
+        aggregate=setting.aggregate,
     )

@@ -14,14 +14,14 @@ class FaultKind(NamedTuple):
       wraps: What it replaces: a message, its bytes, a peer's work or program, the clock, a
         witness's attestation, or a verifier's check.
       size: Default of a fault's `size`, or None for a kind without a size.
-      needs: The messages that it needs: with "values" or "signs", with "plain" indices on the
-        wire, or with "kept" payloads; "" is any.
+      needs: The messages that it needs: with "values" or "signs", with "positions" that each peer
+        chooses, with "plain" indices on the wire, or with "kept" payloads; "" is any.
       does: What the peer does, and what size means; completes "the peer ...".
     """
 
     wraps: Literal["message", "bytes", "work", "program", "clock", "attestation", "check"]
     size: float | None
-    needs: Literal["", "values", "signs", "plain", "kept"]
+    needs: Literal["", "values", "signs", "positions", "plain", "kept"]
     does: str
 
 
@@ -53,6 +53,13 @@ KINDS: dict[str, FaultKind] = {
     ),
     "collude": FaultKind(
         "message", None, "", "sends, with its group, the negated message of the group's first peer"
+    ),
+    "lone_index": FaultKind(
+        "message",
+        None,
+        "positions",
+        "sends elements that no other peer sends, the same ones in each round where it can, each "
+        "pushed in one direction",
     ),
     "forged": FaultKind(
         "message", None, "", "sends random indices, and signs or values of the true RMS"
@@ -92,5 +99,12 @@ KINDS: dict[str, FaultKind] = {
     "false_verifier": FaultKind("check", None, "", "accuses, as a verifier, an honest peer"),
 }
 
-OF_OTHERS = {"copycat", "opposite", "little_enough", "equivocation", "false_verifier"}
+OF_OTHERS = {
+    "copycat",
+    "opposite",
+    "little_enough",
+    "lone_index",
+    "equivocation",
+    "false_verifier",
+}
 """Kinds that involve another peer, so that a run needs at least two."""

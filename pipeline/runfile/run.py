@@ -4,23 +4,17 @@ Every variant of Psyche's enums loads; a stage without an engine for one refuses
 `variant_name`.
 """
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import LockstepError
-from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
+from pipeline.runfile.checks.aggregation import check_aggregation
+from pipeline.runfile.checks.faults import check_faults
+from pipeline.runfile.checks.workload import check_workload
 from pipeline.runfile.data import Download
 from pipeline.runfile.explain import validate
-from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
-from pipeline.runfile.optimizer_table import (
-    Compressing,
-    OptimizerStreamingDiLoCo,
-    OptimizerVariant,
-    OptimizerWorkload,
-)
 from pipeline.runfile.psyche import (
     LLM,
     STATE_KEYS,
@@ -34,7 +28,6 @@ from pipeline.runfile.table import Table, missing, wrong
 from pipeline.runfile.tables import (
     Evaluate,
     Export,
-    Fault,
     Faults,
     HeldOut,
     Links,
@@ -45,18 +38,6 @@ from pipeline.runfile.tables import (
 )
 from pipeline.runfile.windows import Snapshots
 from pipeline.toml_file import read_toml
-
-# The keys of [peers] that say how models of Lockstep compute, and no workload.
-OF_OUR_MODELS = (
-    "layout",
-    "fsdp",
-    "processes",
-    "precision",
-    "attention",
-    "remat",
-    "balance_speed",
-    "scan_layers",
-)
 
 
 class Run(Table):
@@ -137,6 +118,12 @@ class Run(Table):
                 part = "inner_steps" if whole else f"its {steps} steps of a round"
                 whom = f"{trainers} training peers"
                 raise wrong(key, f"{part} x {whom} to divide the {size} sequences of a round")
+        return self
+
+    @model_validator(mode="after")
+    def _aggregation_fits(self) -> "Run":
+        trainers = self.peers.count - self.peers.count * self.config.verification_percent // 100
+        check_aggregation(self.peers, trainers, self.llm.optimizer)
         return self
 
     @model_validator(mode="after")
@@ -249,119 +236,3 @@ def parse(document: dict, name: str) -> Run:
       LockstepError: The document is not a valid run.
     """
     return validate(Run, document, name)
-
-
-def check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
-    """Check that a workload and the tables of the model that it takes the place of fit.
-
-    Raises:
-      PydanticCustomError: They do not, with the key and what was expected.
-    """
-    where = ("model", "LLM")
-    inner = getattr(llm.optimizer, "inner", None)
-    optimizer = (*where, "optimizer")
-    if isinstance(llm.optimizer, OptimizerWorkload):
-        raise wrong(optimizer, "Workload as the inner optimizer of one with local steps")
-    its_own = isinstance(inner, OptimizerWorkload)
-    if its_own != (workload.inner != "gradient"):
-        text = "Workload" if not its_own else "an optimizer of Lockstep"
-        text += f' with workload.inner = "{workload.inner}"'
-        raise wrong((*optimizer, llm.optimizer.tag(), *(["inner"] if inner else [])), text)
-    if its_own and isinstance(llm.optimizer, OptimizerStreamingDiLoCo):
-        text = "another optimizer with inner = Workload: fragments are adopted between local steps"
-        raise wrong(optimizer, text)
-    if not workload.factory:
-        return
-    if llm.architecture != "HfAuto":
-        raise wrong((*where, "architecture"), "HfAuto with workload.factory, whose model it is")
-    if not isinstance(llm.checkpoint, CheckpointEphemeral | CheckpointRun):
-        text = "Ephemeral with workload.factory, which makes the params, or Run"
-        raise wrong((*where, "checkpoint"), text)
-    for name in OF_OUR_MODELS:
-        if getattr(peers, name) != Peers.model_fields[name].default:
-            text = f"{Peers.model_fields[name].default!r} with workload.factory"
-            raise wrong(("peers", name), text)
-
-
-class Rounds(Protocol):
-    """What of `[config]` bounds the faults of a run."""
-
-    init_min_clients: int
-    total_steps: int
-    verification_percent: int
-
-
-def check_faults(
-    schedule: Sequence[Fault],
-    peers: Peers,
-    config: Rounds,
-    optimizer: OptimizerVariant | None,
-    said: Callable[[str], str] = str,
-) -> None:
-    """Check that faults fit the rest of their run.
-
-    `optimizer` is its table, None for one that has none; said(key) is what errors call a key.
-
-    Raises:
-      PydanticCustomError: A fault does not fit, with its key and what was expected.
-    """
-    where = said("faults.schedule")
-    path = tuple(where.split("."))
-    for index, fault in enumerate(schedule):
-        for earlier, other in enumerate(schedule[:index]):
-            if _are_one(fault, other):
-                raise wrong((*path, index, "rounds"), f"rounds outside those of {where}[{earlier}]")
-    for index, fault in enumerate(schedule):
-        if misfit := _misfit(fault, peers, config, optimizer, said):
-            key, expected = misfit
-            raise wrong((*path, index, key), expected)
-    joining = {peer for fault in schedule if fault.kind == "join" for peer in fault.peers}
-    most = peers.count - config.init_min_clients
-    if len(joining) > most:
-        beside = f"beside {said('config.init_min_clients')} from the start"
-        raise wrong(path, f"at most {most} peers that join, {beside}")
-
-
-def _are_one(fault: Fault, other: Fault) -> bool:
-    """Whether two faults of a schedule are the same for some peer in some round."""
-    apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
-    return fault.kind == other.kind and bool(set(fault.peers) & set(other.peers)) and not apart
-
-
-def _misfit(
-    fault: Fault,
-    peers: Peers,
-    config: Rounds,
-    optimizer: OptimizerVariant | None,
-    said: Callable[[str], str],
-) -> tuple[str, str] | None:
-    """The key of a fault that the rest of the run rules out, and what was expected; or None."""
-    count, steps, needs = peers.count, config.total_steps, KINDS[fault.kind].needs
-    compressed = isinstance(optimizer, Compressing)
-    if max(fault.peers) >= count:
-        return "peer", f"less than {said('peers.count')} ({count})"
-    if fault.rounds[1] > steps:
-        return "rounds", f"rounds up to {said('config.total_steps')} ({steps})"
-    if fault.kind in OF_OTHERS and count < 2:
-        return "kind", "a kind for a lone peer: this one involves others"
-    if needs == "values" and compressed and optimizer.quantize_1bit:
-        return "kind", "a kind for signs, or quantize_1bit = false, since signs have no size"
-    if needs == "plain" and not compressed:
-        return "kind", "a kind for gradients, which have no indices"
-    if needs == "plain" and peers.wire != "psyche":
-        text = '"psyche" with it, since compressed indices cannot repeat'
-        return "kind", f"{said('peers.wire')} = {text}"
-    if needs == "plain" and min(optimizer.compression_topk, optimizer.compression_chunk) < 2:
-        return "kind", "at least 2 coefficients per block, so that one can be sent twice"
-    if fault.kind == "wrong_precision" and peers.layout != "each":
-        text = '"each" with it, so that one peer can run another program'
-        return "kind", f"{said('peers.layout')} = {text}"
-    if fault.kind == "wrong_precision" and peers.attention == "cudnn":
-        text = '"matmul" with it, since cuDNN computes in bfloat16 only'
-        return "kind", f"{said('peers.attention')} = {text}"
-    if fault.kind == "false_verifier" and not config.verification_percent:
-        return (
-            "kind",
-            f"{said('config.verification_percent')} above 0 with it, so that peers verify",
-        )
-    return None

@@ -36,6 +36,20 @@ def _per_peer(number: Any) -> Any:
     return _either(number, Annotated[tuple[number, ...], AsTuple])
 
 
+Aggregation = Literal[
+    "mean",
+    "peer_mean",
+    "median",
+    "trimmed_mean",
+    "min_support",
+    "norm_clip",
+    "centered_clip",
+    "multi_krum",
+    "rda",
+    "rda_median_norm",
+]
+
+
 class Peers(Table):
     """The peers that train, and how they compute; by default, config.init_min_clients peers."""
 
@@ -76,6 +90,17 @@ class Peers(Table):
     wire: Literal["lockstep", "psyche"] = "lockstep"
     """Encoding of messages: lockstep compresses indices to near their entropy; psyche writes each
     index in one, two or four bytes. The content is the same."""
+    aggregation: Aggregation = "mean"
+    """How messages of several peers become one. mean: by their mean; of top-k messages that over
+    the peers that sent an element. peer_mean: of top-k messages, over all peers that are present,
+    where what is not sent counts as zero. median: of each element. trimmed_mean: the mean of each
+    element without its `liars` largest and smallest values. min_support: the mean of each element
+    that more than `liars` peers sent. norm_clip: the mean, with norms clipped to their median.
+    centered_clip: from the median, the mean of clipped differences from it. multi_krum: the mean
+    without the `liars` peers that are farthest from their neighbours. rda: the mean direction of
+    each parameter, times the mean norm. rda_median_norm: the same times the median norm."""
+    liars: Annotated[int, Field(ge=1, lt=MAX_CLIENTS)] | None = None
+    """Number of peers that may lie, as trimmed_mean, min_support and multi_krum need it."""
     balance_speed: NotNegative = 0.0
     """Step size per round of the router's load-balancing bias in mixture-of-experts models: up for
     experts that receive less than their share of tokens, down for the others (DeepSeek V3: 0.001).

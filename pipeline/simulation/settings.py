@@ -11,12 +11,19 @@ from pydantic import Field, model_validator
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Optimizer
-from pipeline.programs.optimizers import Setting, build, learning_rate_of, optimizer_of
+from pipeline.programs.optimizers import (
+    Setting,
+    aggregate_of,
+    build,
+    learning_rate_of,
+    optimizer_of,
+)
+from pipeline.runfile.checks.aggregation import check_aggregation
+from pipeline.runfile.checks.faults import check_faults
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.optimizer_table import AnyOptimizer, Compressing, OptimizerVariant
 from pipeline.runfile.psyche import MAX_CLIENTS
-from pipeline.runfile.run import check_faults
 from pipeline.runfile.schedule import AnySchedule
 from pipeline.runfile.table import Table, wrong
 from pipeline.runfile.tables import Schedule
@@ -69,6 +76,7 @@ DEMO = {"quantize_1bit": False}  # DeMo is DisTrO with values
 IN_FULL = Named({}, 1e-3)  # of an optimizer without a row above, whose table is given in full
 
 PeerLayout = runfile.Peers.model_fields["layout"].annotation
+PeerAggregation = runfile.Peers.model_fields["aggregation"].annotation
 CALLED = {"faults.schedule": "faults", "peers.count": "peers", "config.total_steps": "steps"}
 """What keys of a run file are called here, besides their last names."""
 
@@ -113,6 +121,8 @@ class Arguments(Table):
     optimizer: AnyOptimizer | None  # None for an `Optimizer`
     learning_rate: AnySchedule
     peers: Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
+    aggregation: PeerAggregation
+    liars: int | None
     steps: int
     batch_size: int
     links: runfile.Links
@@ -135,9 +145,24 @@ class Arguments(Table):
             raise wrong("verification_percent", f"0 with layout = {self.layout}, {text}")
         self.links.check(self.peers, "peers")
         config = replace(self.config(0), total_steps=self.steps)
-        peers = runfile.Peers(count=self.peers, layout=self.layout, precision=self.dtype)
-        check_faults(self.faults, peers, config, self.optimizer, _argument)
+        check_faults(self.faults, self.told_peers, config, self.optimizer, _argument)
+        if self.optimizer is not None:
+            trainers = self.peers - self.peers * self.verification_percent // 100
+            check_aggregation(self.told_peers, trainers, self.optimizer, ())
+        elif self.aggregation != "mean":
+            raise wrong("aggregation", "mean with an Optimizer, which has its own aggregate")
         return self
+
+    @property
+    def told_peers(self) -> runfile.Peers:
+        """What a run file has of it in `[peers]`."""
+        return runfile.Peers(
+            count=self.peers,
+            layout=self.layout,
+            precision=self.dtype,
+            aggregation=self.aggregation,
+            liars=self.liars,
+        )
 
     def config(self, rows: int) -> SimulatedConfig:
         """Return what the coordinator reads, for rounds of so many examples."""
@@ -323,7 +348,7 @@ def the_optimizer(
             f"layers, of {', '.join(groups)}: only those have orthogonal steps"
         )
     rate = learning_rate if callable(learning_rate) else learning_rate_of(asked.learning_rate)
-    return build(table, Setting(rate, 0, stacked), groups)
+    return build(table, Setting(rate, 0, stacked, aggregate_of(asked.told_peers)), groups)
 
 
 def check_signs(faults: Sequence[runfile.Fault], form: wire.Form) -> None:

@@ -32,6 +32,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
     steps: int,
     batch_size: int,
     learning_rate: float | Mapping[str, Any] | Callable[[jax.Array], jax.Array] | None = None,
+    aggregation: str = "mean",
+    liars: int | None = None,
     links: Mapping[str, Any] | None = None,
     faults: Sequence[Mapping[str, Any]] = (),
     verification_percent: int = 0,
@@ -90,6 +92,9 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       batch_size: Examples of a peer in each local step.
       learning_rate: A number; a schedule of a run file, as {"Cosine": {...}}; or a function of the
         round. By default the optimizer's in `settings.DEFAULTS`.
+      aggregation: `[peers] aggregation` of a run file: how peers' messages become one, "mean",
+        "median" or another rule that bears liars.
+      liars: `[peers] liars`: how many peers may lie, where the rule needs it.
       links: `[links]` of a run file: upload_mbps, download_mbps, latency_seconds, and
         tokens_per_second, which are examples here; each a number, or one for each peer.
       faults: `[faults]` schedule of a run file, as [{"kind": "sign_flip", "peer": 2, "rounds": [3,
@@ -122,6 +127,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "peers": peers,
         "steps": steps,
         "batch_size": batch_size,
+        "aggregation": aggregation,
+        "liars": liars,
         "links": {} if links is None else links,
         "faults": faults,
         "verification_percent": verification_percent,

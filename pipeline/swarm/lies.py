@@ -20,7 +20,7 @@ from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.optim.optimizer import Tree
 from pipeline.wire import message as wire
 
-DRIFT_SEED = 0  # seed of a drift's direction, the same in every round and for every peer
+DRIFT_SEED = 0  # seed of a push's direction, the same in every round and for every peer
 
 Leaf = Coefficients | np.ndarray
 
@@ -150,6 +150,27 @@ def _pushed(p: Parameter) -> Leaf:
     return _with(p.true, q + p.size * _rms(q) * (2.0 * d - 1.0))
 
 
+def _lone_index(p: Parameter) -> Leaf:
+    """K positions that no other peer sends, and a sign for each, the same every round.
+
+    Where an element's mean is over its senders, a lone sender owns it. Positions come in one order,
+    so the same ones are pushed round after round. Values have the true RMS.
+    """
+    if not _is_sparse(p.true):
+        return p.true
+    blocks, kept = p.true.index_NK.shape
+    rng = np.random.default_rng((DRIFT_SEED, p.number))
+    order_NA, sign_NA = rng.random((blocks, p.area)), rng.integers(2, size=(blocks, p.area))
+    for other in p.others:  # behind all that nobody sends
+        at_NK = _indices(other)
+        later_NK = 1 + np.take_along_axis(order_NA, at_NK, axis=1) % 1
+        np.put_along_axis(order_NA, at_NK, later_NK, axis=1)
+    index_NK = np.sort(np.argpartition(order_NA, kept - 1, axis=1)[:, :kept], axis=1)
+    found = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
+    size = 1.0 if _is_signs(p.true) else _rms(_values(p.true))
+    return _with(found, size * (2.0 * np.take_along_axis(sign_NA, index_NK, axis=1) - 1.0))
+
+
 def _forged(p: Parameter) -> Leaf:
     """Indices drawn uniformly; signs by a coin, or normal values of the true RMS."""
     if not _is_sparse(p.true):
@@ -194,6 +215,7 @@ LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
     "opposite": _each(_opposite),
     "little_enough": _each(_little_enough),
     "drift": _drift,
+    "lone_index": _each(_lone_index),
     "forged": _each(_forged),
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import language_model
-from pipeline.programs.optimizers import Setting, build, learning_rate_of_run
+from pipeline.programs.optimizers import Setting, aggregate_of, build, learning_rate_of_run
 from pipeline.programs.train_step import Programs
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import read_json
@@ -99,7 +99,8 @@ def programs_of(
         return language_model.programs_of(run, model, first_step, columns)
     told = of_model(model, FILE)
     groups = {tensor.name.split(".")[0] for tensor in told.tensors}
-    setting = Setting(learning_rate_of_run(run, first_step), run.peers.overlap, ())
+    learning_rate = learning_rate_of_run(run, first_step)
+    setting = Setting(learning_rate, run.peers.overlap, (), aggregate_of(run.peers))
     optimizer = build(run.llm.optimizer, setting, groups)
     worker = Worker(run, model["rows"], told)
     task, seed, wire = WorkloadTask(told, columns), run.peers.seed, run.peers.wire

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.aggregate import AggregateFn
+from pipeline.optim.aggregation.aggregate import AggregateFn
 from pipeline.optim.compressed import dct
 from pipeline.optim.expect import (
     expect_by_group,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.aggregation.aggregate import AggregateFn, mean
 from pipeline.optim.compressed.compressor import (
     Coefficients,
     Compressor,

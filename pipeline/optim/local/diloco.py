@@ -2,7 +2,7 @@
 
 import optax
 
-from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.aggregation.aggregate import AggregateFn, mean
 from pipeline.optim.local.local_steps import local_steps
 from pipeline.optim.optimizer import Optimizer
 from pipeline.optim.sgd import sgd

@@ -1,11 +1,12 @@
 """Federated averaging: peers train by themselves for a while, and then take the mean."""
 
+from pipeline.optim.aggregation.aggregate import AggregateFn, mean
 from pipeline.optim.local.diloco import outer_sgd
 from pipeline.optim.local.local_steps import local_steps
 from pipeline.optim.optimizer import Optimizer
 
 
-def fedavg(inner: Optimizer, *, inner_steps: int) -> Optimizer:
+def fedavg(inner: Optimizer, *, inner_steps: int, aggregate: AggregateFn = mean) -> Optimizer:
     """Return federated averaging: the params become the mean of all peers' local ones.
 
     With the names of `local_steps`, in each round:
@@ -19,9 +20,10 @@ def fedavg(inner: Optimizer, *, inner_steps: int) -> Optimizer:
     Args:
       inner: Takes the local steps; in the paper SGD without momentum.
       inner_steps: Local steps of a round.
+      aggregate: Takes the place of the mean.
 
     References:
       McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
         https://arxiv.org/abs/1602.05629
     """
-    return local_steps(inner, outer_sgd(1.0), inner_steps)
+    return local_steps(inner, outer_sgd(1.0, aggregate=aggregate), inner_steps)

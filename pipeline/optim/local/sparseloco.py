@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.aggregation.aggregate import AggregateFn, mean
 from pipeline.optim.compressed import dct
 from pipeline.optim.compressed.compressor import Coefficients, Compressor
 from pipeline.optim.expect import expect_aggregate, expect_number, expect_rates

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.aggregation.aggregate import AggregateFn, mean
 from pipeline.optim.expect import expect_aggregate, expect_integer, expect_number, expect_one_of
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree, norm_ratio

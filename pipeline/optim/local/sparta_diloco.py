@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipeline.optim.aggregate import AggregateFn, mean
+from pipeline.optim.aggregation.aggregate import AggregateFn, mean
 from pipeline.optim.expect import expect_aggregate, expect_counts, expect_kind
 from pipeline.optim.local.fragments import Fragments, put_row, row
 from pipeline.optim.optimizer import SMALLEST_NORMAL, Optimizer, RoundPeers, Tree

@@ -77,7 +77,8 @@ SWEEP = [  # every other kind that dense messages can carry
     (kind, case._replace(form=form))
     for form in ("dense", *LOCAL)
     for kind, case in CASES.items()
-    if (kind, form) not in USUAL and KINDS[kind].needs != "plain"
+    if (kind, form) not in USUAL
+    and (KINDS[kind].needs != "plain" and (KINDS[kind].needs != "positions" or form == "largest"))
 ]
 SWEEP += [(kind, CASES[kind]._replace(form="values")) for kind in ("sign_flip", "lazy", "copycat")]
 KIND_OF = {  # a finding, by why its peer was ejected

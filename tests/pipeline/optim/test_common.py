@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from pipeline.optim.adamw import adamw
-from pipeline.optim.aggregate import equally
+from pipeline.optim.aggregation.aggregate import equally
+from pipeline.optim.aggregation.by_element import median
 from pipeline.optim.compressed.ada_distro import ada_distro, normalized
 from pipeline.optim.compressed.compressor import Compressor
 from pipeline.optim.compressed.demo import demo
@@ -32,7 +33,7 @@ from pipeline.optim.quantize.quantized import quantized
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
 from pipeline.optim.transform import all_gather, alone, as_transform, lookahead_params
-from tests.pipeline.optim.aggregates import median, vote
+from tests.pipeline.optim.aggregates import vote
 from tests.pipeline.optim.compiled import compiled
 
 PEERS = 4
@@ -53,7 +54,7 @@ OPTIMIZERS = {  # name: where it comes to rest, and what makes it
         betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_grad_norm=1.0, step_scale={"b": 0.5},
     )),
     "sgd": ("mean", lambda: sgd(RATE, momentum=0.9, nesterov=True, clip_grad_norm=1.0)),
-    "sgd_median": ("median", lambda: sgd(RATE, momentum=0.9, aggregate=equally(median))),
+    "sgd_median": ("median", lambda: sgd(RATE, momentum=0.9, aggregate=median)),
     "sgd_vote": ("median", lambda: sgd(RATE, aggregate=equally(vote))),
     "diloco": ("median", lambda: diloco(LOCAL_ADAMW, OUTER, inner_steps=4)),
     "streaming_diloco": ("median", lambda: streaming_diloco(

@@ -15,7 +15,7 @@ import pytest
 
 import pipeline.optim
 from pipeline.optim.adamw import adam, adamw
-from pipeline.optim.aggregate import AggregateFn
+from pipeline.optim.aggregation.aggregate import AggregateFn
 from pipeline.optim.balance import balanced, leave
 from pipeline.optim.compressed.ada_distro import ada_distro, normalized
 from pipeline.optim.compressed.compressor import Compressor

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import LockstepError
-from pipeline.optim.aggregate import ON_HOST
+from pipeline.optim.aggregation.aggregate import ON_HOST
 from pipeline.programs import merging
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica

@@ -83,7 +83,12 @@ def messages(name: str, count: int = 4) -> tuple[wire.Form, list]:
 
 def has(form_name: str, needs: str) -> bool:
     """Whether a kind that needs this can be done with messages of that form."""
-    met = {"": True, "values": "signs" not in form_name, "plain": "plain" in form_name}
+    met = {
+        "": True,
+        "values": "signs" not in form_name,
+        "positions": form_name not in ("dense", "codes"),
+        "plain": "plain" in form_name,
+    }
     return met[needs]
 
 
@@ -255,6 +260,26 @@ def test_little_enough_is_the_mean_less_some_deviations():
     by_hand = stack.mean(axis=0) - 0.7 * stack.std(axis=0)
     found = told("little_enough", form, sent, size=0.7)["u"]
     np.testing.assert_allclose(found, by_hand, rtol=1e-5, atol=1e-7)
+
+
+def test_lone_index_sends_what_nobody_else_does_and_pushes_it_the_same_way_again():
+    form, sent = messages("signs")
+    found, again = told("lone_index", form, sent), told("lone_index", form, sent, seed=1)
+    assert same(found, again)  # no randomness of the round
+    more = told("lone_index", form, [sent[0], *sent[2:]])
+    for name in ("a", "b"):
+        one, other, rows = (x["a"] if name == "a" else x["b"]["c"] for x in (found, more, sent[1]))
+        taken = [set(row) for row in rows.index_NK.tolist()]
+        if name == "a":  # of 300 positions; three peers send four of 16 in a block of the other
+            assert not any(set(o) & t for o, t in zip(one.index_NK.tolist(), taken, strict=True))
+        for block in range(len(taken)):
+            signs = dict(zip(one.index_NK[block], one.value_NK[block], strict=True))
+            kept = [at for at in other.index_NK[block] if at in signs]
+            values = dict(zip(other.index_NK[block], other.value_NK[block], strict=True))
+            assert all(values[at] == signs[at] for at in kept)
+    kept = np.mean([np.isin(*rows).mean() for rows in zip(
+        more["a"].index_NK, found["a"].index_NK, strict=True)])  # fmt: skip
+    assert kept > 0.5  # the same ones, where it can
 
 
 def test_sparse_lies_about_others_are_those_about_their_whole_blocks():

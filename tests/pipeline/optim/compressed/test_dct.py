@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from pipeline.optim.aggregate import mean
+from pipeline.optim.aggregation.aggregate import mean
 from pipeline.optim.compressed import dct
 from tests.pipeline.optim.compressed.reference import blocks_of, top
 

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.optim.aggregate import EQUAL_MEAN, equally, mean
-from tests.pipeline.optim.aggregates import median, vote
+from pipeline.optim.aggregation.aggregate import EQUAL_MEAN, equally, mean
+from pipeline.optim.aggregation.by_element import median
+from tests.pipeline.optim.aggregates import vote
 
 VALUES = {"w": jnp.array([[[1.0, 2.0]], [[4.0, -1.0]], [[jnp.nan, jnp.inf]], [[4.0, 5.0]]])}
 ABSENT = jnp.int32([3, 1, 0, 2])  # the third
@@ -16,7 +17,7 @@ ABSENT = jnp.int32([3, 1, 0, 2])  # the third
     [
         (mean, [(3 * 1 + 4 + 2 * 4) / 6, (3 * 2 - 1 + 2 * 5) / 6]),
         (EQUAL_MEAN, [3, 2]),
-        (median, [2.5, 2]),
+        (median, [4, 2]),
         (equally(median), [4, 2]),
         (vote, [1, 1]),
     ],
