@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 from pipeline.new.recipes import RECIPES
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
+from pipeline.runfile.psyche import MAX_CLIENTS
 from pipeline.runfile.table import U8, AsTuple, Count, Distinct, Table, text, wrong
-from pipeline.runfile.tables import Positive
+from pipeline.runfile.tables import Fault, Peers, Positive
 from pipeline.toml_file import read_toml
 
 Rates = Annotated[tuple[Positive, ...], Field(min_length=1), Distinct, AsTuple]
@@ -17,8 +18,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 MethodName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
 NO_FAILURE = "none"
 if TYPE_CHECKING:
-    RecipeName = KindName = str
+    RecipeName = KindName = Aggregation = str
+    FaultyPeers = int | tuple[int, ...]
 else:
+    Aggregation = Peers.model_fields["aggregation"].annotation
+    FaultyPeers = Fault.model_fields["peer"].annotation
     RecipeName, KindName = Literal[tuple(RECIPES)], Literal[tuple(KINDS)]
 
 
@@ -29,6 +33,10 @@ class Method(Table):
     """Optimizer whose table the settings change, by its name in `lockstep new`."""
     settings: dict[str, Any] = {}
     """Keys of its table in a run file, with other values than the recipe's."""
+    aggregation: Aggregation = "mean"
+    """How messages of several peers become one, as in [peers]."""
+    liars: Annotated[int, Field(ge=1)] | None = None
+    """Number of peers that may lie, as in [peers], where the aggregation needs it."""
     label: Annotated[str, text(80)] | None = None
     """What tables and plots call it; by default its name."""
     rates: Rates
@@ -40,8 +48,8 @@ class ComparedFault(Table):
 
     kind: KindName
     """Kind of the fault, as in [faults]."""
-    peer: Annotated[int, Field(ge=0)]
-    """The faulty peer."""
+    peer: FaultyPeers
+    """The faulty peer, or a list of them."""
     start: Share = 0.0
     """Share of the rounds before it."""
     end: Share = 1.0
@@ -70,6 +78,8 @@ class Compare(Table):
 
     base: str
     """Run file whose model, data, peers, links and schedule every run has."""
+    peers: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = None
+    """Number of peers, where it is another than the run file's."""
     tokens: Count
     """Tokens of each run, over all peers."""
     seeds: Annotated[tuple[U8, ...], Field(min_length=1), Distinct, AsTuple]

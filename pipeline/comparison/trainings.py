@@ -89,11 +89,15 @@ def document(compare: Compare, base: runfile.Run, training: PlannedTraining) -> 
     Raises:
       LockstepError: The method's tables make no run, or a fault is of a peer that is not there.
     """
-    recipe = recipe_of(compare.methods[training.method])
-    tables, _ = tables_like(of_tokens(base, compare.tokens), recipe, None)
+    method = compare.methods[training.method]
+    base = _of_peers(base, compare.peers)
+    tables, _ = tables_like(of_tokens(base, compare.tokens), recipe_of(method), None)
     rounds = tables["config"]["total_steps"]
     assert training.rate is not None, "its method is tuned first"
     at_rate(tables, training.rate)
+    tables["peers"]["aggregation"] = method.aggregation
+    if method.liars is not None:
+        tables["peers"]["liars"] = method.liars
     _seed(tables, training.seed)
     _fail(tables, base, compare.failures.get(training.failure, Failure()), rounds)
     tables["held_out"]["every"] = max(1, rounds // MEASURES)
@@ -112,6 +116,15 @@ def digest(*parts: object) -> str:
     """Return a name for what a training depends on."""
     content = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _of_peers(base: runfile.Run, count: int | None) -> runfile.Run:
+    """Return the run with so many peers, all of which it waits for."""
+    if count is None:
+        return base
+    tables = base.model_dump(mode="json", exclude_none=True)
+    tables["peers"]["count"] = tables["config"]["init_min_clients"] = count
+    return runfile.parse(tables, dotted(("peers",)))
 
 
 def _seed(tables: dict[str, Any], seed: int) -> None:
