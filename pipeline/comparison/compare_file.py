@@ -18,10 +18,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 MethodName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")]
 NO_FAILURE = "none"
 if TYPE_CHECKING:
-    RecipeName = KindName = Aggregation = str
+    RecipeName = KindName = AggregationName = str
     FaultyPeers = int | tuple[int, ...]
 else:
-    Aggregation = Peers.model_fields["aggregation"].annotation
+    AggregationName = Peers.model_fields["aggregation"].annotation
     FaultyPeers = Fault.model_fields["peer"].annotation
     RecipeName, KindName = Literal[tuple(RECIPES)], Literal[tuple(KINDS)]
 
@@ -33,7 +33,7 @@ class Method(Table):
     """Optimizer whose table the settings change, by its name in `lockstep new`."""
     settings: dict[str, Any] = {}
     """Keys of its table in a run file, with other values than the recipe's."""
-    aggregation: Aggregation = "mean"
+    aggregation: AggregationName = "mean"
     """How messages of several peers become one, as in [peers]."""
     liars: Annotated[int, Field(ge=1)] | None = None
     """Number of peers that may lie, as in [peers], where the aggregation needs it."""

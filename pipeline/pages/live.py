@@ -18,7 +18,7 @@ from pipeline.stage import signals
 from pipeline.stage.artifacts import write_text
 from pipeline.tasks import while_training
 from pipeline.transcript import curves
-from pipeline.transcript.curves import Totals
+from pipeline.transcript.curves import totals_of
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 
@@ -48,7 +48,7 @@ class GrowingRows:
         header = Transcript(folder).header
         run, self.before = header.run, header.held_out_loss
         self.file = folder / "rounds.jsonl"
-        self._length, self._peers = run["model"]["LLM"]["max_seq_len"], run["peers"]["count"]
+        self._run = run
         self._start_over(0)
 
     def read(self) -> list[dict]:
@@ -70,7 +70,7 @@ class GrowingRows:
         return self.rows
 
     def _start_over(self, inode: int) -> None:
-        self._totals, self._inode, self._at = Totals(self._length, self._peers), inode, 0
+        self._totals, self._inode, self._at = totals_of(self._run), inode, 0
         self.rows: list[dict] = []
 
 

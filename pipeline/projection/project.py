@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pipeline.projection import failures
-from pipeline.protocol.links import arrivals
+from pipeline.protocol.links import Topology, arrivals, traffic
 
-Topology = Literal["broadcast", "hub", "ring"]
 INT4, SIGNS = 4 + 32 / 256, 1 + 32 / 256  # and a float32 for each block of 256
 DISTRO = 0.083  # 32 of 4,096 and their signs; more in small matrices
 SPARSELOCO = 0.314  # 128 of 4,096 in 2 bits; likewise
 MEASURED = "measured at 1.85 M params, benchmarks/RESULTS.md"
-
-
 DENSE = 32  # bits for each param of float32
 
 
@@ -99,6 +96,7 @@ class _Links(NamedTuple):
     latency_seconds: float
     upload_mbps: float
     download_mbps: float
+    topology: Topology
 
 
 class Projected(NamedTuple):
@@ -145,32 +143,32 @@ def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
 def sizes(swarm: PlannedSwarm, method: ProjectedMethod) -> tuple[float, float]:
     """Return the bytes that a peer sends and receives in a round.
 
-    A hub sends one message where they have the same elements, quantized again as they are; else
-    their union, of at most all messages, and at most 4 bytes for each param. A ring's sums are
-    2 (1 - 1 / peers) messages.
+    As `links.traffic` has them, but for a hub of messages with different elements: it sends their
+    union, of at most all messages, and at most 4 bytes for each param. Where they are quantized,
+    so is what it sends.
     """
-    message = round(method.bits * swarm.params / 8)
-    if swarm.topology == "broadcast":
-        return message, message * (swarm.peers - 1)
-    if swarm.topology == "ring":
-        both = 2 * (1 - 1 / swarm.peers) * message
-        return both, both
-    union = min(message * swarm.peers, DENSE * swarm.params / 8)
-    return message, union if method.sparse else message
+    message = _message(swarm, method)
+    if swarm.topology == "hub":
+        return message, _merged(swarm, method)
+    sent, received = traffic(swarm.topology, [message] * swarm.peers, swarm.peers)
+    return sent / swarm.peers, received / swarm.peers
+
+
+def _message(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
+    return round(method.bits * swarm.params / 8)
+
+
+def _merged(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
+    message = _message(swarm, method)
+    union = min(message * swarm.peers, round(DENSE * swarm.params / 8))
+    return union if method.sparse else message
 
 
 def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float:
-    """Of a round; broadcast as `train`, `simulate` and `plan` have it, by `links.arrivals`."""
-    peers, speed = range(swarm.peers), swarm.tokens_per_second
-    sent, received = sizes(swarm, method)
-    if swarm.topology == "broadcast":
-        links = _Links(speed, swarm.latency, swarm.uplink / 1e6, swarm.downlink / 1e6)
-        of_peers = dict.fromkeys(peers, tokens), dict.fromkeys(peers, round(sent))
-        return max(arrivals(links, peers, *of_peers, method.overlapped).values())
-    if swarm.topology == "ring":
-        hops = 2 * (swarm.peers - 1) * swarm.latency
-        exchange = hops + 8 * sent / min(swarm.uplink, swarm.downlink)
-    else:
-        exchange = 2 * swarm.latency + 8 * sent / swarm.uplink + 8 * received / swarm.downlink
-    trained = tokens / speed
-    return max(trained, (1 - method.overlapped) * trained + exchange)
+    """Of a round, as `train`, `simulate` and `plan` have it."""
+    mbps = swarm.uplink / 1e6, swarm.downlink / 1e6
+    links = _Links(swarm.tokens_per_second, swarm.latency, *mbps, swarm.topology)
+    peers = range(swarm.peers)
+    of_peers = dict.fromkeys(peers, tokens), dict.fromkeys(peers, _message(swarm, method))
+    merged = _merged(swarm, method)
+    return max(arrivals(links, peers, *of_peers, method.overlapped, merged).values())

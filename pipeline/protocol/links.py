@@ -1,11 +1,12 @@
 """Simulated time: seconds that a peer's tokens and bytes take at the speeds of `[links]`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, Protocol
 
 from pipeline.errors import LockstepError
 
 PerPeer = float | Sequence[float]  # one number for all peers, or one for each
+Topology = Literal["broadcast", "hub", "ring"]
 
 
 class LinkSpeeds(Protocol):
@@ -16,6 +17,10 @@ class LinkSpeeds(Protocol):
     upload_mbps: PerPeer
     download_mbps: PerPeer
 
+    @property
+    def topology(self) -> Topology:
+        """Who sends to whom; see `arrivals`."""
+
 
 def arrivals(
     links: LinkSpeeds,
@@ -23,12 +28,19 @@ def arrivals(
     tokens: Mapping[int, int],
     sizes: Mapping[int, int],
     overlapped: float = 0.0,
+    merged: int | None = None,
 ) -> dict[int, float]:
     """Return the seconds from the round's start until each peer's message is at every receiver.
 
     A peer trains, then uploads once: tokens / tokens_per_second + latency + 8 bytes / (10^6 mbps).
-    Each receiver downloads the others' messages one after the other as they become available, so
-    that a slow downlink delays everything behind it.
+
+    - broadcast: Each receiver downloads the others' messages one after the other as they become
+      available, so that a slow downlink delays everything behind it.
+    - hub: A hub merges the messages, and each receiver downloads the result: another latency, and
+      its bytes at the slowest downlink.
+    - ring: Senders sum parts of their messages around a ring, each at its own place in it, in
+      2 (senders - 1) hops of latency + bytes / senders at the slowest link. All begin when the
+      last has trained, so all messages arrive together.
 
     A message may travel while its sender trains a first share of the next round, taken to be as
     many tokens as the round's own. That share is counted once, here, beside the message, and not
@@ -41,19 +53,66 @@ def arrivals(
       tokens: Tokens that each sender trains on.
       sizes: Bytes of each sender's message.
       overlapped: The share, 0 to 1; 0 where peers wait for messages (`Optimizer.overlapped`).
+      merged: Bytes of what a hub sends; by default those of the largest message.
     """
     trained = {peer: tokens[peer] / _of(links, "tokens_per_second", peer) for peer in sizes}
+    if links.topology == "ring":
+        begins = max(((1.0 - overlapped) * seconds for seconds in trained.values()), default=0.0)
+        ends = begins + _around(links, sizes)
+        return {peer: max(ends, trained[peer]) for peer in sorted(sizes)}
     sent = {
         peer: (1.0 - overlapped) * trained[peer]
         + (_of(links, "latency_seconds", peer) + _transfer(size, _of(links, "upload_mbps", peer)))
         for peer, size in sizes.items()
     }
+    if links.topology == "hub" and sizes:
+        back = _from_hub(links, receivers, max(sizes.values()) if merged is None else merged)
+        return {peer: max(sent[peer] + back, trained[peer]) for peer in sorted(sizes)}
     arrived = {peer: max(sent[peer], trained[peer]) for peer in sizes}
     queue = sorted(sent, key=lambda peer: (sent[peer], peer))
     for mbps, alike in _by_speed(links, receivers):
         if _downloaded(arrived, queue, sent, sizes, mbps, alike):
             break
     return dict(sorted(arrived.items()))
+
+
+def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[float, float]:
+    """Return the bytes of a round that all of `peers` send together, and that they receive.
+
+    Args:
+      topology: Who sends to whom; see `arrivals`.
+      sizes: Bytes of each sender's message.
+      peers: Peers of the run, each of which receives.
+    """
+    total = sum(sizes)
+    if topology == "ring":
+        around = 2 * (len(sizes) - 1) / len(sizes) * total if sizes else 0
+        return around, around
+    if topology == "hub":
+        return total, peers * max(sizes, default=0)
+    return total, total * (peers - 1)
+
+
+def _around(links: LinkSpeeds, sizes: Mapping[int, int]) -> float:
+    """Seconds of a sum around the ring of all senders, by their numbers."""
+    ring = sorted(sizes)
+    hops = [
+        _of(links, "latency_seconds", peer)
+        + _transfer(
+            max(sizes.values()) / len(ring),
+            min(_of(links, "upload_mbps", peer), _of(links, "download_mbps", after)),
+        )
+        for peer, after in zip(ring, [*ring[1:], *ring[:1]], strict=True)
+    ]
+    return 2 * (len(ring) - 1) * max(hops, default=0.0)
+
+
+def _from_hub(links: LinkSpeeds, receivers: Sequence[int], size: int) -> float:
+    """Seconds until the last receiver has what the hub sends."""
+    return max(
+        _of(links, "latency_seconds", peer) + _transfer(size, _of(links, "download_mbps", peer))
+        for peer in receivers
+    )
 
 
 def _by_speed(links: LinkSpeeds, receivers: Sequence[int]) -> list[tuple[float, set[int]]]:
@@ -119,7 +178,7 @@ def load_seconds(links: LinkSpeeds, peer: int, *, size: int) -> float:
     return _of(links, "latency_seconds", peer) + _transfer(size, mbps)
 
 
-def _transfer(size: int, mbps: float) -> float:
+def _transfer(size: float, mbps: float) -> float:
     return size * 8 / (mbps * 1e6)
 
 

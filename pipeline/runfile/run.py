@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pipeline.errors import LockstepError
 from pipeline.runfile.checks.aggregation import check_aggregation
 from pipeline.runfile.checks.faults import check_faults
+from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.checks.workload import check_workload
 from pipeline.runfile.data import Download
 from pipeline.runfile.explain import validate
@@ -124,6 +125,7 @@ class Run(Table):
     def _aggregation_fits(self) -> "Run":
         trainers = self.peers.count - self.peers.count * self.config.verification_percent // 100
         check_aggregation(self.peers, trainers, self.llm.optimizer)
+        check_topology(self.links, self.peers.aggregation, self.llm.optimizer)
         return self
 
     @model_validator(mode="after")

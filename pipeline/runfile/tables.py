@@ -135,6 +135,11 @@ class Links(Table):
     """Latency of a message in seconds, in addition to its transfer time."""
     tokens_per_second: _per_peer(Speed) = 10_000.0
     """Training speed of a peer, in tokens per second."""
+    topology: Literal["broadcast", "hub", "ring"] = "broadcast"
+    """Who sends to whom, on the simulated clock. broadcast: each peer uploads its message once, and
+    downloads all others'. hub: a hub merges the messages, and each peer downloads the result. ring:
+    peers sum parts of their messages around a ring. Witnesses and the audit see every message in
+    any case: time and bytes alone follow this."""
     clock: Literal["simulated", "wall"] = "simulated"
     """Which clock decides who is late. simulated: the one that the numbers above give, which an
     audit computes again. wall: real time, with peers in processes of their own; it is recorded, and

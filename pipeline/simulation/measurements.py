@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.optim.optimizer import Tree, looks_ahead
 from pipeline.optim.transform import next_step
+from pipeline.protocol import links
 from pipeline.protocol.driver import RunProgress
 from pipeline.simulation.examples import ExampleSet
 from pipeline.simulation.result import Log
@@ -49,12 +50,13 @@ class Measurements(Observer):
         for peer, why in entry.decision.ejected.items():
             self.ejected[peer] = self.step, why
         before = curves.train[-1] if curves.train else {}
-        sent = sum(message.bytes for message in entry.evidence.messages.values())
+        sizes = [message.bytes for message in entry.evidence.messages.values()]
         peers, sequences = self.asked.peers, entry.round.sequences
+        sent, received = links.traffic(self.asked.links.topology, sizes, peers)
         more = {
             "examples": sum(sequences[peer] for peer in entry.decision.applied),
             "bytes_up": sent / peers,
-            "bytes_down": sent * (peers - 1) / peers,
+            "bytes_down": received / peers,
             "link_seconds": entry.decision.train_seconds,
             "seconds": seconds,
         }

@@ -20,6 +20,7 @@ from pipeline.programs.optimizers import (
 )
 from pipeline.runfile.checks.aggregation import check_aggregation
 from pipeline.runfile.checks.faults import check_faults
+from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.runfile.optimizer_table import AnyOptimizer, Compressing, OptimizerVariant
@@ -149,6 +150,9 @@ class Arguments(Table):
         if self.optimizer is not None:
             trainers = self.peers - self.peers * self.verification_percent // 100
             check_aggregation(self.told_peers, trainers, self.optimizer, ())
+            check_topology(self.links, self.aggregation, self.optimizer)
+        elif self.links.topology != "broadcast":
+            raise wrong(("links", "topology"), "broadcast with an Optimizer of your own")
         elif self.aggregation != "mean":
             raise wrong("aggregation", "mean with an Optimizer, which has its own aggregate")
         return self

@@ -1,11 +1,13 @@
 """The curves and numbers of a training, read off its transcript."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from pipeline.optim.schedules import LearningRate
+from pipeline.protocol import links
 from pipeline.stage.artifacts import write_text
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
@@ -30,32 +32,44 @@ class Totals:
     Args:
       length: Tokens of a sequence.
       peers: Number of peers.
+      topology: `[links] topology`.
     """
 
-    def __init__(self, length: int, peers: int):
-        self._length, self._peers = length, peers
-        self._tokens, self._up = 0, 0
+    def __init__(self, length: int, peers: int, topology: links.Topology = "broadcast"):
+        self._length, self._peers, self._topology = length, peers, topology
+        self._tokens, self._up, self._down = 0, 0.0, 0.0
 
     def row(self, entry: Entry) -> dict:
         """Return the row of the round after those that were given before."""
         spans = [entry.round.assignment[peer] for peer in entry.decision.applied]
         self._tokens += sum(last - first + 1 for first, last in spans) * self._length
-        self._up += sum(message.bytes for message in entry.evidence.messages.values())
+        sizes = [message.bytes for message in entry.evidence.messages.values()]
+        up, down = links.traffic(self._topology, sizes, self._peers)
+        self._up += up
+        self._down += down
         return {
             "step": entry.round.step,
             "loss": entry.loss,
             "tokens": self._tokens,
             "bytes_up": round(self._up / self._peers),
-            "bytes_down": round(self._up * (self._peers - 1) / self._peers),
+            "bytes_down": round(self._down / self._peers),
             "seconds": entry.decision.now,
             "held_out_loss": entry.held_out_loss,
         }
 
 
+def totals_of(run: dict[str, Any]) -> Totals:
+    """Return the totals of a run before its first round, from the tables of its header."""
+    topology = run.get("links", {}).get(
+        "topology", "broadcast"
+    )  # older transcripts have no such key
+    return Totals(run["model"]["LLM"]["max_seq_len"], run["peers"]["count"], topology)
+
+
 def rows(transcript: Transcript) -> list[dict]:
     """Return one row for each round, as `Totals` has them."""
     run = transcript.header.run
-    totals = Totals(run["model"]["LLM"]["max_seq_len"], run["peers"]["count"])
+    totals = totals_of(run)
     return [totals.row(entry) for entry in transcript.rounds]
 
 

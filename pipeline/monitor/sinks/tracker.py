@@ -126,7 +126,9 @@ class Tracker:
     def _begin(self, transcript: Transcript) -> None:
         header, entries, runtime = transcript.header, transcript.rounds, self.run.runtime
         first = entries[0].round.step - 1 if entries else self.step
-        self._totals = Totals(self.run.llm.max_seq_len, self.run.peers.count)
+        self._totals = Totals(
+            self.run.llm.max_seq_len, self.run.peers.count, self.run.links.topology
+        )
         self._learning_rate = learning_rate_of_run(self.run, first)
         behind = [(first, self._measured(header.held_out_loss))]
         behind += [(entry.round.step, self._scalars(entry)) for entry in entries]

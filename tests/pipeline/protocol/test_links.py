@@ -18,6 +18,7 @@ class Table:
     latency_seconds: object = 0.5
     upload_mbps: object = 8.0  # one megabyte a second
     download_mbps: object = 80.0  # ten
+    topology: str = "broadcast"
 
 
 def test_a_message_arrives_after_its_tokens_the_latency_and_its_bytes():
@@ -123,3 +124,28 @@ def test_each_receiver_downloads_the_others_messages_in_the_order_they_were_sent
                 expected[peer] = max(expected[peer], free)
     found = links.arrivals(table, range(len(peers)), tokens, sizes, 0)
     assert list(found.items()) == sorted(expected.items())
+
+
+def test_a_hub_sends_one_message_back_to_the_slowest_receiver():
+    table = Table(topology="hub", download_mbps=(80.0, 8.0))
+    sizes = {0: 1_000_000, 1: 2_000_000}
+    arrived = links.arrivals(table, [0, 1], {0: 1000, 1: 3000}, sizes)
+    # sent after 1 + 0.5 + 1 and 3 + 0.5 + 2; then 0.5 and 2 MB at 1 MB/s
+    assert arrived == {0: 2.5 + 2.5, 1: 5.5 + 2.5}
+    assert links.arrivals(table, [0, 1], {0: 1000, 1: 3000}, sizes, merged=1_000_000)[0] == 4.0
+    assert links.arrivals(table, [0, 1], {}, {}) == {}
+    assert links.traffic("hub", [1, 2], 4) == (3, 8)
+
+
+def test_a_ring_takes_its_hops_after_the_last_has_trained():
+    table = Table(topology="ring", upload_mbps=(8.0, 16.0, 8.0))
+    sizes = dict.fromkeys(range(3), 3_000_000)
+    tokens = {0: 1000, 1: 4000, 2: 1000}
+    # 4 hops of 0.5 s and 1 MB at 1 MB/s, after 4 s of training
+    assert links.arrivals(table, range(3), tokens, sizes) == dict.fromkeys(range(3), 4 + 4 * 1.5)
+    hidden = links.arrivals(table, range(3), tokens, sizes, overlapped=1.0)
+    assert hidden == dict.fromkeys(range(3), 6.0)
+    assert links.arrivals(table, [1], {1: 1000}, {1: 1}) == {1: 1.0}  # alone
+    assert links.traffic("ring", [3, 3, 3], 3) == (12, 12)
+    assert links.traffic("broadcast", [3, 3, 3], 3) == (9, 18)
+    assert links.traffic("ring", [], 3) == (0, 0)

@@ -71,6 +71,26 @@ def test_workers_gradients_are_merged_by_the_rule_too():
     assert off("sgd", lie="noise", **given) < 0.7 * np.linalg.norm(TRUTH)
 
 
+def test_time_and_bytes_follow_the_topology_and_nothing_else_does():
+    given = {"upload_mbps": 0.001, "download_mbps": 0.001, "latency_seconds": 0.0}
+    found = {
+        topology: simulate(
+            optimizer=DILOCO, learning_rate=0.05, links=given | {"topology": topology}
+        )
+        for topology in ("broadcast", "hub", "ring")
+    }
+    seen = {name: result.train for name, result in found.items()}
+    size = seen["broadcast"]["bytes_up"][-1]
+    assert seen["broadcast"]["bytes_down"][-1] == 4 * size
+    assert (seen["hub"]["bytes_up"][-1], seen["hub"]["bytes_down"][-1]) == (size, size)
+    ring = seen["ring"]["bytes_up"][-1], seen["ring"]["bytes_down"][-1]
+    assert ring == (pytest.approx(1.6 * size),) * 2
+    seconds = {name: rows["link_seconds"][-1] for name, rows in seen.items()}
+    assert seconds["ring"] < seconds["hub"] < seconds["broadcast"]
+    for result in found.values():
+        np.testing.assert_array_equal(result.params["w"], found["hub"].params["w"])
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("rule", ["multi_krum", "trimmed_mean", "centered_clip"])
 def test_the_layouts_give_the_same_up_to_rounding(rule):
@@ -100,6 +120,15 @@ WRONG = [
     ({"aggregation": "norm_clip", "optimizer": SIGNS}, "another rule with quantize_1bit: messages"),
     ({"aggregation": "min_support", "liars": 5, "optimizer": SIGNS}, "at least 6 training peers"),
     ({"aggregation": "median", "optimizer": sgd(0.1)}, "mean with an Optimizer, which has its own"),
+    (
+        {"links": {"topology": "hub"}, "optimizer": SPARSELOCO},
+        "links.topology is \"hub\", expected broadcast with SparseLoCo, since the sum of its",
+    ),
+    (
+        {"links": {"topology": "ring"}, "aggregation": "median"},
+        "links.topology is \"ring\", expected broadcast or hub with aggregation = median",
+    ),
+    ({"links": {"topology": "hub"}, "optimizer": sgd(0.1)}, "broadcast with an Optimizer of your"),
     (
         {"faults": [{"kind": "lone_index", "peer": 1, "rounds": [1, 1]}]},
         "a kind for messages of whole arrays, whose elements no peer chooses",

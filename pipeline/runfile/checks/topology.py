@@ -1,0 +1,29 @@
+"""What `[links] topology` needs of the rest of its run: messages whose sum is a message."""
+
+from pipeline.runfile.optimizer_table import (
+    Compressing,
+    OptimizerSparseLoCo,
+    OptimizerVariant,
+    Quantized,
+)
+from pipeline.runfile.table import wrong
+from pipeline.runfile.tables import Links
+
+
+def check_topology(links: Links, aggregation: str, optimizer: OptimizerVariant) -> None:
+    """Check that messages can be merged on their way, where `[links] topology` has it so.
+
+    Raises:
+      PydanticCustomError: They cannot, with the key and what was expected.
+    """
+    topology = links.topology
+    if topology == "broadcast":
+        return
+    quantized = isinstance(optimizer, Quantized) and optimizer.quantize is not None
+    if quantized or isinstance(optimizer, Compressing | OptimizerSparseLoCo):
+        what = "with quantize" if quantized else f"with {optimizer.tag()}"
+        text = f"broadcast {what}, since the sum of its messages is no message"
+        raise wrong(("links", "topology"), text)
+    if topology == "ring" and aggregation != "mean":
+        text = f"broadcast or hub with aggregation = {aggregation}: on a ring are sums only"
+        raise wrong(("links", "topology"), text)
