@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
 from pipeline.comparison.table import Row, beats, front, record
@@ -35,32 +36,62 @@ def made_of(compare: Compare, code: str) -> str:
     )
 
 
-def tables(compare: Compare, table: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the tables: what heads the names of the methods, and the rows."""
-    for failure in (NO_FAILURE, *compare.failures):
-        caption = "method" if failure == NO_FAILURE else f"with {failure}"
-        yield caption, [row for row in table if row.failure == failure]
+class TextTable(NamedTuple):
+    """A table of strings: a row for each method, its name first.
+
+    Attributes:
+      heads: Above the columns; the first is of the names.
+      rows: As many strings as heads each.
+    """
+
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
+    """Yield the table where nothing fails, and those of losses and hours by what fails."""
+    plain = [row for row in table if row.failure == NO_FAILURE]
+    yield TextTable(("method", *HEADS), [(row.label, *cells(row, table)) for row in plain])
+    if not compare.failures:
+        return
+    failures = (NO_FAILURE, *compare.failures)
+    known = {(row.method, row.failure): row for row in table}
+    for what, cell in (("held-out loss", _loss), ("simulated hours", _hours)):
+        rows = [
+            (row.label, *(cell(known[row.method, failure], table) for failure in failures))
+            for row in plain
+        ]
+        yield TextTable((f"{what}, by what fails", *failures), rows)
 
 
 def cells(row: Row, table: Sequence[Row]) -> tuple[str, ...]:
     """Return a row's cells below `HEADS`."""
     known = record(row, table)
-    loss = "diverged" if known["loss"] is None else f"{known['loss']:.3f}"
-    if row.spread is not None and known["loss"] is not None:
-        loss += f" ± {row.spread:.3f}"
     return (
         f"{row.rate:g}",
-        loss,
+        _loss(row, table),
         _or_dash(known["loss_at_equal_bytes"], "{:.3f}"),
         _or_dash(known["loss_at_equal_seconds"], "{:.3f}"),
         _size(known["bytes_up_a_round"]),
         _size(known["bytes_down_a_round"]),
         _or_dash(known["bits_per_parameter_and_step_up"], "{:.3g}"),
         _or_dash(known["bits_per_parameter_and_step_down"], "{:.3g}"),
-        _or_dash((known["simulated_seconds"] or math.nan) / 3600, "{:.3g}"),
+        _hours(row, table),
         _or_dash(known["tokens_per_second"], "{:,.0f}"),
         _size(known["peak_bytes"]),
     )
+
+
+def _loss(row: Row, table: Sequence[Row]) -> str:
+    known = record(row, table)
+    if known["diverged"]:
+        return "diverged" + (f", {known['diverged']} of {len(row.seeds)}" if row.losses else "")
+    spread = "" if row.spread is None else f" ± {row.spread:.3f}"
+    return f"{known['loss']:.3f}{spread}"
+
+
+def _hours(row: Row, table: Sequence[Row]) -> str:
+    return _or_dash((record(row, table)["simulated_seconds"] or math.nan) / 3600, "{:.3g}")
 
 
 def _or_dash(value: float | None, form: str) -> str:

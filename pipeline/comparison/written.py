@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
 from pipeline.comparison.plot import draw
 from pipeline.comparison.table import Row, record
-from pipeline.comparison.table_text import HEADS, cells, conclusions, made_of, tables
+from pipeline.comparison.table_text import conclusions, made_of, tables
 from pipeline.pages.templates import fill
 from pipeline.stage.artifacts import write_bytes, write_json, write_text
 
@@ -40,12 +40,12 @@ def write(name: Path, compare: Compare, table: Sequence[Row], code: str) -> list
 def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]:
     """Yield the lines of the tables for people, and what may be concluded from them."""
     yield made_of(compare, code)
-    for caption, some in tables(compare, table):
+    for heads, rows in tables(compare, table):
         yield ""
-        yield f"| {' | '.join((caption, *HEADS))} |"
-        yield f"|{'---|' * (1 + len(HEADS))}"
-        for row in some:
-            yield f"| {' | '.join((row.label, *cells(row, table)))} |"
+        yield f"| {' | '.join(heads)} |"
+        yield f"|{'---|' * len(heads)}"
+        for row in rows:
+            yield f"| {' | '.join(row)} |"
     yield ""
     for line in conclusions(compare, table):
         yield f"- {line}"
@@ -57,11 +57,7 @@ def page(compare: Compare, table: Sequence[Row], code: str, png: bytes) -> str:
         TEMPLATE,
         made_of=made_of(compare, code),
         plots=f"data:image/png;base64,{base64.b64encode(png).decode()}",
-        heads=HEADS,
-        tables=[
-            (caption, [(row.label, cells(row, table)) for row in some])
-            for caption, some in tables(compare, table)
-        ],
+        tables=list(tables(compare, table)),
         conclusions=list(conclusions(compare, table)),
     )
 

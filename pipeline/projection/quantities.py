@@ -13,7 +13,7 @@ def seconds(flag: str, text: str) -> float:
     """Return a duration, as in 90s, 3m, 12h or 2d.
 
     Raises:
-      LockstepError: It is none, or not more than zero.
+      LockstepError: The text is no such quantity, or is not positive.
     """
     return _quantity(flag, text, SECONDS, "a duration as 90s, 3m, 12h or 2d")
 
@@ -22,7 +22,7 @@ def bits_per_second(flag: str, text: str) -> float:
     """Return a bandwidth, as in 500kbps, 100Mbps or 1Gbps.
 
     Raises:
-      LockstepError: It is none, or not more than zero.
+      LockstepError: The text is no such quantity, or is not positive.
     """
     return _quantity(flag, text, BITS_PER_SECOND, "a bandwidth as 500kbps, 100Mbps or 1Gbps")
 
