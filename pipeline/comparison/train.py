@@ -7,14 +7,11 @@
 So a training that another comparison has done already is not done again.
 """
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +20,17 @@ from pipeline.comparison.trainings import digest, text
 from pipeline.errors import LockstepError
 from pipeline.stage.artifacts import read_json, write_json, write_text
 from pipeline.stage.keys import OUT, PROJECT, Keys
+from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
 DIVERGED = "diverged"  # in what stage train says then
+PATIENCE = 3600.0  # seconds that a training waits for another that makes the same inputs
 KEPT = (  # of train.json
     "rounds",
     "tokens",
     "parameters",
     "bytes_up",
     "bytes_down",
-    "bits_per_parameter_and_round",
     "simulated_seconds",
 )
 
@@ -58,13 +56,20 @@ def trained(tables: dict[str, Any], project: Path) -> dict[str, Any]:
     Raises:
       LockstepError: A stage failed, but for a training that diverged, which is a result.
     """
-    folder, run_file = project / FOLDER, _run_file(text(tables), project)
-    keys = Keys(run_file)
+    run_file = _run_file(text(tables), project)
+    try:
+        return _trained(run_file, project)
+    finally:
+        run_file.unlink()
+
+
+def _trained(run_file: Path, project: Path) -> dict[str, Any]:
+    folder, keys = project / FOLDER, Keys(run_file)
     key = keys.key("train")
     done = folder / "done" / f"{key}.json"
     if not done.is_file():
         inputs = folder / "inputs" / f"{keys.key('download')}-{keys.key('convert')}"
-        with _alone(inputs):
+        with hold(inputs.with_name(f"{inputs.name}.lock"), PATIENCE):
             for stage in INPUTS:
                 _run(stage, run_file, inputs, project)
         root = folder / "runs" / key
@@ -75,17 +80,7 @@ def trained(tables: dict[str, Any], project: Path) -> dict[str, Any]:
                 link.symlink_to((inputs / OUT[stage]).absolute())
         write_json(done, {"key": key, **_train(run_file, root, project)})
         shutil.rmtree(root)
-    run_file.unlink()
     return read_json(done)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other training makes the inputs in a folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class TorchHooks:
         return self._made(like, mean, models)
 
     def _made(self, like: torch.nn.Module, merge: Callable, models: list) -> torch.nn.Module:
-        """A new model: `merge` of the models' tensors in float64, and what is no float of `like`."""
+        """A new model of what `merge` makes of floats in float64; the rest is `like`'s."""
         states = [model.state_dict() for model in models]
         merged = {
             name: merge([state[name].double() for state in states])
