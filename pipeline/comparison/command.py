@@ -168,8 +168,13 @@ def _table(file: Path, path: Path) -> None:
     from pipeline.comparison.trainings import PlannedTraining
 
     known, _ = _loaded(file)
-    found = {}
-    for name, given in plan_file.planned(path).items():
+    plan, found = plan_file.planned(path), {}
+    if missing := [name for name in plan if not plan_file.result_path(name).is_file()]:
+        raise LockstepError(
+            f"{plan_file.result_path(missing[0])}: missing, and so are {len(missing) - 1} more of "
+            f"{len(plan)} results, expected all of them; `lockstep compare {file}` trains them"
+        )
+    for name, given in plan.items():
         one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
         found[one] = read_json(plan_file.result_path(name))
     rows = table.rows(known, found)

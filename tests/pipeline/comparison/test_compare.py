@@ -14,7 +14,8 @@ from pipeline import runfile
 from pipeline.comparison import compare_file, plan_file
 from pipeline.comparison.compare_file import Compare
 from pipeline.comparison.table import Row, beats, best_rate, front, loss_at, rows
-from pipeline.comparison.table_text import conclusions
+from pipeline.comparison.table_text import conclusions, tables
+from pipeline.comparison.train import KEPT
 from pipeline.comparison.trainings import PlannedTraining, document, grid, trainings
 from pipeline.errors import LockstepError
 from pipeline.runfile.explain import validate
@@ -35,10 +36,14 @@ def compared(**changes: object) -> Compare:
 def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tuple[dict, ...]:
     """Results of seeds: a curve from 9 nats down to each loss, in two measures."""
     return tuple(
-        {"loss": None}
+        {"key": "k", "loss": None}
         if loss is None
         else {
+            **dict.fromkeys(KEPT, 100),
+            "key": "k",
             "loss": loss,
+            "tokens_per_second": 10.0,
+            "peak_bytes": 10,
             "curve": [
                 {"tokens": 100 * i, "bytes_up": bytes_up * i, "seconds": seconds * i, "loss": at}
                 for i, at in enumerate((9.0, loss + 1, loss))
@@ -167,6 +172,19 @@ def test_only_seeds_that_do_not_overlap_decide_an_order():
     assert "One seed" in alone[0] and "at an edge of its grid" in alone[-1]
 
 
+def test_what_fails_has_a_column_of_losses_and_one_of_hours():
+    compare = compared(failures={"liar": {"faults": [LIAR]}})
+    plain = row("a", 4.0, 4.2)
+    one_lost = row("a", 5.0, None)._replace(failure="liar")
+    whole, losses, hours = tables(compare, [plain, one_lost])
+    assert whole.heads[0] == "method" and len(whole.rows) == 1
+    assert losses.heads == ("held-out loss, by what fails", "none", "liar")
+    assert losses.rows == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
+    assert hours.heads[1:] == ("none", "liar") and hours.rows[0][1] != "–"
+    assert [len(cells) for cells in whole.rows] == [len(whole.heads)]
+    assert len(list(tables(compared(), [plain]))) == 1
+
+
 def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
     dense, few = row("dense", 4.0, bytes_up=1000), row("few", 4.5, bytes_up=10)
     worse, lost = row("worse", 4.6, bytes_up=500), row("lost", None, bytes_up=1)
@@ -233,6 +251,8 @@ def test_what_is_done_is_not_done_again_also_in_another_comparison(compared_once
     assert "3 trainings of 384 tokens" in said
     name, *_ = plan_file.planned(folder_plan(folder, "three.toml"))
     compare(folder, "three.toml", "--training", name)
+    with pytest.raises(LockstepError, match="missing, and so are 1 more of 3 results, expected"):
+        compare(folder, "three.toml", "--table")
     assert {path: path.stat().st_mtime_ns for path in done.iterdir()} == before
 
 
