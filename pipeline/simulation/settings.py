@@ -153,6 +153,8 @@ class Arguments(Table):
             check_topology(self.links, self.aggregation, self.optimizer)
         elif self.links.topology != "broadcast":
             raise wrong(("links", "topology"), "broadcast with an Optimizer of your own")
+        elif self.liars is not None:
+            raise wrong("liars", "none with an Optimizer, which has its own aggregate")
         elif self.aggregation != "mean":
             raise wrong("aggregation", "mean with an Optimizer, which has its own aggregate")
         return self

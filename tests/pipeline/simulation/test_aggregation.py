@@ -119,6 +119,7 @@ WRONG = [
     ({"aggregation": "rda", "optimizer": VALUES}, "another rule with Distro, whose step has no le"),
     ({"aggregation": "norm_clip", "optimizer": SIGNS}, "another rule with quantize_1bit: messages"),
     ({"aggregation": "min_support", "liars": 5, "optimizer": SIGNS}, "at least 6 training peers"),
+    ({"liars": 1, "optimizer": sgd(0.1)}, "liars is 1, expected none with an Optimizer, which"),
     ({"aggregation": "median", "optimizer": sgd(0.1)}, "mean with an Optimizer, which has its own"),
     (
         {"links": {"topology": "hub"}, "optimizer": SPARSELOCO},
