@@ -339,7 +339,8 @@ def test_a_plot_is_drawn(tmp_path):
 
 
 ASKED = {
-    "peers": 2, "steps": 2, "batch_size": 3, "aggregation": "mean", "liars": None, "links": {}, "faults": [], "verification_percent": 0,
+    "peers": 2, "steps": 2, "batch_size": 3, "aggregation": "mean", "liars": None,
+    "links": {}, "faults": [], "verification_percent": 0,
     "max_round_train_time": 9, "seed": 0, "shuffle": True, "micro_batch": None,
     "dtype": "float32", "layout": "each", "stacked": (), "eval_every": 1, "correlation_every": None,
 }  # fmt: skip
