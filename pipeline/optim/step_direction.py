@@ -38,9 +38,14 @@ def orthogonal(x: jax.Array) -> jax.Array:
     y = x.mT if tall else x
     y = y / (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) + LEAST_NORM)
     a, b, c = NEWTON_SCHULZ
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        square = y @ y.mT
-        y = a * y + (b * square + c * square @ square) @ y
+    by_rows = (((y.ndim - 1,), (y.ndim - 1,)), (tuple(range(y.ndim - 2)),) * 2)
+
+    def step(_: int, y: jax.Array) -> jax.Array:
+        square = jax.lax.dot_general(y, y, by_rows)  # y y^T
+        fourth = jax.lax.dot_general(square, square, by_rows)  # it is symmetric
+        return a * y + (b * square + c * fourth) @ y
+
+    y = jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, step, y)
     nearest: jax.Array = (y.mT if tall else y) * max(x.shape[-2:]) ** 0.5
     return nearest
 

@@ -18,6 +18,7 @@ import optax
 from pipeline.optim import optimizer as optim
 from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 from pipeline.programs.placement import DeviceGroup, keep_cut
+from pipeline.programs.same_bits.evaluate import same_bits, without_rule
 from pipeline.programs.task import Task
 from pipeline.wire import message as wire
 from pipeline.wire.message import Form, form_of
@@ -126,8 +127,22 @@ class Programs:
 
     @cached_property
     def receive(self) -> Callable[[Tree, RoundPeers, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """The update of all: (messages, peers, params, shared, step) -> params, shared."""
-        return jax.jit(self._receive)
+        """The update of all: (messages, peers, params, shared, step) -> params, shared.
+
+        Every machine gets the same bits, unless some operations are `unruled`.
+        """
+        return jax.jit(same_bits(self._receive))
+
+    @cached_property
+    def unruled(self) -> frozenset[str]:
+        """Operations of `receive` whose bits another machine may not repeat; of ours none."""
+        like = self.form.like
+        messages = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), like)
+        each, step = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)
+        shared = jax.eval_shape(self.optimizer.init, self.task.shapes)[1]
+        peers = RoundPeers(each, each, each)
+        arguments = (messages, peers, self.task.shapes, shared, step)
+        return without_rule(self._receive, *arguments)
 
     @property
     def merges_in_parts(self) -> bool:
@@ -141,7 +156,9 @@ class Programs:
         It donates `merged`, in whose memory the new params are, and `shared`.
         """
         shapes = [[x.shape for x in jax.tree.leaves(x)] for x in (self.form.like, self.task.shapes)]
-        return jax.jit(self._take, donate_argnums=(0, 2) if shapes[0] == shapes[1] else 2)
+        return jax.jit(
+            same_bits(self._take), donate_argnums=(0, 2) if shapes[0] == shapes[1] else 2
+        )
 
     @cached_property
     def compare(self) -> Callable[..., tuple[jax.Array, Tree]]:

@@ -1,0 +1,149 @@
+"""Evaluates a function by rules, so that its result has the same bits on every machine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.same_bits.arithmetic import Arithmetic
+from pipeline.programs.same_bits.rules import ONE_WAY, RULES
+
+CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "custom_jvp_call", "custom_vjp_call")
+
+
+def same_bits(function: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Return a function of the same arguments, each of whose operations is rounded in one way.
+
+    Its last argument is a step, int32 [], at least 0.
+    """
+
+    def evaluated(*arguments: Tree) -> Tree:
+        return _evaluate(function, arguments)[0]
+
+    return evaluated
+
+
+def without_rule(function: Callable[..., Tree], *arguments: Tree) -> frozenset[str]:
+    """Return the names of the operations of a function that have no rule: their bits may differ.
+
+    Args:
+      function: As of `same_bits`.
+      *arguments: Its arguments, or their shapes.
+    """
+    found: set[str] = set()
+
+    def evaluate(*arguments: Tree) -> Tree:
+        result, names = _evaluate(function, arguments)
+        found.update(names)
+        return result
+
+    jax.eval_shape(evaluate, *arguments)
+    return frozenset(found)
+
+
+def _evaluate(function: Callable[..., Tree], arguments: Sequence[Tree]) -> tuple[Tree, set[str]]:
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    evaluation = _Evaluation(Arithmetic.of_step(arguments[-1]))
+    leaves = evaluation.run(closed, jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves), evaluation.unruled
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """An evaluation in progress.
+
+    Attributes:
+      arithmetic: What operations of numbers become.
+      unruled: Names of the operations that have no rule, taken as they are.
+    """
+
+    arithmetic: Arithmetic
+    unruled: set[str] = field(default_factory=set)
+
+    def run(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results of a jaxpr."""
+        jaxpr = closed.jaxpr
+        values: dict[Any, Any] = {}
+        values.update(zip(jaxpr.constvars, closed.consts, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def value(variable: Any) -> Any:
+            if isinstance(variable, Literal):
+                return np.asarray(variable.val, variable.aval.dtype)
+            return values[variable]
+
+        for equation in jaxpr.eqns:
+            results = self._apply(equation, [value(v) for v in equation.invars])
+            values.update(zip(equation.outvars, results, strict=True))
+        return [value(variable) for variable in jaxpr.outvars]
+
+    def _apply(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
+        """Return the results of one operation."""
+        name, settings = equation.primitive.name, equation.params
+        if name in CALLS:
+            inside = next(settings[key] for key in ("jaxpr", "call_jaxpr") if key in settings)
+            return self.run(_closed(inside), inputs)
+        if name == "scan":
+            return self._scan(settings, inputs)
+        if name == "while":
+            return self._while(settings, inputs)
+        if name == "cond":
+            index, *operands = inputs
+            branches = [
+                lambda *x, branch=branch: self.run(branch, x) for branch in settings["branches"]
+            ]
+            found: list[Any] = lax.switch(index, branches, *operands)
+            return found
+        of_floats = [v.aval.dtype for v in (*equation.invars, *equation.outvars) if _is_float(v)]
+        if of_floats and name not in ONE_WAY and not _adds_once(equation):
+            if name in RULES and all(dtype == np.float32 for dtype in of_floats):
+                return RULES[name](self.arithmetic, inputs, settings)
+            self.unruled.add(name)
+        results = equation.primitive.bind(*inputs, **settings)
+        return results if equation.primitive.multiple_results else [results]
+
+    def _scan(self, settings: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        first, last = settings["num_consts"], settings["num_consts"] + settings["num_carry"]
+        constant, carry, rows = inputs[:first], inputs[first:last], inputs[last:]
+
+        def step(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = self.run(settings["jaxpr"], [*constant, *carry, *row])
+            return results[: last - first], results[last - first :]
+
+        reverse, unroll = settings["reverse"], settings["unroll"]
+        carry, rows = lax.scan(
+            step, carry, rows, settings["length"], reverse=reverse, unroll=unroll
+        )
+        return [*carry, *rows]
+
+    def _while(self, settings: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        first, last = (
+            settings["cond_nconsts"],
+            settings["cond_nconsts"] + settings["body_nconsts"],
+        )
+        of_test, of_body, carry = inputs[:first], inputs[first:last], inputs[last:]
+        found: list[Any] = lax.while_loop(
+            lambda carry: self.run(settings["cond_jaxpr"], [*of_test, *carry])[0],
+            lambda carry: self.run(settings["body_jaxpr"], [*of_body, *carry]),
+            carry,
+        )
+        return found
+
+
+def _is_float(variable: Any) -> bool:
+    return jnp.issubdtype(variable.aval.dtype, jnp.floating)
+
+
+def _adds_once(equation: Any) -> bool:
+    """Whether a scatter adds to no element twice, so that no order is left open."""
+    return equation.primitive.name == "scatter-add" and equation.params["unique_indices"]
+
+
+def _closed(jaxpr: Any) -> Any:
+    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
