@@ -1,7 +1,7 @@
 """The record of a round: `Round` before training, `Evidence` of what is sent, and `Decision`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
@@ -9,6 +9,11 @@ from pydantic import Field
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.committee import Span
 from pipeline.protocol.dispute import Check, Claim, Hash, Ruling
+from pipeline.protocol.pace import Travelling
+
+
+def _is_empty(value: object) -> bool:
+    return not value
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Round:
       witnesses: The elected witnesses.
       joined: Peers whose first round this is since they joined the running training: they take over
         the others' params, and begin with a new state of their own.
+      travelling: Messages of earlier rounds that may still be merged, by peer; such a peer is
+        assigned nothing.
     """
 
     step: int
@@ -40,6 +47,9 @@ class Round:
     verifiers: dict[int, int]
     witnesses: tuple[int, ...]
     joined: tuple[int, ...]
+    travelling: Annotated[dict[int, Travelling], Field(exclude_if=_is_empty)] = field(
+        default_factory=dict
+    )
 
     @property
     def trainers(self) -> int:
@@ -52,9 +62,19 @@ class Round:
         return frozenset(self.peers).difference(self.assignment)
 
     @property
+    def spans(self) -> dict[int, Span]:
+        """The sequences of each message that may be merged in the round, by peer."""
+        return {peer: one.span for peer, one in self.travelling.items()} | self.assignment
+
+    @property
     def sequences(self) -> dict[int, int]:
-        """How many sequences each trainer is assigned."""
-        return {peer: last - first + 1 for peer, (first, last) in self.assignment.items()}
+        """How many sequences each of these messages is of."""
+        return {peer: last - first + 1 for peer, (first, last) in self.spans.items()}
+
+    @property
+    def ages(self) -> dict[int, int]:
+        """Versions of the params since those that travelling messages began with, by peer."""
+        return {peer: self.step - one.step for peer, one in self.travelling.items()}
 
 
 @dataclass(frozen=True)
@@ -124,12 +144,14 @@ class Decision:
     Attributes:
       applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, and
         nobody proved it false.
-      late: Peers whose message arrived after max_round_train_time, or never.
+      late: Peers whose message arrived after the round had closed, or never, and is not applied
+        later either.
       dropped: Peers that nobody heard from; they are out of the epoch.
       ejected: Proven liars, and how they were caught; they are out of the run.
       quorum: Number of witnesses needed.
       train_seconds: Simulated seconds from the round's start until all witnesses could attest.
       now: Simulated clock at the end of the round, seconds since the start of the run.
+      travelling: Peers whose message had not arrived, and may be merged in a later round.
     """
 
     applied: tuple[int, ...]
@@ -139,3 +161,4 @@ class Decision:
     quorum: int
     train_seconds: float
     now: float
+    travelling: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()

@@ -1,13 +1,15 @@
 """The state of a run between two events, as the coordinator has it."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 from pipeline.protocol import committee
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.committee import Assignment, Span
+from pipeline.protocol.pace import Pace, Travelling
 
 MAX_PEERS = 256
 
@@ -99,6 +101,9 @@ class CoordinatorState:
       missed: Spans that `Untrained` reported for this round; None before the report.
       checkpoint: SHA-256 of the params that ended the epoch, once a member has stored them.
       checkpointer: The first member that did.
+      pace: How rounds go on without those that are late; None where they wait for all.
+      travelling: Messages of earlier rounds that may still be merged, by peer.
+      travel_on: Those that `TravelOn` reported for this round.
     """
 
     settings: Settings
@@ -122,6 +127,9 @@ class CoordinatorState:
     missed: tuple[Span, ...] | None = None
     checkpoint: str | None = None
     checkpointer: int | None = None
+    pace: Pace | None = None
+    travelling: Mapping[int, Travelling] = field(default_factory=dict)
+    travel_on: Mapping[int, Travelling] = field(default_factory=dict)
 
     # Elections and the assignment follow from the fields; each is computed once for a state.
 
@@ -160,8 +168,17 @@ class CoordinatorState:
     @cached_property
     def plan(self) -> Assignment:
         """What this round trains: its batch, of the ramp's size, spread over the trainers."""
+        if self.pace:
+            free = [peer for peer in self.trainers if peer not in self.travelling]
+            shares = {peer: self.pace.shares[peer] for peer in free}
+            return committee.plan_shares(shares, self.seed, self.data_index, self.untrained)
         batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
         return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
+
+    @cached_property
+    def given(self) -> dict[int, Span]:
+        """The sequences of each message that may be merged in this round, by peer."""
+        return {peer: one.span for peer, one in self.travelling.items()} | self.plan.spans
 
     @property
     def deadline(self) -> float | None:
