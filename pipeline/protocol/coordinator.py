@@ -211,9 +211,8 @@ def _on_close(state: CoordinatorState, event: Close) -> CoordinatorState:
 
 def _on_travel_on(state: CoordinatorState, event: TravelOn) -> CoordinatorState:
     _expect(state, event, RunState.RoundWitness)
-    for peer, one in event.messages.items():
-        if state.pace is None or state.given.get(peer) != one.span:
-            raise CoordinatorError(state, event, f"peer {peer} has no such message on its way")
+    if bad := [one for one in event.messages if state.given.get(one.peer) != one.span]:
+        raise CoordinatorError(state, event, f"peer {bad[0].peer} has no such message")
     return replace(state, travel_on=event.messages)
 
 
@@ -327,7 +326,8 @@ def _finish_warmup(state: CoordinatorState, now: float, seed: int) -> Coordinato
 
 def _start_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     started = _enter(state, RunState.RoundTrain, now)
-    return replace(started, seed=seed, spoken=(), participants=(), missed=None, travel_on={})
+    started = replace(started, seed=seed, spoken=(), participants=(), missed=None)
+    return replace(started, busy=started.busy_from_start, travel_on=())
 
 
 def _finish_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
@@ -341,7 +341,7 @@ def _finish_round(state: CoordinatorState, now: float, seed: int) -> Coordinator
         height=state.height + 1,
         data_index=state.data_index + plan.fresh,
         untrained=plan.waiting + missed,
-        travelling=state.travel_on if spoken >= quorum else {},
+        on_their_way=state.not_due + (state.travel_on if spoken >= quorum else ()),
     )
     if spoken == 0:  # nobody is left
         return _enter(_withdraw_all(state), RunState.Cooldown, now)

@@ -4,14 +4,14 @@ A `Round` is a pure function of the run's settings, its seed and the rounds befo
 is a pure function of the round and its `Evidence`. An auditor recomputes both and compares.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import LockstepError
 from pipeline.protocol import committee, coordinator, events
 from pipeline.protocol.bloom import Bloom, participant
 from pipeline.protocol.consensus import arrived, closes, judge
-from pipeline.protocol.pace import Pace, Travelling
+from pipeline.protocol.pace import OnItsWay, Pace, Travelling
 from pipeline.protocol.round import Decision, Evidence, Round
 from pipeline.protocol.run_state import (
     MAX_PEERS,
@@ -250,13 +250,13 @@ def finish_round(
     if dropped:
         speaker = evidence.attestations[0].witness
         state = coordinator.tick(state, events.HealthCheck(speaker, dropped, spoke))
-    travelling = {}
+    travelling: set[int] = set()
     if len(state.spoken) >= quorum:
-        on_their_way = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
-        travelling = dict(sorted(on_their_way.items()))
-    if travelling:
-        state = coordinator.tick(state, events.TravelOn(travelling, spoke))
-    untrained = round_.spans.keys() - set(applied) - travelling.keys()
+        messages = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
+        travelling = {one.peer for one in messages}
+        if messages:
+            state = coordinator.tick(state, events.TravelOn(messages, spoke))
+    untrained = round_.spans.keys() - set(applied) - travelling
     left = tuple(round_.spans[peer] for peer in sorted(untrained))
     if left:
         state = coordinator.tick(state, events.Untrained(left, spoke))
@@ -265,7 +265,7 @@ def finish_round(
     fresh = tuple(peer for peer in progress.fresh if peer not in joined)
     progress = replace(progress, state=state, fresh=fresh)
     progress = _advance(progress, spoke + evidence.settle_seconds)
-    late = tuple(sorted(missing - travelling.keys()))
+    late = tuple(sorted(missing - travelling))
     return progress, Decision(
         applied=applied,
         late=late,
@@ -274,33 +274,39 @@ def finish_round(
         quorum=quorum,
         train_seconds=train_seconds,
         now=progress.now,
-        travelling=tuple(travelling),
+        travelling=tuple(sorted(travelling)),
     )
 
 
 def _on_their_way(
-    state: CoordinatorState, round_: Round, evidence: Evidence, missing: Iterable[int]
-) -> dict[int, Travelling]:
-    """Messages of `missing` peers that may be merged in a later round, as the state has them.
+    state: CoordinatorState, round_: Round, evidence: Evidence, missing: Collection[int]
+) -> tuple[OnItsWay, ...]:
+    """Messages of a round, of `missing` peers, that may be merged in a later one.
 
     One that never arrives is none of them, nor one that receivers refuse, or that has a second
     version.
     """
-    if state.pace is None or state.pace.settles(round_.step):
-        return {}
+    pace = state.pace
+    if pace is None or not pace.travels_on(round_.step):
+        return ()
     sent = evidence.arrivals.keys() - {*evidence.broken, *evidence.others}
-    new = {
-        peer: Travelling(
+    new = [
+        OnItsWay(
+            peer,
             round_.step,
             round_.assignment[peer],
             evidence.messages[peer].commitment,
             state.since + evidence.arrivals[peer],
         )
-        for peer in sent
-    }
-    oldest = round_.step + 1 - state.pace.max_age
-    on_their_way = {**state.travelling, **new}
-    return {p: one for p, one in on_their_way.items() if p in missing and one.step >= oldest}
+        for peer in sorted(sent.intersection(missing))
+        if pace.max_age
+    ]
+    older = [
+        one
+        for one in state.due
+        if one.peer in missing and round_.travelling[one.peer].age < pace.max_age
+    ]
+    return *older, *new
 
 
 def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
@@ -343,10 +349,19 @@ def _round(progress: RunProgress) -> Round:
         ),
         witnesses=state.witnesses,
         joined=progress.joining,
-        travelling={
-            peer: replace(one, seconds=max(0.0, one.seconds - state.since))
-            for peer, one in state.travelling.items()
-        },
+        travelling={one.peer: _due(one, state) for one in state.due},
+    )
+
+
+def _due(message: OnItsWay, state: CoordinatorState) -> Travelling:
+    """A message of an earlier round in the one that a run in RoundTrain is in."""
+    fragments = 1 if state.pace is None else state.pace.fragments
+    return Travelling(
+        step=message.step,
+        span=message.span,
+        commitment=message.commitment,
+        age=(state.step - message.step) // fragments,
+        seconds=max(0.0, message.at - state.since),
     )
 
 

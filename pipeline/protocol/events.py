@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.committee import Span
-from pipeline.protocol.pace import Travelling
+from pipeline.protocol.pace import OnItsWay
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Close:
 
 @dataclass(frozen=True)
 class TravelOn:
-    """Messages that may be merged in a later round, by peer; reported once a round."""
+    """Messages of the round that may be merged in a later one; reported once a round."""
 
-    messages: dict[int, Travelling]
+    messages: tuple[OnItsWay, ...]
     now: float
 
 

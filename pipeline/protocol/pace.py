@@ -1,8 +1,9 @@
 """How rounds go on without those that are late: Decoupled DiLoCo's quorum, grace and ages.
 
 A round closes at its K-th arrival and a grace after it, instead of when all have arrived. A message
-that is not there by then travels on, and is merged in a later round, with its age; meanwhile its
-peer is given no other work. Peers that are slower by `[links]` are given fewer local steps.
+that is not there by then travels on, and is merged when a later round exchanges its fragment of the
+params, with its age. Its peer is given no work while it travels, nor in that round, in which it has
+a message already. Peers that are slower by `[links]` are given fewer local steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,20 +16,40 @@ ROUNDING = 1e-9  # of a quotient of speeds, which floor would take for the step 
 
 
 @dataclass(frozen=True)
+class OnItsWay:
+    """A message that had not arrived when its round was over, and may be merged in a later one.
+
+    Attributes:
+      peer: Who sent it.
+      step: The round in which it was computed.
+      span: First and last sequence that its peer was assigned in it.
+      commitment: Commitment to the message, hex.
+      at: When it is at every peer, seconds since the start of the run.
+    """
+
+    peer: int
+    step: int
+    span: Span
+    commitment: Hash
+    at: float
+
+
+@dataclass(frozen=True)
 class Travelling:
-    """A message of an earlier round that had not arrived when that round was over.
+    """The same in a round in which it is merged, if it is there in time.
 
     Attributes:
       step: The round in which it was computed.
       span: First and last sequence that its peer was assigned in it.
       commitment: Commitment to the message, hex.
-      seconds: When it is at every peer: in a `Round`, after the round's start, 0 if it is there by
-        then; in the coordinator's state, since the start of the run.
+      age: Versions of its fragment since the one that it began with.
+      seconds: After the round's start at which it is at every peer; 0 if it is there by then.
     """
 
     step: int
     span: Span
     commitment: Hash
+    age: int
     seconds: float
 
 
@@ -39,18 +60,20 @@ class Pace:
     Attributes:
       quorum: Messages at which a round begins to close, K.
       grace_seconds: How long it waits for others then.
-      max_age: Versions of the params that may come after those that a message began with; an older
-        one is not merged.
+      max_age: Versions of its fragment that may come after the one that a message began with; an
+        older one is not merged.
+      fragments: Fragments of the params; rounds exchange one each, in turns.
       shares: Sequences that each peer is given in a round, by peer.
       settle_every: Every so many rounds, and in the last one, a round waits for all messages, as
-        one without a pace does, and none travels on: so a snapshot after it is the whole state. 0
-        for never.
+        one without a pace does, and none travels on from it: so a snapshot after it is the whole
+        state. 0 for never.
       last: The last round.
     """
 
     quorum: int
     grace_seconds: float
     max_age: int
+    fragments: int
     shares: tuple[int, ...]
     settle_every: int
     last: int
@@ -59,6 +82,16 @@ class Pace:
         """Return whether nothing travels on from a round."""
         every = self.settle_every
         return every > 0 and (step % every == 0 or step == self.last)
+
+    def travels_on(self, step: int) -> bool:
+        """Return whether a message of a round's fragment may be merged when it is its turn again.
+
+        It may not if a round that settles comes first.
+        """
+        every, turn = self.settle_every, step + self.fragments
+        if not every:
+            return True
+        return not self.settles(step) and turn <= min((step // every + 1) * every, self.last)
 
     def closes(self, step: int, arrivals: Iterable[float], awaited: int, limit: float) -> float:
         """Return the seconds after its start at which a round waits no longer.

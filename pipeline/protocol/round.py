@@ -33,8 +33,8 @@ class Round:
       witnesses: The elected witnesses.
       joined: Peers whose first round this is since they joined the running training: they take over
         the others' params, and begin with a new state of their own.
-      travelling: Messages of earlier rounds that may still be merged, by peer; such a peer is
-        assigned nothing.
+      travelling: Messages of earlier rounds that are merged in this one, if they are there in time,
+        by peer; such a peer is assigned nothing.
     """
 
     step: int
@@ -73,8 +73,8 @@ class Round:
 
     @property
     def ages(self) -> dict[int, int]:
-        """Versions of the params since those that travelling messages began with, by peer."""
-        return {peer: self.step - one.step for peer, one in self.travelling.items()}
+        """Versions of the fragment since those that travelling messages began with, by peer."""
+        return {peer: one.age for peer, one in self.travelling.items()}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pipeline.protocol.coordinator import (
     tick,
 )
 from pipeline.protocol.driver import RunProgress
-from pipeline.protocol.pace import Pace, Travelling, shares_of
+from pipeline.protocol.pace import OnItsWay, Pace, Travelling, shares_of
 from pipeline.protocol.round import Decision, Evidence, Message, Round
 from pipeline.transcript.entry import Entry
 from tests.pipeline.protocol import records
@@ -26,7 +26,7 @@ from tests.pipeline.protocol.test_driver import Settings, commitment
 from tests.pipeline.protocol.three_peers import at
 
 ENDLESS = Settings(init_min_clients=4, min_clients=3, rounds_per_epoch=100, batch=16)
-PACE = Pace(3, 0.5, 2, (4, 4, 4, 2), 0, 0)
+PACE = Pace(3, 0.5, 2, 1, (4, 4, 4, 2), 0, 0)
 
 
 def begun(pace: Pace | None = PACE, settings: Settings = ENDLESS, count: int = 4) -> RunProgress:
@@ -80,7 +80,7 @@ def test_who_is_late_is_merged_when_it_is_there_and_is_given_nothing_meanwhile()
     rounds, decisions, progress = take(begun(), {3: 8.0}, {}, {}, {})
     assert decisions[0].travelling == (3,) and decisions[0].train_seconds == 1.5
     first = rounds[0].assignment[3]
-    one = Travelling(1, first, commitment(rounds[0], 3), 8.0 - 3.5)
+    one = Travelling(1, first, commitment(rounds[0], 3), 1, 8.0 - 3.5)
     assert rounds[1].travelling == {3: one} and 3 not in rounds[1].assignment
     assert rounds[1].batch_size == 12 and rounds[1].ages == {3: 1}
     assert (decisions[1].applied, decisions[1].travelling) == ((0, 1, 2), (3,))
@@ -127,6 +127,27 @@ def test_a_peer_that_is_gone_after_it_sent_counts_still_and_once():
     assert applied == [True, False, False]
 
 
+def test_a_late_message_waits_for_the_turn_of_its_fragment_and_its_peer_does_not():
+    """Rounds exchange fragments 0, 1 and 2 in turns, and last 3 seconds."""
+    pace = replace(PACE, fragments=3)
+    rounds, decisions, _ = take(begun(pace), {3: 5.0}, {}, {}, {}, {})
+    assert [3 in round_.assignment for round_ in rounds] == [True, False, True, False, True]
+    assert [round_.ages for round_ in rounds] == [{}, {}, {}, {3: 1}, {}]
+    assert [3 in decision.applied for decision in decisions] == [False, False, True, True, True]
+    assert decisions[3].applied == (0, 1, 2, 3)
+    pace = replace(pace, settle_every=3, last=9)  # which comes before the fragment's turn
+    _, (decision, *_), _ = take(begun(pace), {3: 5.0})
+    assert (decision.late, decision.travelling) == ((3,), ())
+
+
+def test_two_messages_of_a_peer_may_be_on_their_way_of_different_fragments():
+    pace = replace(PACE, fragments=3)
+    rounds, decisions, progress = take(begun(pace), {3: 5.0}, {}, {3: 5.0})
+    assert [(one.peer, one.step) for one in progress.state.on_their_way] == [(3, 1), (3, 3)]
+    progress, round_ = driver.next_round(progress)
+    assert [*round_.travelling] == [3] and round_.travelling[3].step == 1
+
+
 def test_a_round_that_settles_waits_for_all_and_lets_nothing_travel_on():
     pace = replace(PACE, settle_every=2, last=10)
     rounds, decisions, _ = take(begun(pace), {3: 9.0}, {1: 20.0}, {3: 31.0}, {3: 31.0})
@@ -143,7 +164,7 @@ def test_a_round_that_settles_waits_for_all_and_lets_nothing_travel_on():
 def test_a_quorum_of_all_without_grace_is_a_round_that_waits_for_all():
     """Of as many messages as can be there; what never arrives is waited for."""
     for times in ({1: 29.0}, {2: None}, {0: 31.0, 1: 31.0}):
-        pace = Pace(4, 0.0, 0, (4,) * 4, 0, 0)
+        pace = Pace(4, 0.0, 0, 1, (4,) * 4, 0, 0)
         with_pace, without = (take(begun(p), times)[1][0] for p in (pace, None))
         assert with_pace == without
 
@@ -201,10 +222,10 @@ def test_a_run_without_a_pace_neither_closes_early_nor_lets_anything_travel():
     state = at(RunState.RoundTrain)
     with pytest.raises(CoordinatorError, match="rounds of this run wait for all messages"):
         tick(state, Close(state.since))
-    one = Travelling(1, (0, 3), "ab" * 32, 1.0)
+    one = OnItsWay(0, 1, (90, 93), "ab" * 32, 1.0)
     state = at(RunState.RoundWitness)
-    with pytest.raises(CoordinatorError, match="peer 0 has no such message on its way"):
-        tick(state, TravelOn({0: one}, state.since))
+    with pytest.raises(CoordinatorError, match="peer 0 has no such message"):
+        tick(state, TravelOn((one,), state.since))
 
 
 def test_records_of_a_run_without_a_pace_are_as_they_were_and_the_others_come_back_from_json():
@@ -219,20 +240,20 @@ def test_records_of_a_run_without_a_pace_are_as_they_were_and_the_others_come_ba
             line = entry.model_dump_json()
             assert Entry.model_validate_json(line) == entry
             assert ("travelling" in line) == found
-    assert plain.state.travelling == {}
+    assert plain.state.on_their_way == ()
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 5), st.sampled_from([0.0, 0.5, 3.0]), st.integers(0, 3),
-    st.sampled_from([0, 3]), st.integers(0, 99),
+    st.integers(1, 3), st.sampled_from([0, 3]), st.integers(0, 99),
     st.lists(st.lists(st.sampled_from([0.5, 1.0, 2.0, 6.0, 31.0, None]), min_size=5, max_size=5)),
 )  # fmt: skip
 def test_no_sequence_is_lost_and_none_is_merged_twice_whoever_is_late(
-    quorum, grace, max_age, settle_every, seed, fates
+    quorum, grace, max_age, fragments, settle_every, seed, fates
 ):
     settings = replace(ENDLESS, total_steps=10, init_min_clients=5, rounds_per_epoch=4)
-    pace = Pace(quorum, grace, max_age, (6, 6, 4, 2, 2), settle_every, 10)
+    pace = Pace(quorum, grace, max_age, fragments, (6, 6, 4, 2, 2), settle_every, 10)
     progress = driver.ask(driver.start(settings, 5, seed, 10, pace=pace), range(5))
     merged, given_out = [], 0
     while True:
@@ -240,7 +261,12 @@ def test_no_sequence_is_lost_and_none_is_merged_twice_whoever_is_late(
         if round_ is None:
             break
         assert not round_.assignment.keys() & round_.travelling.keys()
-        assert all(age <= max_age for age in round_.ages.values())
+        assert all(1 <= age <= max_age for age in round_.ages.values())
+        assert all(
+            (round_.step - one.step) == one.age * fragments for one in round_.travelling.values()
+        )
+        if pace.settles(round_.step - 1):
+            assert not progress.state.on_their_way
         assert sum(last - first + 1 for first, last in round_.assignment.values()) <= 20
         given_out = max([given_out, *(last + 1 for _, last in round_.assignment.values())])
         row = fates[round_.step - 1] if round_.step <= len(fates) else [1.0] * 5
@@ -251,8 +277,8 @@ def test_no_sequence_is_lost_and_none_is_merged_twice_whoever_is_late(
         assert not {*decision.applied} & {*decision.late, *decision.travelling}
         assert {*decision.applied, *decision.late, *decision.travelling} == {*round_.spans}
     state = progress.state
-    left = [*state.untrained, *(one.span for one in state.travelling.values())]
+    left = [*state.untrained, *(one.span for one in state.on_their_way)]
     waiting = [i for first, last in left for i in range(first, last + 1)]
     assert len(merged) == len(set(merged))
     assert sorted(merged + waiting) == list(range(given_out))
-    assert not (settle_every and state.travelling)
+    assert not (settle_every and state.on_their_way)
