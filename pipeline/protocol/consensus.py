@@ -76,7 +76,7 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
     there = dict.fromkeys(arrived(round_, evidence, limit))
     refused = tuple(peer for peer in evidence.broken if peer in there)
     heard = evidence.present(round_.peers)
-    sent = _commitments(round_, evidence)
+    sent = commitments_of(round_, evidence)
     held = {peer: sent[peer] for peer in there.keys() - set(refused)}
     to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in there}
     attestations = []
@@ -87,8 +87,8 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
     return tuple(attestations)
 
 
-def _commitments(round_: Round, evidence: Evidence) -> dict[int, str]:
-    """The commitment of each message that can be held in the round, by its sender."""
+def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
+    """Return the commitment of each message that can be held in the round, by its sender."""
     earlier = {peer: one.commitment for peer, one in round_.travelling.items()}
     return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
 
@@ -98,7 +98,7 @@ def _witnessing(
 ) -> tuple[set[int], dict[int, str]]:
     """The peers whose message a quorum holds, and the liars that attestations prove."""
     lied: dict[int, str] = {}
-    commitments = _commitments(round_, evidence)
+    commitments = commitments_of(round_, evidence)
     others = {peer: message.commitment for peer, message in evidence.others.items()}
     votes: dict[int, list[str]] = {}
     refusals: Counter[int] = Counter()

@@ -71,6 +71,10 @@ class Round:
         """How many sequences each of these messages is of."""
         return {peer: last - first + 1 for peer, (first, last) in self.spans.items()}
 
+    def computed_in(self, peer: int) -> int:
+        """Return the round in which the message was computed that this one has of a peer."""
+        return self.travelling[peer].step if peer in self.travelling else self.step
+
     @property
     def ages(self) -> dict[int, int]:
         """Versions of the fragment since those that travelling messages began with, by peer."""

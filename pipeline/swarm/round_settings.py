@@ -7,8 +7,9 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.programs.train_step import Programs, Work
-from pipeline.protocol import links
+from pipeline.protocol import consensus, links
 from pipeline.protocol.pace import Pace, shares_of
+from pipeline.protocol.round import Evidence, Round
 from pipeline.protocol.run_state import Settings
 from pipeline.runfile.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
 from pipeline.swarm.peers import Rows
@@ -71,6 +72,10 @@ class RoundSettings:
     def on_wall_clock(self) -> bool:
         """Whether real time decides who is late."""
         return self.links.clock == "wall"
+
+    def closes(self, round_: Round, evidence: Evidence) -> float:
+        """Return the seconds after its start at which a round waits for no further message."""
+        return consensus.closes(self.pace, round_, evidence, self.coordinator)
 
     def work(self, programs: Programs, data: Rows, span: tuple[int, int], trainers: int) -> Work:
         """Return the work of a peer that is assigned the rows of `span`, first to last.
