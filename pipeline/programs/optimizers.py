@@ -231,7 +231,9 @@ def _inner(table: tables.LocalSteps, setting: Setting) -> Optimizer:
     return optimizer_of(table.inner, setting._replace(aggregate=mean))
 
 
-def _outer(table: tables.Quantized, setting: Setting) -> Optimizer:
+def _outer(
+    table: tables.OptimizerDiLoCo | tables.OptimizerStreamingDiLoCo, setting: Setting
+) -> Optimizer:
     """Return the outer SGD, with messages as the table rounds them."""
     outer = outer_sgd(
         table.outer_learning_rate,

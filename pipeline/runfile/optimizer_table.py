@@ -171,11 +171,7 @@ class Rounded(LocalSteps):
         return self
 
 
-class Quantized(Rounded, OuterSteps):
-    """Outer steps of an outer SGD on pseudogradients that can be rounded."""
-
-
-class OptimizerDiLoCo(Quantized):
+class OptimizerDiLoCo(Rounded, OuterSteps):
     """DiLoCo: local steps; the mean of the pseudogradients is the gradient of an outer SGD."""
 
 
@@ -208,7 +204,7 @@ class Fragmented(Rounded):
         return self.inner_steps // self.fragments
 
 
-class OptimizerStreamingDiLoCo(Quantized, Fragmented):
+class OptimizerStreamingDiLoCo(Fragmented, OuterSteps):
     """Streaming DiLoCo: in each round DiLoCo of one fragment of the params, adopted later."""
 
     mixing: Decay

@@ -45,11 +45,11 @@ class OuterCGAD(OuterVariant):
     eps: NotNegative
     """Term added to the root of the second moment, for stability."""
     alpha: NotNegative
-    """Decay of a message's weight by its age, per exchange of its fragment. No value is
-    published."""
+    """Decay of a message's weight by its age, per exchange of its fragment. Lockstep knows no value
+    of the paper's."""
     cutoff: Annotated[float, Field(gt=0)]
-    """Age, in exchanges of its fragment, from which on a message counts for nothing. No value is
-    published."""
+    """Age, in exchanges of its fragment, from which on a message counts for nothing. Lockstep knows
+    no value of the paper's."""
 
 
 class OuterHeLoCo(OuterVariant):

@@ -108,8 +108,8 @@ def cgad(
         s(a)   = (1 + cos(pi * a / cutoff)) / 2 * exp(-alpha * a)     below the cutoff, then 0
         theta <- theta - learning_rate * (Adam's direction of D)
 
-    Where all ages are 0 it is Adam. The paper states neither the gate's formula nor values of alpha
-    and the cutoff where this was looked up; half a cosine is what its name and its end suggest.
+    Where all ages are 0 it is Adam. What could be read of the paper has neither the gate's formula
+    nor its defaults of alpha and the cutoff; half a cosine is what its name and its end suggest.
 
     Args:
       learning_rate: A schedule of the round, counted from 1, or a constant.
