@@ -63,8 +63,10 @@ def closes(pace: Pace | None, round_: Round, evidence: Evidence, settings: Setti
     limit = settings.max_round_train_time
     if pace is None:
         return limit
-    times = [*evidence.arrivals.values(), *(one.seconds for one in round_.travelling.values())]
-    awaited = len(round_.assignment) + len(round_.travelling)
+    times, awaited = [*evidence.arrivals.values()], len(round_.assignment)
+    if not awaited:  # nobody was free to train
+        times = [one.seconds for one in round_.travelling.values()]
+        awaited = len(times)
     return pace.closes(round_.step, times, awaited, limit)
 
 

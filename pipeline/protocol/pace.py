@@ -1,6 +1,6 @@
 """How rounds go on without those that are late: Decoupled DiLoCo's quorum, grace and ages.
 
-A round closes at its K-th arrival and a grace after it, instead of when all have arrived. A message
+A round closes at its K-th message and a grace after it, instead of when all have arrived. A message
 that is not there by then travels on, and is merged when a later round exchanges its fragment of the
 params, with its age. Its peer is given no work while it travels, nor in that round, in which it has
 a message already. Peers that are slower by `[links]` are given fewer local steps.
@@ -58,7 +58,8 @@ class Pace:
     """What a run has of it, the same in all of its rounds.
 
     Attributes:
-      quorum: Messages at which a round begins to close, K.
+      quorum: Messages of its own at which a round begins to close, K. Older ones do not count, or
+        one that is there already would close it before anybody has trained.
       grace_seconds: How long it waits for others then.
       max_age: Versions of its fragment that may come after the one that a message began with; an
         older one is not merged.
@@ -98,8 +99,8 @@ class Pace:
 
         Args:
           step: The round.
-          arrivals: When messages arrive, seconds after its start; those that never do are absent.
-          awaited: Messages that could arrive: of peers with work, and travelling ones.
+          arrivals: When its messages arrive, seconds after its start; none of those that never do.
+          awaited: Messages that could arrive: of all peers with work.
           limit: max_round_train_time, seconds.
         """
         times, quorum = sorted(arrivals), min(self.quorum, awaited)

@@ -224,8 +224,8 @@ class OptimizerDecoupledDiLoCo(Fragmented):
     mixing: Decay | None = None
     """Share of its own params that a peer keeps with adopt = "blend", which needs it."""
     quorum: Count
-    """Messages at which a round begins to close, at most peers.count; older ones that arrive in it
-    count too."""
+    """Messages of a round at which it begins to close, at most peers.count; older ones that arrive
+    in it do not count."""
     grace_seconds: NotNegative
     """Simulated seconds that a round waits for others then; config.max_round_train_time bounds
     both. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it
@@ -238,9 +238,10 @@ class OptimizerDecoupledDiLoCo(Fragmented):
 
     @model_validator(mode="after")
     def _blend_has_mixing(self) -> "OptimizerDecoupledDiLoCo":
-        if (self.adopt == "blend") != (self.mixing is not None):
-            text = "a share beside adopt = blend" if self.mixing is None else "none but with blend"
-            raise wrong("mixing", text)
+        if self.adopt == "blend" and self.mixing is None:
+            raise wrong("adopt", "mixing beside blend, the share that a peer keeps")
+        if self.adopt != "blend" and self.mixing is not None:
+            raise wrong("mixing", f"none with adopt = {self.adopt}, only with blend")
         return self
 
 

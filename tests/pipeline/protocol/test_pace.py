@@ -91,6 +91,20 @@ def test_who_is_late_is_merged_when_it_is_there_and_is_given_nothing_meanwhile()
     assert not progress.state.untrained
 
 
+def test_an_older_message_closes_no_round_but_one_in_which_nobody_trains():
+    pace = replace(PACE, quorum=1)
+    rounds, decisions, _ = take(begun(pace), {3: 2.0}, {}, {})
+    assert rounds[1].travelling[3].seconds == 0.0
+    assert (decisions[1].train_seconds, decisions[1].applied) == (1.0, (0, 1, 2, 3))
+    pace = replace(pace, grace_seconds=0.0)
+    far = dict.fromkeys(range(4), 9.0) | {0: 8.0}
+    rounds, decisions, _ = take(begun(replace(pace, quorum=4)), far)
+    assert decisions[0].train_seconds == 9.0
+    rounds, decisions, _ = take(begun(pace), {0: 31.0, 1: 32.0, 2: 31.0, 3: 31.0}, {})
+    assert not rounds[1].assignment and rounds[1].ages == dict.fromkeys(range(4), 1)
+    assert decisions[0].train_seconds == 30.0 and decisions[1].applied == (0, 1, 2, 3)
+
+
 def test_one_that_is_too_old_is_recorded_as_late_and_its_sequences_go_out_again():
     rounds, decisions, _ = take(begun(), {3: 99.0}, {}, {}, {})
     assert [decision.travelling for decision in decisions] == [(3,), (3,), (), ()]
