@@ -22,7 +22,7 @@ from pipeline.programs.replica import Replica
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
-from pipeline.swarm.travelling import TravellingMessages
+from pipeline.swarm.outbox import TravellingMessages
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange

@@ -11,8 +11,8 @@ from pipeline.errors import LockstepError
 from pipeline.protocol import committee, coordinator, events
 from pipeline.protocol.bloom import Bloom, participant
 from pipeline.protocol.consensus import arrived, closes, judge
-from pipeline.protocol.pace import OnItsWay, Pace, Travelling
-from pipeline.protocol.round import Decision, Evidence, Round
+from pipeline.protocol.pace import OnItsWay, Pace
+from pipeline.protocol.round import Decision, Evidence, Round, Travelling
 from pipeline.protocol.run_state import (
     MAX_PEERS,
     CoordinatorError,

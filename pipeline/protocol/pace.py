@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.protocol.committee import Span
-from pipeline.protocol.dispute import Hash
 
 ROUNDING = 1e-9  # of a quotient of speeds, which floor would take for the step below
 
@@ -30,27 +29,8 @@ class OnItsWay:
     peer: int
     step: int
     span: Span
-    commitment: Hash
+    commitment: str
     at: float
-
-
-@dataclass(frozen=True)
-class Travelling:
-    """The same in a round in which it is merged, if it is there in time.
-
-    Attributes:
-      step: The round in which it was computed.
-      span: First and last sequence that its peer was assigned in it.
-      commitment: Commitment to the message, hex.
-      age: Versions of its fragment since the one that it began with.
-      seconds: After the round's start at which it is at every peer; 0 if it is there by then.
-    """
-
-    step: int
-    span: Span
-    commitment: Hash
-    age: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +44,10 @@ class Pace:
       max_age: Versions of its fragment that may come after the one that a message began with; an
         older one is not merged.
       fragments: Fragments of the params; rounds exchange one each, in turns.
-      shares: Sequences that each peer is given in a round, by peer.
+      rows: Sequences of a local step.
+      steps: Local steps of each peer in a round, by peer.
+      batch: Sequences of a round in which each peer takes so many; in smaller rounds, as a batch
+        ramp has them, it takes fewer in proportion.
       settle_every: Every so many rounds, and in the last one, a round waits for all messages, as
         one without a pace does, and none travels on from it: so a snapshot after it is the whole
         state. 0 for never.
@@ -75,9 +58,18 @@ class Pace:
     grace_seconds: float
     max_age: int
     fragments: int
-    shares: tuple[int, ...]
+    rows: int
+    steps: tuple[int, ...]
+    batch: int
     settle_every: int
     last: int
+
+    def share(self, peer: int, batch: int) -> int:
+        """Return the sequences that a peer is given in a round of at most so many.
+
+        rows * max(1, floor(steps * batch / the largest batch))
+        """
+        return self.rows * max(1, self.steps[peer] * batch // self.batch)
 
     def settles(self, step: int) -> bool:
         """Return whether nothing travels on from a round."""
@@ -109,15 +101,14 @@ class Pace:
         return min(limit, times[quorum - 1] + self.grace_seconds)
 
 
-def shares_of(speeds: Sequence[float], steps: int, rows: int) -> tuple[int, ...]:
-    """Return how many rows each peer is given in a round: whole local steps, by its speed.
+def steps_of(speeds: Sequence[float], steps: int) -> tuple[int, ...]:
+    """Return how many local steps each peer takes in a round, by its speed.
 
-        rows * max(1, floor(steps * speed / the fastest peer's))
+        max(1, floor(steps * speed / the fastest peer's))
 
     Args:
       speeds: Tokens per second, by peer.
       steps: Local steps of the fastest peer.
-      rows: Rows of a local step.
     """
     fastest = max(speeds)
-    return tuple(rows * max(1, int(steps * speed / fastest + ROUNDING)) for speed in speeds)
+    return tuple(max(1, int(steps * speed / fastest + ROUNDING)) for speed in speeds)

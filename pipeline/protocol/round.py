@@ -9,11 +9,29 @@ from pydantic import Field
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.committee import Span
 from pipeline.protocol.dispute import Check, Claim, Hash, Ruling
-from pipeline.protocol.pace import Travelling
 
 
 def _is_empty(value: object) -> bool:
     return not value
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A message of an earlier round that is merged in this one, if it is there in time.
+
+    Attributes:
+      step: The round in which it was computed.
+      span: First and last sequence that its peer was assigned in it.
+      commitment: Commitment to the message, hex.
+      age: Versions of its fragment since the one that it began with.
+      seconds: After the round's start at which it is at every peer; 0 if it is there by then.
+    """
+
+    step: int
+    span: Span
+    commitment: Hash
+    age: int
+    seconds: float
 
 
 @dataclass(frozen=True)

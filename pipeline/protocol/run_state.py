@@ -170,11 +170,11 @@ class CoordinatorState:
     @cached_property
     def plan(self) -> Assignment:
         """What this round trains: its batch, of the ramp's size, spread over the trainers."""
+        batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
         if self.pace:
             free = [peer for peer in self.trainers if peer not in self.busy]
-            shares = {peer: self.pace.shares[peer] for peer in free}
+            shares = {peer: self.pace.share(peer, batch_size) for peer in free}
             return committee.plan_shares(shares, self.seed, self.data_index, self.untrained)
-        batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
         return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
 
     @cached_property

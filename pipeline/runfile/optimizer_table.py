@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.runfile.outer_table import AnyOuter
 from pipeline.runfile.serde_enum import Variant, one_of, variant_name
 from pipeline.runfile.table import U16, U32, AsTuple, Count, Decay, Fraction, NotNegative, wrong
 
@@ -211,6 +210,64 @@ class OptimizerStreamingDiLoCo(Fragmented, OuterSteps):
     """Share of its own params that a peer keeps then; 0.5 in the paper, 0 overwrites them."""
 
 
+class OuterVariant(Variant):
+    """How the merged pseudogradients of Decoupled DiLoCo become a step of the params of all."""
+
+    where = "model.LLM.optimizer.DecoupledDiLoCo.outer"
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    """Learning rate of the outer step, the same in every round."""
+
+
+class OuterNesterov(OuterVariant):
+    """SGD with Nesterov's momentum, as in DiLoCo; it takes old messages for new ones."""
+
+    momentum: Decay
+    """Decay of the momentum from one outer step to the next; 0 is none."""
+
+
+class OuterDelayedNesterov(OuterVariant):
+    """SGD whose Nesterov momentum acts, and takes anything in, once in several merges."""
+
+    momentum: Decay
+    """Decay of the momentum from one of its changes to the next."""
+    every: Count
+    """Merges from one change of the momentum to the next; each moves 1 / every as far."""
+
+
+class OuterCGAD(OuterVariant):
+    """Adam on pseudogradients that count the less the older they are (Cosine-Gated Adam-Decay)."""
+
+    betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
+    """Decay rates of the first and second moment, [b1, b2]."""
+    eps: NotNegative
+    """Term added to the root of the second moment, for stability."""
+    alpha: NotNegative
+    """Decay of a message's weight per version of its fragment that came since."""
+    cutoff: Annotated[float, Field(gt=0)]
+    """Age, in versions of its fragment, from which on a message counts for nothing."""
+
+
+class OuterHeLoCo(OuterVariant):
+    """SGD with Nesterov's momentum, on pseudogradients that are turned towards the momentum."""
+
+    momentum: Decay
+    """Decay of the momentum from one outer step to the next."""
+    keep: Fraction
+    """Cosine with the momentum from which on a pseudogradient stays as it is, 0 to 1."""
+    shrink: NotNegative
+    """How much of what points against the momentum is taken off, per -cosine."""
+    shrink_most: Fraction
+    """The largest share of it that is taken off, 0 to 1."""
+    turn: NotNegative
+    """How far a pseudogradient with a cosine from 0 to `keep` is turned, per 1 - cosine."""
+    trust: NotNegative
+    """Norms of the momentum beside which a pseudogradient's own counts half."""
+
+
+AnyOuter = one_of(OuterVariant)
+
+
 class OptimizerDecoupledDiLoCo(Fragmented):
     """Decoupled DiLoCo: rounds close without those that are late, whose messages are merged later.
 
@@ -224,8 +281,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
     mixing: Decay | None = None
     """Share of its own params that a peer keeps with adopt = "blend", which needs it."""
     quorum: Count
-    """Messages of a round at which it begins to close, at most peers.count; older ones that arrive
-    in it do not count."""
+    """Messages of its own at which a round begins to close, at most peers.count."""
     grace_seconds: NotNegative
     """Simulated seconds that a round waits for others then; config.max_round_train_time bounds
     both. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it

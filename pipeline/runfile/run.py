@@ -85,7 +85,7 @@ class Run(Table):
 
     @property
     def rows_of_a_step(self) -> int | None:
-        """Sequences of each local step, where slower peers take fewer of them; else they vary."""
+        """Sequences of each local step, where slower peers take fewer steps; else they vary."""
         optimizer = self.llm.optimizer
         if not isinstance(optimizer, OptimizerDecoupledDiLoCo):
             return None
@@ -143,10 +143,10 @@ class Run(Table):
     def _decoupled_fits(self) -> "Run":
         percent = self.config.verification_percent
         check_decoupled(self.llm.optimizer, self.peers, self.links, percent)
-        first, last = self.config.global_batch_size_start, self.config.global_batch_size_end
-        if self.rows_of_a_step is not None and first != last:
-            key, text = "global_batch_size_start", f"{last}, as global_batch_size_end"
-            raise wrong(("config", key), f"{text}: local steps of DecoupledDiLoCo are of one size")
+        least = (self.rows_of_a_step or 0) * self.peers.count
+        if self.config.global_batch_size_start < least:
+            text = f"at least {least}, a local step of each peer with DecoupledDiLoCo"
+            raise wrong(("config", "global_batch_size_start"), text)
         return self
 
     @model_validator(mode="after")

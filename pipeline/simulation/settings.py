@@ -231,6 +231,7 @@ class Arguments(Table):
                 self.optimizer,
                 links.speeds(self.links, self.peers),
                 self.rows_of_a_step,
+                batch=rows,
                 settle_every=0,  # nobody replays it
                 last=self.steps,
             ),

@@ -28,7 +28,7 @@ def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[i
     peers = range(settings.peers)
     given = dict.fromkeys(peers, rows / settings.trainers)
     if settings.pace:
-        given = dict(enumerate(settings.pace.shares))
+        given = {peer: settings.pace.share(peer, int(rows)) for peer in peers}
     tokens = {peer: count * settings.row_tokens for peer, count in given.items()}
     sizes = dict.fromkeys(peers, programs.form.bytes_about)
     return links.arrivals(settings.links, peers, tokens, sizes, programs.optimizer.overlapped)

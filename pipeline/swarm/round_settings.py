@@ -8,7 +8,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.programs.train_step import Programs, Work
 from pipeline.protocol import consensus, links
-from pipeline.protocol.pace import Pace, shares_of
+from pipeline.protocol.pace import Pace, steps_of
 from pipeline.protocol.round import Evidence, Round
 from pipeline.protocol.run_state import Settings
 from pipeline.runfile.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
@@ -58,6 +58,7 @@ class RoundSettings:
                 run.llm.optimizer,
                 links.speeds(run.links, run.peers.count),
                 run.rows_of_a_step,
+                batch=run.config.global_batch_size_end,
                 settle_every=run.witness.snapshot_every,
                 last=run.config.total_steps,
             ),
@@ -92,7 +93,7 @@ class RoundSettings:
     def capacity(self, trainers: int) -> int:
         """Return the most rows that one of so many trainers is assigned in any round."""
         if self.pace:
-            return max(self.pace.shares)
+            return self.pace.rows * max(self.pace.steps)
         return -(-self.most_rows // trainers)
 
 
@@ -101,6 +102,7 @@ def pace_of(
     speeds: Sequence[float],
     rows: int | None,
     *,
+    batch: int,
     settle_every: int,
     last: int,
 ) -> Pace | None:
@@ -110,6 +112,7 @@ def pace_of(
       optimizer: Its table; None for one that has none.
       speeds: Tokens per second of each peer.
       rows: Rows of a local step; None with another optimizer.
+      batch: Rows of the largest round.
       settle_every: Rounds after which nothing travels on; 0 for never.
       last: The last round.
     """
@@ -120,7 +123,9 @@ def pace_of(
         grace_seconds=optimizer.grace_seconds,
         max_age=optimizer.max_age,
         fragments=optimizer.fragments,
-        shares=shares_of(speeds, optimizer.steps_of_a_round, rows),
+        rows=rows,
+        steps=steps_of(speeds, optimizer.steps_of_a_round),
+        batch=batch,
         settle_every=settle_every,
         last=last,
     )

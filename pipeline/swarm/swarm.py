@@ -17,10 +17,9 @@ from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.agreement import Agreement, Checked
 from pipeline.swarm.delivery import Delivered, Delivery, SimulatedDelivery
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.outbox import Outbox
+from pipeline.swarm.outbox import Outbox, TravellingMessages
 from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers
 from pipeline.swarm.round_settings import RoundSettings
-from pipeline.swarm.travelling import TravellingMessages
 from pipeline.transcript.entry import Entry, EpochParams
 from pipeline.wire.exchange import Sent
 

@@ -18,15 +18,15 @@ from pipeline.protocol.coordinator import (
     tick,
 )
 from pipeline.protocol.driver import RunProgress
-from pipeline.protocol.pace import OnItsWay, Pace, Travelling, shares_of
-from pipeline.protocol.round import Decision, Evidence, Message, Round
+from pipeline.protocol.pace import OnItsWay, Pace, steps_of
+from pipeline.protocol.round import Decision, Evidence, Message, Round, Travelling
 from pipeline.transcript.entry import Entry
 from tests.pipeline.protocol import records
 from tests.pipeline.protocol.test_driver import Settings, commitment
 from tests.pipeline.protocol.three_peers import at
 
 ENDLESS = Settings(init_min_clients=4, min_clients=3, rounds_per_epoch=100, batch=16)
-PACE = Pace(3, 0.5, 2, 1, (4, 4, 4, 2), 0, 0)
+PACE = Pace(3, 0.5, 2, 1, 2, (2, 2, 2, 1), 16, 0, 0)
 
 
 def begun(pace: Pace | None = PACE, settings: Settings = ENDLESS, count: int = 4) -> RunProgress:
@@ -178,7 +178,7 @@ def test_a_round_that_settles_waits_for_all_and_lets_nothing_travel_on():
 def test_a_quorum_of_all_without_grace_is_a_round_that_waits_for_all():
     """Of as many messages as can be there; what never arrives is waited for."""
     for times in ({1: 29.0}, {2: None}, {0: 31.0, 1: 31.0}):
-        pace = Pace(4, 0.0, 0, 1, (4,) * 4, 0, 0)
+        pace = Pace(4, 0.0, 0, 1, 4, (1,) * 4, 16, 0, 0)
         with_pace, without = (take(begun(p), times)[1][0] for p in (pace, None))
         assert with_pace == without
 
@@ -213,8 +213,14 @@ def test_a_witness_that_claims_to_hold_what_still_travels_lies():
 
 
 def test_slower_peers_take_fewer_local_steps_and_none_takes_none():
-    assert shares_of([10.0, 5.0, 7.4, 0.1], 8, 3) == (24, 12, 15, 3)
-    assert shares_of([0.1 * 3, 0.1, 0.2], 3, 1) == (3, 1, 2)  # 0.1 / (0.1 * 3) * 3 is below 1
+    assert steps_of([10.0, 5.0, 7.4, 0.1], 8) == (8, 4, 5, 1)
+    assert steps_of([0.1 * 3, 0.1, 0.2], 3) == (3, 1, 2)  # 0.1 / (0.1 * 3) * 3 is below 1
+
+
+def test_a_ramp_of_batches_is_one_of_local_steps():
+    pace = replace(PACE, rows=3, steps=(8, 4, 1, 1), batch=96)
+    found = [[pace.share(peer, batch) // 3 for peer in range(4)] for batch in (12, 48, 60, 96)]
+    assert found == [[1, 1, 1, 1], [4, 2, 1, 1], [5, 2, 1, 1], [8, 4, 1, 1]]
 
 
 def test_each_peer_has_its_share_and_what_was_not_trained_comes_first_in_whole_steps():
@@ -267,7 +273,7 @@ def test_no_sequence_is_lost_and_none_is_merged_twice_whoever_is_late(
     quorum, grace, max_age, fragments, settle_every, seed, fates
 ):
     settings = replace(ENDLESS, total_steps=10, init_min_clients=5, rounds_per_epoch=4)
-    pace = Pace(quorum, grace, max_age, fragments, (6, 6, 4, 2, 2), settle_every, 10)
+    pace = Pace(quorum, grace, max_age, fragments, 2, (3, 3, 2, 1, 1), 16, settle_every, 10)
     progress = driver.ask(driver.start(settings, 5, seed, 10, pace=pace), range(5))
     merged, given_out = [], 0
     while True:

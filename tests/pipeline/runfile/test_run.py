@@ -507,7 +507,7 @@ DERIVED = [
 @pytest.mark.parametrize(("enum", "value", "kind"), [*VARIANTS, *DERIVED], ids=str)
 def test_every_variant_loads_and_is_written_back_as_it_was(enum, value, kind):
     edits = [(f"model.LLM.{enum}", value)]
-    if kind is runfile.OptimizerDecoupledDiLoCo:  # which has no ramp
+    if kind is runfile.OptimizerDecoupledDiLoCo:  # whose smallest round is a step of each peer
         edits.append(("config.global_batch_size_end", 4))
     run = load(*edits)
     variant = getattr(run.llm, enum)
