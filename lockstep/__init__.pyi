@@ -10,10 +10,14 @@ from pipeline.optim.compressed.demo import demo as demo
 from pipeline.optim.compressed.distro import CompressedMomentum as CompressedMomentum
 from pipeline.optim.compressed.distro import distro as distro
 from pipeline.optim.dense import dense as dense
+from pipeline.optim.local.decoupled import decoupled_diloco as decoupled_diloco
 from pipeline.optim.local.diloco import diloco as diloco
 from pipeline.optim.local.diloco import outer_sgd as outer_sgd
 from pipeline.optim.local.fedavg import fedavg as fedavg
 from pipeline.optim.local.local_steps import local_steps as local_steps
+from pipeline.optim.local.outer_steps import cgad as cgad
+from pipeline.optim.local.outer_steps import delayed_nesterov as delayed_nesterov
+from pipeline.optim.local.outer_steps import heloco as heloco
 from pipeline.optim.local.sparseloco import sparseloco as sparseloco
 from pipeline.optim.local.sparta import sparta as sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco as sparta_diloco

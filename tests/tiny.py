@@ -63,6 +63,24 @@ STREAMING = {
         **LOCAL_STEPS, **OUTER, "inner_steps": 4, "fragments": 2, "delay": 1, "mixing": 0.25,
     }
 }  # fmt: skip
+DECOUPLED = {
+    "DecoupledDiLoCo": {
+        **LOCAL_STEPS, "inner_steps": 4, "fragments": 2, "delay": 1, "adopt": "carry",
+        "quorum": 4, "grace_seconds": 0.1, "max_age": 2,
+        "outer": {"Nesterov": {"learning_rate": 0.7, "momentum": 0.9}},
+    }
+}  # fmt: skip
+DECOUPLED_IN_SIGNS = {
+    "DecoupledDiLoCo": {
+        **DECOUPLED["DecoupledDiLoCo"], "inner_steps": 2, "fragments": 1, "adopt": "overwrite",
+        "quantize": "sign", "quantize_block": 64, "error_feedback": 0.9,
+        "outer": {
+            "CGAD": {
+                "learning_rate": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "alpha": 0.5, "cutoff": 4
+            }
+        },
+    }
+}  # fmt: skip
 FEDAVG = {"FedAvg": LOCAL_STEPS}
 DILOCO_IN_4_BITS = {
     "DiLoCo": {

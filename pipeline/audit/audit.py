@@ -192,7 +192,7 @@ def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
 
 def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
     """Check that each witness attests what an honest one does to whom the same arrived."""
-    limit = settings.coordinator.max_round_train_time
+    limit = settings.closes(entry.round, entry.evidence)
     honest = consensus.witnessed(entry.round, entry.evidence, limit)
     return [
         Finding(

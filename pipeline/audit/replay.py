@@ -22,6 +22,7 @@ from pipeline.programs.replica import Replica
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
+from pipeline.swarm.outbox import TravellingMessages
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
@@ -121,6 +122,12 @@ class _WindowReplay:
             peer: group.put(self.transcript.own(window.opening, peer, like.own[peer]))
             for peer in peers
         }
+        self.travelling = TravellingMessages()  # none when a window begins
+        self.merged = {
+            (entry.round.computed_in(peer), peer)
+            for entry in self.transcript.window(window)
+            for peer in entry.decision.applied
+        }
         self.found: list[Finding] = []
         self.strayed: set[int] = set()  # peers that last committed to another state than replayed
 
@@ -133,7 +140,8 @@ class _WindowReplay:
             if applied is None:  # what was applied in place of the replayed message is not kept
                 return self.found
             sequences, count = entry.round.sequences, self.setup.run.peers.count
-            self.replica = self.replica.receive(applied, sequences, count, entry.round.step)
+            step, ages = entry.round.step, entry.round.ages
+            self.replica = self.replica.receive(applied, sequences, count, step, ages)
             if entry.checkpointed is not None:
                 self._compare_params(entry.round.step, "ended the epoch", entry.checkpointed.params)
             if entry.round.step in self.transcript.snapshots:
@@ -194,7 +202,7 @@ class _WindowReplay:
 
     def _judge(self, entry: Entry, peer: int, commitment: str) -> None:
         """Blame whose claim differs from the replay: the peer, its verifier or a tie-breaker."""
-        message, applied = entry.evidence.messages[peer], peer in entry.decision.applied
+        message, applied = entry.evidence.messages[peer], self._is_merged(entry, peer)
         if commitment != message.commitment:
             text = f"sent {message.commitment[:12]}, its replay gives {commitment[:12]}"
             self._blame(entry, peer, "message", text, applied)
@@ -229,7 +237,11 @@ class _WindowReplay:
         if not distance <= self.limit:
             text = f"sent a message at distance {distance:.3g} from its replay's, "
             text += f"expected at most {self.limit:.3g}"
-            self._blame(entry, peer, "message", text, peer in entry.decision.applied)
+            self._blame(entry, peer, "message", text, self._is_merged(entry, peer))
+
+    def _is_merged(self, entry: Entry, peer: int) -> bool:
+        """Whether a message of the round got into the params, in that round or in a later one."""
+        return (entry.round.step, peer) in self.merged
 
     def _blame(self, entry: Entry, peer: int, kind: str, text: str, applied: bool) -> None:
         """Keep a peer's first finding of a window, and the first that got into the params."""
@@ -242,12 +254,15 @@ class _WindowReplay:
 
     def _applied(self, entry: Entry, replayed: dict[int, Tree]) -> dict[int, Tree] | None:
         """The messages that everybody applied, or None if one of them is not kept."""
-        applied = entry.decision.applied
+        decision, evidence = entry.decision, entry.evidence
+        needed = evidence.messages.keys() & {*decision.applied, *decision.travelling}
         if self.kept:
-            return {peer: self._sent(entry, peer) for peer in applied}
-        if any(f.peer in applied and f.round == entry.round.step for f in self.found):
+            own = {peer: self._sent(entry, peer) for peer in needed}
+        elif any(f.peer in needed and f.round == entry.round.step for f in self.found):
             return None
-        return {peer: replayed[peer] for peer in applied}
+        else:
+            own = {peer: replayed[peer] for peer in needed}
+        return self.travelling.take(own, entry.round, decision)
 
     def _compare_states(self, step: int) -> None:
         """Compare the state with what was committed to at a snapshot."""

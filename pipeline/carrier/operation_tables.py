@@ -103,6 +103,8 @@ class Optimize(Table):
     """The peers whose messages these are, in this order."""
     sequences: NaturalInts
     """Number of sequences that each of them was assigned, its weight."""
+    ages: NaturalInts
+    """Age of each message, in versions of its fragment; 0 is of this round."""
 
 
 class Optimized(Table):

@@ -156,12 +156,14 @@ class Operations:
 
     def _optimize(self, asked: tables.Optimize, arrays: Arrays) -> Outcome:
         like, peers = self.programs.form.like, asked.peers
-        if len(asked.sequences) != len(peers):
-            raise FrameError(f"sequences: {len(asked.sequences)}, expected {len(peers)}")
+        for name, numbers in (("sequences", asked.sequences), ("ages", asked.ages)):
+            if len(numbers) != len(peers):
+                raise FrameError(f"{name}: {len(numbers)}, expected {len(peers)}")
         trees = trees_of(arrays, {f"message of peer {peer}": like for peer in peers})
         messages = dict(zip(peers, trees.values(), strict=True))
         given, count = dict(zip(peers, asked.sequences, strict=True)), self.run.peers.count
-        self.replica = self.replica.receive(messages, given, count, asked.step)
+        ages = dict(zip(peers, asked.ages, strict=True))
+        self.replica = self.replica.receive(messages, given, count, asked.step, ages)
         return Outcome(tables.Optimized(params=self._hash(self.replica.params)))
 
     def _extract(self, asked: tables.Extract, arrays: Arrays) -> Outcome:

@@ -188,15 +188,23 @@ class RemotePeers(Asking):
             self.ask(requests)
 
     def receive(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        step: int,
+        ages: Mapping[int, int] | None = None,
     ) -> None:
         """Apply, at every peer, the messages that the round decided on.
 
         Raises:
           LockstepError: No peer is left.
         """
+        older = ages or {}
         optimize = tables.Optimize(
-            step=step, peers=[*messages], sequences=[sequences[peer] for peer in messages]
+            step=step,
+            peers=[*messages],
+            sequences=[sequences[peer] for peer in messages],
+            ages=[older.get(peer, 0) for peer in messages],
         )
         arrays = [leaf for message in messages.values() for leaf in leaves(message)]
         answers = self.ask(dict.fromkeys(self.here, Asked(optimize, arrays)))

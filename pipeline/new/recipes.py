@@ -98,6 +98,21 @@ RECIPES = {
             StatedRate(35_000_000, 1e-3, "params/paper/streaming-diloco-35m.toml"),
         ),
     ),
+    "decoupled-diloco": _local(
+        "DecoupledDiLoCo",
+        "params/decoupled-diloco.toml",
+        3e-3,
+        _LOCAL
+        | {
+            "fragments": 2,
+            "delay": 1,
+            "adopt": "overwrite",
+            "quorum": 1,
+            "grace_seconds": 1.0,
+            "max_age": 2,
+            "outer": {"Nesterov": {"learning_rate": 0.7, "momentum": 0.5}},
+        },
+    ),
     "sparta-diloco": _local(
         "SPARTADiLoCo",
         "params/sparta-diloco.toml",

@@ -44,7 +44,8 @@ def programs_of(
     merged_by = aggregate_of(run.peers)
     setting = Setting(learning_rate, run.peers.overlap, task.model.stacked, merged_by)
     optimizer = task.balance(build(run.llm.optimizer, setting, groups), run.peers.balance_speed)
-    return Programs(task, optimizer, wire=run.peers.wire, parts=run.peers.fsdp)
+    wire, parts = run.peers.wire, run.peers.fsdp
+    return Programs(task, optimizer, wire=wire, parts=parts, lot=run.rows_of_a_step)
 
 
 class LanguageModel:

@@ -15,8 +15,10 @@ from pipeline.optim.aggregation.rules import RULES
 from pipeline.optim.compressed.ada_distro import ada_distro
 from pipeline.optim.compressed.compressor import Compressor
 from pipeline.optim.compressed.distro import CompressedMomentum, distro
+from pipeline.optim.local.decoupled import decoupled_diloco
 from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.local.outer_steps import cgad, delayed_nesterov, heloco
 from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
@@ -69,6 +71,19 @@ def learning_rate_of_run(run: Run, first_step: int = 0) -> LearningRate:
         return learning_rate
     # what Psyche calls a cold start: the first epoch after a pause
     return schedules.cold_start(learning_rate, first_step + 1, run.llm.cold_start_warmup_steps)
+
+
+def _nesterov(learning_rate: float, *, momentum: float, aggregate: AggregateFn) -> Optimizer:
+    nesterov = momentum > 0
+    return outer_sgd(learning_rate, momentum=momentum, nesterov=nesterov, aggregate=aggregate)
+
+
+OUTER_STEPS: dict[type[tables.OuterVariant], Callable[..., Optimizer]] = {
+    tables.OuterNesterov: _nesterov,
+    tables.OuterDelayedNesterov: delayed_nesterov,
+    tables.OuterCGAD: cgad,
+    tables.OuterHeLoCo: heloco,
+}
 
 
 class Setting(NamedTuple):
@@ -197,19 +212,40 @@ def _streaming(table: tables.OptimizerStreamingDiLoCo, setting: Setting) -> Opti
     )
 
 
+@optimizer_of.register
+def _decoupled(table: tables.OptimizerDecoupledDiLoCo, setting: Setting) -> Optimizer:
+    outer = OUTER_STEPS[type(table.outer)](**dict(table.outer), aggregate=setting.aggregate)
+    return decoupled_diloco(
+        _inner(table, setting),
+        _rounded(outer, table),
+        inner_steps=table.inner_steps,
+        fragments=table.fragments,
+        delay=table.delay,
+        adopt=table.adopt,
+        mixing=table.mixing or 0.0,
+    )
+
+
 def _inner(table: tables.LocalSteps, setting: Setting) -> Optimizer:
     """Return the optimizer of the local steps, each of which a peer takes alone."""
     return optimizer_of(table.inner, setting._replace(aggregate=mean))
 
 
-def _outer(table: tables.Quantized, setting: Setting) -> Optimizer:
-    """Return the outer optimizer, with messages as the table rounds them."""
+def _outer(
+    table: tables.OptimizerDiLoCo | tables.OptimizerStreamingDiLoCo, setting: Setting
+) -> Optimizer:
+    """Return the outer SGD, with messages as the table rounds them."""
     outer = outer_sgd(
         table.outer_learning_rate,
         momentum=table.outer_momentum,
         nesterov=table.nesterov,
         aggregate=setting.aggregate,
     )
+    return _rounded(outer, table)
+
+
+def _rounded(outer: Optimizer, table: tables.Rounded) -> Optimizer:
+    """Return an outer optimizer with messages as the table rounds them."""
     if not table.quantize:
         return outer
     quantizer = QUANTIZERS[table.quantize](table.quantize_block)

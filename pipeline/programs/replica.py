@@ -53,20 +53,29 @@ class Replica:
         return self.programs.compare(*self.arguments(own, work, step), message)
 
     def receive(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], count: int, step: int
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        count: int,
+        step: int,
+        ages: Mapping[int, int] | None = None,
     ) -> "Replica":
         """Return the replica after the messages of some of the run's `count` peers.
 
         Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
-        weight is how many sequences the round assigned to it. Large messages are never stacked
-        whole; then the shared state of this replica is donated.
+        weight is how many sequences it was assigned for its message. Large messages are never
+        stacked whole; then the shared state of this replica is donated.
+
+        `ages` has the messages that are of an earlier round, in versions of their fragment.
         """
+        older = ages or {}
         form = self.programs.form
         absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
         rows = [messages.get(peer, absent) for peer in range(count)]
         weights = [sequences[peer] if peer in messages else 0 for peer in range(count)]
-        steps = self.programs.optimizer.inner_steps
-        peers = RoundPeers.synchronous(np.array(weights, np.int32), steps)
+        weight = np.array(weights, np.int32)
+        age = np.array([older.get(peer, 0) for peer in range(count)], np.int32)
+        peers = RoundPeers(weight, age, self.programs.steps_of(weight))
         peers, step = self.group.put_whole((peers, np.int32(step)))
         if self.programs.merges_in_parts:
             merged = merge_parts(self.programs, self.group, rows, np.array(weights))

@@ -8,7 +8,7 @@ Shapes in names: M micro-batches of B rows, P peers.
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +57,20 @@ class Programs:
       optimizer: How peers train it.
       wire: Encoding of messages, "lockstep" or "psyche".
       parts: Devices over which a peer's arrays are cut.
+      lot: Rows of a local step, where a peer with fewer rows takes fewer steps; by default it takes
+        as many, on fewer rows each.
     """
 
-    def __init__(self, task: Task, optimizer: Optimizer, *, wire: str = "lockstep", parts: int = 1):
-        self.task, self.optimizer = task, optimizer
+    def __init__(
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        *,
+        wire: str = "lockstep",
+        parts: int = 1,
+        lot: int | None = None,
+    ):
+        self.task, self.optimizer, self.lot = task, optimizer, lot
         self.layout_of_messages, self.parts = wire, parts
         self.keep_cut = partial(keep_cut, parts=parts)
 
@@ -68,7 +78,7 @@ class Programs:
     def imprecise(self) -> "Programs":
         """The same programs in the other precision, for a peer with that fault."""
         wire, parts = self.layout_of_messages, self.parts
-        return Programs(self.task.imprecise, self.optimizer, wire=wire, parts=parts)
+        return Programs(self.task.imprecise, self.optimizer, wire=wire, parts=parts, lot=self.lot)
 
     @cached_property
     def form(self) -> Form:
@@ -204,7 +214,23 @@ class Programs:
     def work(self, rows_N: Tree, most: int, size: int) -> Work:
         """Return a peer's work of a round, cut for its local steps as `micro_batches` cuts rows."""
         count = len(jax.tree.leaves(rows_N)[0])
-        return Work(micro_batches(rows_N, most, size, self.optimizer.inner_steps), count)
+        return Work(micro_batches(rows_N, most, size, self.optimizer.inner_steps, self.lot), count)
+
+    def lot_of(self, count: Any, local: Any) -> Any:
+        """Return how many of a peer's `count` rows of a round its local step `local` is on.
+
+        The steps are counted from 0. Integers or int32 arrays, as those that are given.
+        """
+        steps = self.optimizer.inner_steps
+        if self.lot is None:
+            return count // steps + (local < count % steps)
+        return (count - local * self.lot).clip(0, self.lot)
+
+    def steps_of(self, count: Any) -> Any:
+        """Return how many local steps a peer takes on so many rows: int32 arrays of any shape."""
+        if self.lot is None:
+            return count.clip(0, self.optimizer.inner_steps)
+        return -(-count // self.lot)
 
     def _local_steps(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
@@ -222,7 +248,7 @@ class Programs:
         def take(h: jax.Array, before: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
             own, total = before
             own = optim.align_before(self.optimizer, own, agreed.params, step, h)
-            lot = count // steps + (h < count % steps)
+            lot = self.lot_of(count, h)
             done = step - 1 + (h + 1) / steps  # rounds
             rows_MB = jax.tree.map(lambda x: x[h], rows_HMB)
             key = self.task.key(rows_MB, step, h)
@@ -238,7 +264,9 @@ class Programs:
             return self.keep_cut(own), total + loss
 
         own, total = jax.lax.fori_loop(0, steps, take, (self.keep_cut(own), jnp.zeros(())))
-        return own, total / jnp.minimum(count, steps)
+        return own, total / (
+            jnp.minimum(count, steps) if self.lot is None else self.steps_of(count)
+        )
 
     @property
     def _branches(self) -> bool:
@@ -314,7 +342,9 @@ class Programs:
         return self.optimizer.compare
 
 
-def micro_batches(rows_N: Tree, capacity: int, size: int, lots: int = 1) -> Tree:
+def micro_batches(
+    rows_N: Tree, capacity: int, size: int, lots: int = 1, lot: int | None = None
+) -> Tree:
     """Cut rows into micro-batches of one shape, padded with zeros: [M, B, ...].
 
     Args:
@@ -323,14 +353,16 @@ def micro_batches(rows_N: Tree, capacity: int, size: int, lots: int = 1) -> Tree
       size: Rows in a micro-batch (B).
       lots: Local steps of a round, each of which has M / lots micro-batches: its rows, as many as
         the others' or, of the first ones, one more.
+      lot: Rows of each local step, as long as there are any; by default all have about as many.
     """
     micro = -(-capacity // (lots * size))  # of a lot
 
     def cut(rows_N: np.ndarray) -> np.ndarray:
         shape = rows_N.shape[1:]
         padded = np.zeros((lots, micro * size, *shape), rows_N.dtype)
-        for lot, rows in zip(padded, np.array_split(rows_N, lots), strict=True):
-            lot[: len(rows)] = rows
+        ends = lots if lot is None else range(lot, lots * lot, lot)
+        for part, rows in zip(padded, np.array_split(rows_N, ends), strict=True):
+            part[: len(rows)] = rows
         return padded.reshape(lots * micro, size, *shape)
 
     return jax.tree.map(cut, rows_N)

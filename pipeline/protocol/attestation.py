@@ -13,8 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.protocol import bloom, merkle
-from pipeline.protocol.bloom import Bloom
-from pipeline.protocol.coordinator import participant
+from pipeline.protocol.bloom import Bloom, participant
 
 BLOOM = r"^[A-Za-z0-9+/]{427}=$"  # a filter's 320 bytes
 

@@ -35,6 +35,12 @@ def keys(seed: bytes) -> tuple[int, ...]:
     return tuple(int.from_bytes(digest[:8], "little") for digest in digests)
 
 
+@lru_cache(maxsize=256)
+def participant(peer: int) -> bytes:
+    """Return a peer's item in a witness's filter: SHA-256 of its number, u32 little-endian."""
+    return hashlib.sha256(peer.to_bytes(4, "little")).digest()
+
+
 def positions(item: bytes, keys: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Return the bit that each key gives `item` in a filter of `size` bits."""
     return tuple(fnv1a(item, key) % size for key in keys)

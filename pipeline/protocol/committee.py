@@ -6,7 +6,7 @@ Psyche has it: there are no verifiers in Psyche, no tie-breakers, and no sequenc
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -192,6 +192,34 @@ def plan(
     order = deterministic_shuffle(trainers, random_seed)
     spans = dict(sorted(zip(order, again + new, strict=False)))
     return Assignment(spans=spans, fresh=fresh, waiting=waiting)
+
+
+def plan_shares(
+    shares: Mapping[int, int], random_seed: int, data_index: int, untrained: Sequence[Span] = ()
+) -> Assignment:
+    """Return the assignment in which each trainer has a share of its own, whoever else is there.
+
+    In shuffled order each takes the next piece of the untrained sequences, of at most its share, or
+    where none are left its share of new ones, in contiguous ranges from `data_index` on.
+
+    Args:
+      shares: Sequences that each trainer takes, in the epoch's order; it may be empty.
+      random_seed: The round's seed.
+      data_index: First sequence that was never assigned.
+      untrained: Sequences of earlier rounds whose messages nobody applied.
+    """
+    spans, rest, begin = {}, deque(untrained), data_index
+    for peer in deterministic_shuffle([*shares], random_seed):
+        share = shares[peer]
+        if not rest:
+            spans[peer] = begin, begin + share - 1
+            begin += share
+            continue
+        first, last = rest.popleft()
+        spans[peer] = first, min(last, first + share - 1)
+        if last >= first + share:
+            rest.appendleft((first + share, last))
+    return Assignment(dict(sorted(spans.items())), begin - data_index, tuple(rest))
 
 
 def _pieces(

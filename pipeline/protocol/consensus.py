@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.protocol.attestation import Attestation, attest, proven
 from pipeline.protocol.dispute import Check, Claim, settle
+from pipeline.protocol.pace import Pace
 from pipeline.protocol.round import Evidence, Round
+from pipeline.protocol.run_state import Settings
 
 
 def judge(
@@ -22,9 +24,9 @@ def judge(
     - the trainer or the verifier that lost a dispute.
 
     A disputed message is not applied if the dispute is not settled. `limit` is max_round_train_time
-    in seconds, and `quorum` the number of witnesses needed.
+    in seconds, or when the round closed, and `quorum` the number of witnesses needed.
     """
-    supported, lied = _witnessing(round_, evidence, in_time(evidence.arrivals, limit), quorum)
+    supported, lied = _witnessing(round_, evidence, arrived(round_, evidence, limit), quorum)
     disputed, rulings = set(), defaultdict(list)
     for ruling in evidence.rulings:
         rulings[ruling.verifier, ruling.peer].append(ruling)
@@ -50,16 +52,35 @@ def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
     return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
 
 
+def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
+    """Return the same, those whose message of an earlier round arrived by then among them."""
+    earlier = {peer: one.seconds for peer, one in round_.travelling.items()}
+    return in_time(earlier | evidence.arrivals, limit)
+
+
+def closes(pace: Pace | None, round_: Round, evidence: Evidence, settings: Settings) -> float:
+    """Return the seconds after its start at which a round waits for no further message."""
+    limit = settings.max_round_train_time
+    if pace is None:
+        return limit
+    times, awaited = [*evidence.arrivals.values()], len(round_.assignment)
+    if not awaited:  # nobody was free to train
+        times = [one.seconds for one in round_.travelling.values()]
+        awaited = len(times)
+    return pace.closes(round_.step, times, awaited, limit)
+
+
 def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestation, ...]:
     """Return the attestations of the round's witnesses if all of them are honest.
 
-    Attestations in the evidence are ignored; `limit` is max_round_train_time in seconds.
+    Attestations in the evidence are ignored; `limit` is as in `judge`.
     """
-    arrived = dict.fromkeys(in_time(evidence.arrivals, limit))
-    refused = tuple(peer for peer in evidence.broken if peer in arrived)
+    there = dict.fromkeys(arrived(round_, evidence, limit))
+    refused = tuple(peer for peer in evidence.broken if peer in there)
     heard = evidence.present(round_.peers)
-    held = {peer: evidence.messages[peer].commitment for peer in arrived.keys() - set(refused)}
-    to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in arrived}
+    sent = commitments_of(round_, evidence)
+    held = {peer: sent[peer] for peer in there.keys() - set(refused)}
+    to = {peer: set(message.to) for peer, message in evidence.others.items() if peer in there}
     attestations = []
     for witness in evidence.present(round_.witnesses):
         others = [peer for peer in to if witness in to[peer]]
@@ -68,16 +89,22 @@ def witnessed(round_: Round, evidence: Evidence, limit: float) -> tuple[Attestat
     return tuple(attestations)
 
 
+def commitments_of(round_: Round, evidence: Evidence) -> dict[int, str]:
+    """Return the commitment of each message that can be held in the round, by its sender."""
+    earlier = {peer: one.commitment for peer, one in round_.travelling.items()}
+    return earlier | {peer: message.commitment for peer, message in evidence.messages.items()}
+
+
 def _witnessing(
-    round_: Round, evidence: Evidence, arrived: Sequence[int], quorum: int
+    round_: Round, evidence: Evidence, there: Sequence[int], quorum: int
 ) -> tuple[set[int], dict[int, str]]:
     """The peers whose message a quorum holds, and the liars that attestations prove."""
     lied: dict[int, str] = {}
-    commitments = {peer: message.commitment for peer, message in evidence.messages.items()}
+    commitments = commitments_of(round_, evidence)
     others = {peer: message.commitment for peer, message in evidence.others.items()}
     votes: dict[int, list[str]] = {}
     refusals: Counter[int] = Counter()
-    could_arrive = set(arrived) - set(evidence.broken)
+    could_arrive = set(there) - set(evidence.broken)
     for attestation in evidence.attestations:
         if not could_arrive.issuperset(attestation.received):
             lied[attestation.witness] = "false witness"

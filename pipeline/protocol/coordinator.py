@@ -26,16 +26,17 @@ Psyche's, except where Psyche loses work:
     | a batch whose message nobody applied is lost | reassigned, ahead of new sequences          |
     | the last of several checkpoints counts       | the first counts; another one is refused    |
     | a pause makes all members Withdrawn          | the Healthy ones                            |
+    | a round waits for all witnesses, or its time | with a pace, until enough messages are there|
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
+from pipeline.protocol.bloom import participant
 from pipeline.protocol.events import (
     Checkpointed,
+    Close,
     Eject,
     Event,
     HealthCheck,
@@ -44,10 +45,12 @@ from pipeline.protocol.events import (
     Pause,
     Resume,
     Tick,
+    TravelOn,
     Untrained,
     WarmupWitness,
     WitnessReport,
 )
+from pipeline.protocol.pace import Pace
 from pipeline.protocol.run_state import (
     ACTIVE,
     HALTED,
@@ -61,17 +64,13 @@ from pipeline.protocol.run_state import (
 )
 
 
-def start(settings: Settings, max_seq_len: int, *, step: int, data_index: int) -> CoordinatorState:
+def start(
+    settings: Settings, max_seq_len: int, *, step: int, data_index: int, pace: Pace | None = None
+) -> CoordinatorState:
     """Return a run at time 0, without members, that trains round `step` from `data_index` next."""
     return CoordinatorState(
-        settings=settings, max_seq_len=max_seq_len, step=step, data_index=data_index
+        settings=settings, max_seq_len=max_seq_len, step=step, data_index=data_index, pace=pace
     )
-
-
-@lru_cache(maxsize=MAX_PEERS)
-def participant(peer: int) -> bytes:
-    """Return a peer's item in a witness's filter: SHA-256 of its number, u32 little-endian."""
-    return hashlib.sha256(peer.to_bytes(4, "little")).digest()
 
 
 def healthy(state: CoordinatorState, peers: Sequence[int]) -> list[bool]:
@@ -203,11 +202,25 @@ def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
     return replace(state, ejected=state.ejected + event.peers, pending=pending)
 
 
+def _on_close(state: CoordinatorState, event: Close) -> CoordinatorState:
+    _expect(state, event, RunState.RoundTrain)
+    if state.pace is None:
+        raise CoordinatorError(state, event, "rounds of this run wait for all messages")
+    return _enter(state, RunState.RoundWitness, event.now)
+
+
+def _on_travel_on(state: CoordinatorState, event: TravelOn) -> CoordinatorState:
+    _expect(state, event, RunState.RoundWitness)
+    if bad := [one for one in event.messages if state.given.get(one.peer) != one.span]:
+        raise CoordinatorError(state, event, f"peer {bad[0].peer} has no such message")
+    return replace(state, travel_on=event.messages)
+
+
 def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState:
     _expect(state, event, RunState.RoundWitness)
     if state.missed is not None:
         raise CoordinatorError(state, event, "the round's untrained spans are known already")
-    given = set(state.plan.spans.values())
+    given = set(state.given.values())
     for span in event.spans:
         if span not in given:
             reason = f"{span} is not one of the round's spans, or is there twice"
@@ -249,6 +262,8 @@ _ON: dict[type, Callable[[CoordinatorState, Any], CoordinatorState]] = {
     WitnessReport: _on_witness,
     HealthCheck: _on_health_check,
     Eject: _on_eject,
+    Close: _on_close,
+    TravelOn: _on_travel_on,
     Untrained: _on_untrained,
     Checkpointed: _on_checkpointed,
     Pause: _on_pause,
@@ -311,20 +326,22 @@ def _finish_warmup(state: CoordinatorState, now: float, seed: int) -> Coordinato
 
 def _start_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     started = _enter(state, RunState.RoundTrain, now)
-    return replace(started, seed=seed, spoken=(), participants=(), missed=None)
+    started = replace(started, seed=seed, spoken=(), participants=(), missed=None)
+    return replace(started, busy=started.busy_from_start, travel_on=())
 
 
 def _finish_round(state: CoordinatorState, now: float, seed: int) -> CoordinatorState:
     # Read before members go: seats, and so the plan, depend on how many there were.
     spoken, quorum, plan = len(state.spoken), state.quorum, state.plan
     # Without a quorum nobody applied any message, even if nobody is left to report it.
-    missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(plan.spans.values()))
+    missed = (state.missed or ()) if spoken >= quorum else tuple(sorted(state.given.values()))
     state = replace(
         _let_go(state),
         step=state.step + 1,
         height=state.height + 1,
         data_index=state.data_index + plan.fresh,
         untrained=plan.waiting + missed,
+        on_their_way=state.not_due + (state.travel_on if spoken >= quorum else ()),
     )
     if spoken == 0:  # nobody is left
         return _enter(_withdraw_all(state), RunState.Cooldown, now)

@@ -4,15 +4,15 @@ A `Round` is a pure function of the run's settings, its seed and the rounds befo
 is a pure function of the round and its `Evidence`. An auditor recomputes both and compares.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import LockstepError
 from pipeline.protocol import committee, coordinator, events
-from pipeline.protocol.bloom import Bloom
-from pipeline.protocol.consensus import in_time, judge
-from pipeline.protocol.coordinator import participant
-from pipeline.protocol.round import Decision, Evidence, Round
+from pipeline.protocol.bloom import Bloom, participant
+from pipeline.protocol.consensus import arrived, closes, judge
+from pipeline.protocol.pace import OnItsWay, Pace
+from pipeline.protocol.round import Decision, Evidence, Round, Travelling
 from pipeline.protocol.run_state import (
     MAX_PEERS,
     CoordinatorError,
@@ -73,6 +73,7 @@ def start(
     start_step: int = 0,
     start_data_index: int = 0,
     load_seconds: Sequence[float] | None = None,
+    pace: Pace | None = None,
 ) -> RunProgress:
     """Return a run at time 0, without members.
 
@@ -84,6 +85,7 @@ def start(
       start_step: Rounds trained by the run that this one extends, 0 for a new run.
       start_data_index: Sequences that those rounds took.
       load_seconds: Seconds that each peer needs to fetch the params; 0 by default.
+      pace: How rounds go on without those that are late; by default they wait for all.
 
     Raises:
       LockstepError: The run could not train a single round.
@@ -99,7 +101,7 @@ def start(
             "steps that the earlier run trained"
         )
     state = coordinator.start(
-        settings, max_seq_len, step=start_step + 1, data_index=start_data_index
+        settings, max_seq_len, step=start_step + 1, data_index=start_data_index, pace=pace
     )
     return RunProgress(state, seed, tuple(load_seconds or (0.0,) * count))
 
@@ -214,27 +216,28 @@ def finish_round(
     """Return the run after a round, and the round's decision.
 
     A witness attests as soon as it holds every message, so the round may end early; if a message
-    is missing at max_round_train_time, it attests to the others. Then round_witness_time passes,
-    or longer while a dispute is settled.
+    is missing at max_round_train_time, or when the round closes by its `Pace`, it attests to the
+    others. Then round_witness_time passes, or longer while a dispute is settled.
 
     Proven liars are out of the run (`consensus.judge`). The sequences of every message that is not
-    applied are given out again.
+    applied, and does not travel on to be merged later, are given out again.
 
     Raises:
       ValueError: The round is not the one in progress, or messages are not from its trainers.
     """
     state = progress.state
     _check(progress, round_, evidence)
-    limit = state.settings.max_round_train_time
-    arrived = in_time(evidence.arrivals, limit)
-    late = tuple(sorted(round_.assignment.keys() - set(arrived)))
+    limit = closes(state.pace, round_, evidence, state.settings)
+    missing = round_.spans.keys() - set(arrived(round_, evidence, limit))
     times = [*evidence.arrivals.values(), *(check.seconds for check in evidence.checks)]
-    waited = bool(late or evidence.silent or max(times) > limit)
+    times += [one.seconds for one in round_.travelling.values()]
+    waited = bool(missing or evidence.silent or max(times) > limit)
     train_seconds = float(limit if waited else max(times))
 
     spoke = state.since + train_seconds
     if waited:
-        state = coordinator.tick(state, events.Tick(spoke, round_.seed))
+        over = events.Close(spoke) if state.pace else events.Tick(spoke, round_.seed)
+        state = coordinator.tick(state, over)
     for attestation in evidence.attestations:
         heard = attestation.heard(round_.seed)
         state = coordinator.tick(state, events.WitnessReport(attestation.witness, spoke, heard))
@@ -247,8 +250,14 @@ def finish_round(
     if dropped:
         speaker = evidence.attestations[0].witness
         state = coordinator.tick(state, events.HealthCheck(speaker, dropped, spoke))
-    untrained = round_.assignment.keys() - set(applied)
-    left = tuple(round_.assignment[peer] for peer in sorted(untrained))
+    travelling: set[int] = set()
+    if len(state.spoken) >= quorum:
+        messages = _on_their_way(progress.state, round_, evidence, missing - ejected.keys())
+        travelling = {one.peer for one in messages}
+        if messages:
+            state = coordinator.tick(state, events.TravelOn(messages, spoke))
+    untrained = round_.spans.keys() - set(applied) - travelling
+    left = tuple(round_.spans[peer] for peer in sorted(untrained))
     if left:
         state = coordinator.tick(state, events.Untrained(left, spoke))
 
@@ -256,8 +265,48 @@ def finish_round(
     fresh = tuple(peer for peer in progress.fresh if peer not in joined)
     progress = replace(progress, state=state, fresh=fresh)
     progress = _advance(progress, spoke + evidence.settle_seconds)
-    now = progress.now
-    return progress, Decision(applied, late, dropped, ejected, quorum, train_seconds, now)
+    late = tuple(sorted(missing - travelling))
+    return progress, Decision(
+        applied=applied,
+        late=late,
+        dropped=dropped,
+        ejected=ejected,
+        quorum=quorum,
+        train_seconds=train_seconds,
+        now=progress.now,
+        travelling=tuple(sorted(travelling)),
+    )
+
+
+def _on_their_way(
+    state: CoordinatorState, round_: Round, evidence: Evidence, missing: Collection[int]
+) -> tuple[OnItsWay, ...]:
+    """Messages of a round, of `missing` peers, that may be merged in a later one.
+
+    One that never arrives is none of them, nor one that receivers refuse, or that has a second
+    version.
+    """
+    pace = state.pace
+    if pace is None or not pace.travels_on(round_.step):
+        return ()
+    sent = evidence.arrivals.keys() - {*evidence.broken, *evidence.others}
+    new = [
+        OnItsWay(
+            peer,
+            round_.step,
+            round_.assignment[peer],
+            evidence.messages[peer].commitment,
+            state.since + evidence.arrivals[peer],
+        )
+        for peer in sorted(sent.intersection(missing))
+        if pace.max_age
+    ]
+    older = [
+        one
+        for one in state.due
+        if one.peer in missing and round_.travelling[one.peer].age < pace.max_age
+    ]
+    return *older, *new
 
 
 def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
@@ -300,6 +349,19 @@ def _round(progress: RunProgress) -> Round:
         ),
         witnesses=state.witnesses,
         joined=progress.joining,
+        travelling={one.peer: _due(one, state) for one in state.due},
+    )
+
+
+def _due(message: OnItsWay, state: CoordinatorState) -> Travelling:
+    """A message of an earlier round in the one that a run in RoundTrain is in."""
+    fragments = 1 if state.pace is None else state.pace.fragments
+    return Travelling(
+        step=message.step,
+        span=message.span,
+        commitment=message.commitment,
+        age=(state.step - message.step) // fragments,
+        seconds=max(0.0, message.at - state.since),
     )
 
 

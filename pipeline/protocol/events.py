@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.committee import Span
+from pipeline.protocol.pace import OnItsWay
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Leave:
 class WarmupWitness:
     """An elected witness reports that every peer has the params; `random_seed` as in `Tick`.
 
-    Its filter `participants` holds `coordinator.participant` of every peer it heard from.
+    Its filter `participants` holds `bloom.participant` of every peer it heard from.
     """
 
     peer: int
@@ -69,8 +70,23 @@ class Eject:
 
 
 @dataclass(frozen=True)
+class Close:
+    """The round waits for no further message."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class TravelOn:
+    """Messages of the round that may be merged in a later one; reported once a round."""
+
+    messages: tuple[OnItsWay, ...]
+    now: float
+
+
+@dataclass(frozen=True)
 class Untrained:
-    """Spans of the round whose messages nobody applied; reported once a round."""
+    """Spans of the round's messages, and of earlier ones, that nobody applies; once a round."""
 
     spans: tuple[Span, ...]
     now: float
@@ -107,6 +123,8 @@ Event = (
     | WitnessReport
     | HealthCheck
     | Eject
+    | Close
+    | TravelOn
     | Untrained
     | Checkpointed
     | Pause

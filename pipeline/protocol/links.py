@@ -159,6 +159,11 @@ def _downloaded(
     return all_bound
 
 
+def speeds(links: LinkSpeeds, peers: int) -> tuple[float, ...]:
+    """Return the tokens per second of each of so many peers."""
+    return tuple(_of(links, "tokens_per_second", peer) for peer in range(peers))
+
+
 def check_seconds(links: LinkSpeeds, verifier: int, peer: int, *, tokens: int, size: int) -> float:
     """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
 

@@ -1,7 +1,7 @@
 """The record of a round: `Round` before training, `Evidence` of what is sent, and `Decision`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
@@ -9,6 +9,29 @@ from pydantic import Field
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.committee import Span
 from pipeline.protocol.dispute import Check, Claim, Hash, Ruling
+
+
+def _is_empty(value: object) -> bool:
+    return not value
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A message of an earlier round that is merged in this one, if it is there in time.
+
+    Attributes:
+      step: The round in which it was computed.
+      span: First and last sequence that its peer was assigned in it.
+      commitment: Commitment to the message, hex.
+      age: Versions of its fragment since the one that it began with.
+      seconds: After the round's start at which it is at every peer; 0 if it is there by then.
+    """
+
+    step: int
+    span: Span
+    commitment: Hash
+    age: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -28,6 +51,8 @@ class Round:
       witnesses: The elected witnesses.
       joined: Peers whose first round this is since they joined the running training: they take over
         the others' params, and begin with a new state of their own.
+      travelling: Messages of earlier rounds that are merged in this one, if they are there in time,
+        by peer; such a peer is assigned nothing.
     """
 
     step: int
@@ -40,6 +65,9 @@ class Round:
     verifiers: dict[int, int]
     witnesses: tuple[int, ...]
     joined: tuple[int, ...]
+    travelling: Annotated[dict[int, Travelling], Field(exclude_if=_is_empty)] = field(
+        default_factory=dict
+    )
 
     @property
     def trainers(self) -> int:
@@ -52,9 +80,23 @@ class Round:
         return frozenset(self.peers).difference(self.assignment)
 
     @property
+    def spans(self) -> dict[int, Span]:
+        """The sequences of each message that may be merged in the round, by peer."""
+        return {peer: one.span for peer, one in self.travelling.items()} | self.assignment
+
+    @property
     def sequences(self) -> dict[int, int]:
-        """How many sequences each trainer is assigned."""
-        return {peer: last - first + 1 for peer, (first, last) in self.assignment.items()}
+        """How many sequences each of these messages is of."""
+        return {peer: last - first + 1 for peer, (first, last) in self.spans.items()}
+
+    def computed_in(self, peer: int) -> int:
+        """Return the round in which the message was computed that this one has of a peer."""
+        return self.travelling[peer].step if peer in self.travelling else self.step
+
+    @property
+    def ages(self) -> dict[int, int]:
+        """Versions of the fragment since those that travelling messages began with, by peer."""
+        return {peer: one.age for peer, one in self.travelling.items()}
 
 
 @dataclass(frozen=True)
@@ -124,12 +166,14 @@ class Decision:
     Attributes:
       applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, and
         nobody proved it false.
-      late: Peers whose message arrived after max_round_train_time, or never.
+      late: Peers whose message arrived after the round had closed, or never, and is not applied
+        later either.
       dropped: Peers that nobody heard from; they are out of the epoch.
       ejected: Proven liars, and how they were caught; they are out of the run.
       quorum: Number of witnesses needed.
       train_seconds: Simulated seconds from the round's start until all witnesses could attest.
       now: Simulated clock at the end of the round, seconds since the start of the run.
+      travelling: Peers whose message had not arrived, and may be merged in a later round.
     """
 
     applied: tuple[int, ...]
@@ -139,3 +183,4 @@ class Decision:
     quorum: int
     train_seconds: float
     now: float
+    travelling: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()

@@ -8,6 +8,7 @@ from typing import Protocol
 from pipeline.protocol import committee
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.committee import Assignment, Span
+from pipeline.protocol.pace import OnItsWay, Pace
 
 MAX_PEERS = 256
 
@@ -99,6 +100,11 @@ class CoordinatorState:
       missed: Spans that `Untrained` reported for this round; None before the report.
       checkpoint: SHA-256 of the params that ended the epoch, once a member has stored them.
       checkpointer: The first member that did.
+      pace: How rounds go on without those that are late; None where they wait for all.
+      on_their_way: Messages of earlier rounds that may still be merged, in this one or later.
+      busy: Peers that are given nothing in this round, since such a message of theirs had not
+        arrived when it began, or is of its fragment.
+      travel_on: Messages of this round that `TravelOn` reported.
     """
 
     settings: Settings
@@ -122,6 +128,10 @@ class CoordinatorState:
     missed: tuple[Span, ...] | None = None
     checkpoint: str | None = None
     checkpointer: int | None = None
+    pace: Pace | None = None
+    on_their_way: tuple[OnItsWay, ...] = ()
+    busy: frozenset[int] = frozenset()
+    travel_on: tuple[OnItsWay, ...] = ()
 
     # Elections and the assignment follow from the fields; each is computed once for a state.
 
@@ -161,7 +171,33 @@ class CoordinatorState:
     def plan(self) -> Assignment:
         """What this round trains: its batch, of the ramp's size, spread over the trainers."""
         batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
+        if self.pace:
+            free = [peer for peer in self.trainers if peer not in self.busy]
+            shares = {peer: self.pace.share(peer, batch_size) for peer in free}
+            return committee.plan_shares(shares, self.seed, self.data_index, self.untrained)
         return committee.plan(self.trainers, self.seed, self.data_index, batch_size, self.untrained)
+
+    @cached_property
+    def due(self) -> tuple[OnItsWay, ...]:
+        """Messages of earlier rounds that are merged in this one, if they are there in time."""
+        return tuple(one for one in self.on_their_way if one not in self.not_due)
+
+    @property
+    def not_due(self) -> tuple[OnItsWay, ...]:
+        """Those of other fragments than this round exchanges."""
+        turns = 1 if self.pace is None else self.pace.fragments
+        return tuple(one for one in self.on_their_way if (self.step - one.step) % turns)
+
+    @property
+    def busy_from_start(self) -> frozenset[int]:
+        """`busy` of a round that begins now."""
+        travelling = {one.peer for one in self.on_their_way if one.at > self.since}
+        return frozenset(travelling | {one.peer for one in self.due})
+
+    @cached_property
+    def given(self) -> dict[int, Span]:
+        """The sequences of each message that may be merged in this round, by peer."""
+        return {one.peer: one.span for one in self.due} | self.plan.spans
 
     @property
     def deadline(self) -> float | None:

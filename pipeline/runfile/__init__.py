@@ -44,6 +44,7 @@ from pipeline.runfile.data import (
 from pipeline.runfile.optimizer_table import (
     OptimizerAdaDistro,
     OptimizerAdamW,
+    OptimizerDecoupledDiLoCo,
     OptimizerDiLoCo,
     OptimizerDistro,
     OptimizerDummy,

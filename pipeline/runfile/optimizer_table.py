@@ -9,10 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from pipeline.runfile.serde_enum import Variant, one_of, variant_name
-from pipeline.runfile.table import U16, U32, AsTuple, Count, NotNegative, wrong
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+from pipeline.runfile.table import U16, U32, AsTuple, Count, Decay, Fraction, NotNegative, wrong
 
 
 class OptimizerVariant(Variant):
@@ -138,8 +135,8 @@ class OuterSteps(LocalSteps):
 Quantize = Literal["bfloat16", "float16", "int8", "int4", "qsgd8", "qsgd4", "two_bit", "sign"]
 
 
-class Quantized(OuterSteps):
-    """The same, where what peers send can be rounded."""
+class Rounded(LocalSteps):
+    """Pseudogradients that can be rounded before they are sent."""
 
     quantize: Quantize | None = None
     """Number format of the pseudogradients that peers send; float32 by default. Each block has a
@@ -154,7 +151,7 @@ class Quantized(OuterSteps):
     two_bit and sign need it; qsgd must have none."""
 
     @model_validator(mode="after")
-    def _quantize_has_what_it_needs(self) -> "Quantized":
+    def _quantize_has_what_it_needs(self) -> "Rounded":
         kind, block, feedback = self.quantize, self.quantize_block, self.error_feedback
         in_blocks = kind not in (None, "bfloat16", "float16")
         if in_blocks and block is None:
@@ -173,12 +170,12 @@ class Quantized(OuterSteps):
         return self
 
 
-class OptimizerDiLoCo(Quantized):
+class OptimizerDiLoCo(Rounded, OuterSteps):
     """DiLoCo: local steps; the mean of the pseudogradients is the gradient of an outer SGD."""
 
 
-class OptimizerStreamingDiLoCo(Quantized):
-    """Streaming DiLoCo: in each round DiLoCo of one fragment of the params, adopted later."""
+class Fragmented(Rounded):
+    """Pseudogradients of one fragment of the params in each round, adopted later."""
 
     inner_steps: Count
     """Local steps of a peer between two exchanges of a fragment, a multiple of `fragments`; a round
@@ -190,11 +187,9 @@ class OptimizerStreamingDiLoCo(Quantized):
     delay: Annotated[int, Field(ge=0)]
     """Local steps into the next round after which a peer adopts the exchanged fragment; fewer than
     a round has."""
-    mixing: Decay
-    """Share of its own params that a peer keeps then; 0.5 in the paper, 0 overwrites them."""
 
     @model_validator(mode="after")
-    def _fragments_fit(self) -> "OptimizerStreamingDiLoCo":
+    def _fragments_fit(self) -> "Fragmented":
         if self.inner_steps % self.fragments:
             raise wrong("inner_steps", f"a multiple of the {self.fragments} fragments")
         if self.delay >= self.steps_of_a_round:
@@ -206,6 +201,104 @@ class OptimizerStreamingDiLoCo(Quantized):
     def steps_of_a_round(self) -> int:
         """Local steps that a peer takes in a round."""
         return self.inner_steps // self.fragments
+
+
+class OptimizerStreamingDiLoCo(Fragmented, OuterSteps):
+    """Streaming DiLoCo: in each round DiLoCo of one fragment of the params, adopted later."""
+
+    mixing: Decay
+    """Share of its own params that a peer keeps then; 0.5 in the paper, 0 overwrites them."""
+
+
+class OuterVariant(Variant):
+    """How the merged pseudogradients of Decoupled DiLoCo become a step of the params of all."""
+
+    where = "model.LLM.optimizer.DecoupledDiLoCo.outer"
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    """Learning rate of the outer step, the same in every round."""
+
+
+class OuterNesterov(OuterVariant):
+    """SGD with Nesterov's momentum, as in DiLoCo; it takes old messages for new ones."""
+
+    momentum: Decay
+    """Decay of the momentum from one outer step to the next; 0 is none."""
+
+
+class OuterDelayedNesterov(OuterVariant):
+    """SGD whose Nesterov momentum acts, and takes anything in, once in several merges."""
+
+    momentum: Decay
+    """Decay of the momentum from one of its changes to the next."""
+    every: Count
+    """Merges from one change of the momentum to the next; each moves 1 / every as far."""
+
+
+class OuterCGAD(OuterVariant):
+    """Adam on pseudogradients that count the less the older they are (Cosine-Gated Adam-Decay)."""
+
+    betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
+    """Decay rates of the first and second moment, [b1, b2]."""
+    eps: NotNegative
+    """Term added to the root of the second moment, for stability."""
+    alpha: NotNegative
+    """Decay of a message's weight per version of its fragment that came since."""
+    cutoff: Annotated[float, Field(gt=0)]
+    """Age, in versions of its fragment, from which on a message counts for nothing."""
+
+
+class OuterHeLoCo(OuterVariant):
+    """SGD with Nesterov's momentum, on pseudogradients that are turned towards the momentum."""
+
+    momentum: Decay
+    """Decay of the momentum from one outer step to the next."""
+    keep: Fraction
+    """Cosine with the momentum from which on a pseudogradient stays as it is, 0 to 1."""
+    shrink: NotNegative
+    """How much of what points against the momentum is taken off, per -cosine."""
+    shrink_most: Fraction
+    """The largest share of it that is taken off, 0 to 1."""
+    turn: NotNegative
+    """How far a pseudogradient with a cosine from 0 to `keep` is turned, per 1 - cosine."""
+    trust: NotNegative
+    """Norms of the momentum beside which a pseudogradient's own counts half."""
+
+
+AnyOuter = one_of(OuterVariant)
+
+
+class OptimizerDecoupledDiLoCo(Fragmented):
+    """Decoupled DiLoCo: rounds close without those that are late, whose messages are merged later.
+
+    A peer that is slower by links.tokens_per_second takes fewer local steps in a round. What is
+    late travels on and is merged when it is there; meanwhile its peer is given nothing new.
+    """
+
+    adopt: Literal["overwrite", "blend", "carry"]
+    """How a peer adopts a fragment. overwrite: its own params are lost. blend: it keeps a share of
+    them, `mixing`. carry: it keeps those of its local steps that no message holds yet."""
+    mixing: Decay | None = None
+    """Share of its own params that a peer keeps with adopt = "blend", which needs it."""
+    quorum: Count
+    """Messages of its own at which a round begins to close, at most peers.count."""
+    grace_seconds: NotNegative
+    """Simulated seconds that a round waits for others then; config.max_round_train_time bounds
+    both. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it
+    waits for all, as other optimizers' rounds do."""
+    max_age: Annotated[int, Field(ge=0)]
+    """Exchanges of its fragment after its own in which a message may still be merged; 0 drops what
+    is late. The sequences of a dropped message are given out again."""
+    outer: AnyOuter
+    """Outer step, with its table."""
+
+    @model_validator(mode="after")
+    def _blend_has_mixing(self) -> "OptimizerDecoupledDiLoCo":
+        if self.adopt == "blend" and self.mixing is None:
+            raise wrong("adopt", "mixing beside blend, the share that a peer keeps")
+        if self.adopt != "blend" and self.mixing is not None:
+            raise wrong("mixing", f"none with adopt = {self.adopt}, only with blend")
+        return self
 
 
 class OptimizerSparseLoCo(LocalSteps):

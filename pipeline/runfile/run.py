@@ -11,11 +11,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.checks.aggregation import check_aggregation
+from pipeline.runfile.checks.decoupled import check_decoupled
 from pipeline.runfile.checks.faults import check_faults
 from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.checks.workload import check_workload
 from pipeline.runfile.data import Download
 from pipeline.runfile.explain import validate
+from pipeline.runfile.optimizer_table import OptimizerDecoupledDiLoCo
 from pipeline.runfile.psyche import (
     LLM,
     STATE_KEYS,
@@ -81,6 +83,15 @@ class Run(Table):
         """The table [model.LLM]."""
         return self.model.LLM
 
+    @property
+    def rows_of_a_step(self) -> int | None:
+        """Sequences of each local step, where slower peers take fewer steps; else they vary."""
+        optimizer = self.llm.optimizer
+        if not isinstance(optimizer, OptimizerDecoupledDiLoCo):
+            return None
+        steps = self.peers.count * optimizer.steps_of_a_round
+        return self.config.global_batch_size_end // steps
+
     def snapshots(self, start: int = 0) -> Snapshots:
         """Return the snapshots of the run; it starts after step `start`."""
         every, keep_every = self.witness.snapshot_every, self.witness.keep_every
@@ -126,6 +137,16 @@ class Run(Table):
         trainers = self.peers.count - self.peers.count * self.config.verification_percent // 100
         check_aggregation(self.peers, trainers, self.llm.optimizer)
         check_topology(self.links, self.peers.aggregation, self.llm.optimizer)
+        return self
+
+    @model_validator(mode="after")
+    def _decoupled_fits(self) -> "Run":
+        percent = self.config.verification_percent
+        check_decoupled(self.llm.optimizer, self.peers, self.links, percent)
+        least = (self.rows_of_a_step or 0) * self.peers.count
+        if self.config.global_batch_size_start < least:
+            text = f"at least {least}, a local step of each peer with DecoupledDiLoCo"
+            raise wrong(("config", "global_batch_size_start"), text)
         return self
 
     @model_validator(mode="after")

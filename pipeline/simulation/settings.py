@@ -18,7 +18,9 @@ from pipeline.programs.optimizers import (
     learning_rate_of,
     optimizer_of,
 )
+from pipeline.protocol import links
 from pipeline.runfile.checks.aggregation import check_aggregation
+from pipeline.runfile.checks.decoupled import check_decoupled
 from pipeline.runfile.checks.faults import check_faults
 from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.explain import validate
@@ -28,7 +30,7 @@ from pipeline.runfile.psyche import MAX_CLIENTS
 from pipeline.runfile.schedule import AnySchedule
 from pipeline.runfile.table import Table, wrong
 from pipeline.runfile.tables import Schedule
-from pipeline.swarm.round_settings import RoundSettings
+from pipeline.swarm.round_settings import RoundSettings, pace_of
 from pipeline.wire import message as wire
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins
@@ -57,6 +59,12 @@ DEFAULTS = {
         | {"inner": {"AdamW": ADAMW}, **OUTER},
         1e-3,
     ),
+    "DecoupledDiLoCo": Named(
+        {"inner_steps": 100, "fragments": 4, "delay": 1, "adopt": "overwrite", "quorum": 1}
+        | {"grace_seconds": 1.0, "max_age": 2, "inner": {"AdamW": ADAMW}}
+        | {"outer": {"Nesterov": {"learning_rate": 0.7, "momentum": 0.9}}},
+        1e-3,
+    ),
     "SparseLoCo": Named(
         {"inner_steps": 30, "outer_learning_rate": 1.0, "error_feedback": 0.95}
         | {"compression_topk": 128, "compression_chunk": 64, "inner": {"AdamW": ADAMW}},
@@ -70,6 +78,7 @@ DEFAULTS = {
 }
 SPELLED = {  # as functions of the library are called; other names in lower case
     "StreamingDiLoCo": "streaming_diloco",
+    "DecoupledDiLoCo": "decoupled_diloco",
     "SPARTADiLoCo": "sparta_diloco",
     "AdaDistro": "ada_distro",
 }
@@ -147,6 +156,8 @@ class Arguments(Table):
         self.links.check(self.peers, "peers")
         config = replace(self.config(0), total_steps=self.steps)
         check_faults(self.faults, self.told_peers, config, self.optimizer, _argument)
+        percent = self.verification_percent
+        check_decoupled(self.optimizer, self.told_peers, self.links, percent, _argument)
         if self.optimizer is not None:
             trainers = self.peers - self.peers * self.verification_percent // 100
             check_aggregation(self.told_peers, trainers, self.optimizer, ())
@@ -169,6 +180,12 @@ class Arguments(Table):
             aggregation=self.aggregation,
             liars=self.liars,
         )
+
+    @property
+    def rows_of_a_step(self) -> int | None:
+        """Examples of each local step, where slower peers take fewer of them; else they vary."""
+        decoupled = isinstance(self.optimizer, runfile.OptimizerDecoupledDiLoCo)
+        return self.batch_size if decoupled else None
 
     def config(self, rows: int) -> SimulatedConfig:
         """Return what the coordinator reads, for rounds of so many examples."""
@@ -210,6 +227,14 @@ class Arguments(Table):
             row_tokens=1,  # an example counts as one token
             most_rows=rows,
             micro_batch=self.micro_batch or self.batch_size,
+            pace=pace_of(
+                self.optimizer,
+                links.speeds(self.links, self.peers),
+                self.rows_of_a_step,
+                batch=rows,
+                settle_every=0,  # nobody replays it
+                last=self.steps,
+            ),
         )
 
 

@@ -47,7 +47,7 @@ class Agreement:
     def reach(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
         """Return the evidence with what witnesses attest, verifiers find and tie-breakers rule."""
         with self.timed("witness"):
-            limit = self.settings.coordinator.max_round_train_time
+            limit = self.settings.closes(round_, evidence)
             honest = consensus.witnessed(round_, evidence, limit)
             evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
         if not checked.peers:

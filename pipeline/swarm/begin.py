@@ -58,6 +58,7 @@ class Start(NamedTuple):
             self.step,
             self.data_index,
             loads,
+            settings.pace,
         )
 
 

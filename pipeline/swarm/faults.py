@@ -15,7 +15,7 @@ import numpy as np
 from pipeline import runfile
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.train_step import Work
-from pipeline.protocol import attestation
+from pipeline.protocol import attestation, consensus
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.dispute import Check, Claim
 from pipeline.protocol.round import Evidence, Round, Span
@@ -186,8 +186,9 @@ class FaultSchedule:
         given = []
         heard = evidence.present(round_.peers)
         for one in honest:
-            sent = evidence.messages | {peer: evidence.others[peer] for peer in one.others}
-            holds = {peer: sent[peer].commitment for peer in one.received}
+            others = {peer: evidence.others[peer].commitment for peer in one.others}
+            sent = consensus.commitments_of(round_, evidence) | others
+            holds = {peer: sent[peer] for peer in one.received}
             for _, fault, peer in self._now(round_.step, "false_witness", "denying_witness"):
                 if peer != one.witness:
                     continue

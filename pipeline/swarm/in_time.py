@@ -26,7 +26,10 @@ def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[i
       By peer, seconds from the round's start on the simulated clock.
     """
     peers = range(settings.peers)
-    tokens = dict.fromkeys(peers, rows / settings.trainers * settings.row_tokens)
+    given = dict.fromkeys(peers, rows / settings.trainers)
+    if settings.pace:
+        given = {peer: settings.pace.share(peer, int(rows)) for peer in peers}
+    tokens = {peer: count * settings.row_tokens for peer, count in given.items()}
     sizes = dict.fromkeys(peers, programs.form.bytes_about)
     return links.arrivals(settings.links, peers, tokens, sizes, programs.optimizer.overlapped)
 
@@ -55,7 +58,7 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
             f"seconds after the round began, expected one in time, or nothing is trained; {cure}"
         )
     late = [peer for peer, at in latest.items() if at > limit]
-    if not late:
+    if not late or (settings.pace and settings.pace.max_age):  # which merges them later
         return None
     return (
         f"[config] max_round_train_time = {limit}: {message} of peers {late} is with all peers "

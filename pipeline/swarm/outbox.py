@@ -1,5 +1,7 @@
-"""Messages on their way out: each becomes bytes, and what these decode to, while others train."""
+"""Messages on their way: each becomes bytes, and what these decode to, while others train."""
 
+import base64
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ import jax
 import numpy as np
 
 from pipeline.optim.optimizer import Tree
-from pipeline.protocol.round import Round
+from pipeline.protocol.round import Decision, Round
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
@@ -65,3 +67,42 @@ class Outbox:
             return Packed(exchange.receive(sent, peer, round_, self.form), sent)
         except wire.NotFiniteValueError:
             return None
+
+
+class TravellingMessages:
+    """Messages that are merged in a later round than their own, until they are.
+
+    By peer and round; the record of rounds has what becomes of them.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[tuple[int, int], Tree] = {}
+
+    def take(
+        self, received: Mapping[int, Tree], round_: Round, decision: Decision
+    ) -> dict[int, Tree]:
+        """Return the messages that a round merges, by peer, and keep those that travel on.
+
+        Args:
+          received: Those of the round's own.
+          round_: The round.
+          decision: What it came to.
+        """
+        older = {p: (p, one.step) for p, one in round_.travelling.items()}
+        there = {p: self._messages.pop(key) for p, key in older.items()} | dict(received)
+        for peer in decision.travelling:
+            self._messages[older.get(peer, (peer, round_.step))] = there[peer]
+        return {peer: there[peer] for peer in decision.applied}
+
+    def to_json(self, form: wire.Form) -> list:
+        """Return them as `json.dumps` takes them: (peer, round, bytes in base64)."""
+        return [
+            [*key, base64.b64encode(wire.encode(message, form)).decode()]
+            for key, message in sorted(self._messages.items(), key=lambda item: item[0])
+        ]
+
+    def restore(self, saved: list, form: wire.Form) -> None:
+        """Restore what `to_json` returned."""
+        self._messages = {
+            (peer, step): wire.decode(base64.b64decode(text), form) for peer, step, text in saved
+        }

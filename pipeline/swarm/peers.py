@@ -128,14 +128,19 @@ class RunningPeers(Protocol):
         """Give a peer that was silent a new state of its own, at the others' params."""
 
     def receive(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        step: int,
+        ages: Mapping[int, int] | None = None,
     ) -> None:
         """Apply, for all peers, the messages that the round decided on.
 
         Args:
           messages: Messages by peer.
-          sequences: How many sequences each of these peers was assigned.
+          sequences: How many sequences each of these peers was assigned for its message.
           step: The round, from 1.
+          ages: The messages of earlier rounds, in versions of their fragment.
         """
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
@@ -258,10 +263,14 @@ class SimulatedPeers(RunningPeers):
         self._own[peer] = self._replica_of(peer).new_own()
 
     def receive(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        step: int,
+        ages: Mapping[int, int] | None = None,
     ) -> None:
         """Apply, for all peers, the messages that the round decided on."""
-        after = self._first.receive(messages, sequences, self.count, step)
+        after = self._first.receive(messages, sequences, self.count, step, ages)
         self._replicas = self._spread(after.params, after.shared)
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:

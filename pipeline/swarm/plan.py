@@ -40,8 +40,8 @@ class Footprint(NamedTuple):
       checkpoints: The most checkpoints that exist at a time, while it trains.
       spooled: Messages of a round that are on disk until it is over; 0 where they are in memory.
       seconds: Simulated time of the whole run, about.
-      round_seconds: Simulated time until all messages of an average round have arrived; at most
-        the limit.
+      round_seconds: Simulated time until all messages of an average round have arrived, or enough
+        of them; at most the limit.
       late: A warning, where some messages cannot be in time.
     """
 
@@ -147,8 +147,11 @@ def _round_seconds(run: runfile.Run, programs: Programs) -> float:
     """Simulated seconds until an average round's messages have arrived, if nothing goes wrong."""
     config = run.config
     total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
-    arrived = in_time.arrivals(RoundSettings.of(run), programs, total / config.total_steps)
-    return min(max(arrived.values()), config.max_round_train_time)
+    settings, limit = RoundSettings.of(run), config.max_round_train_time
+    times = in_time.arrivals(settings, programs, total / config.total_steps).values()
+    if settings.pace:
+        limit = settings.pace.closes(1, times, len(times), limit)
+    return min(max(times), limit)
 
 
 def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -> float:

@@ -34,6 +34,11 @@ class Begun(NamedTuple):
         """The peers whose process was gone; release 0.1 did not say."""
         return tuple((self.rest or {}).get("absent", ()))
 
+    @property
+    def travelling(self) -> list:
+        """The messages on their way then; a checkpoint without any does not say."""
+        return (self.rest or {}).get("travelling", [])
+
 
 @dataclass
 class Record:

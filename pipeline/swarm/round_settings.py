@@ -1,12 +1,17 @@
 """What a round reads of a run, whoever asks for it: a run file, or `simulate`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline import runfile
 from pipeline.programs.train_step import Programs, Work
+from pipeline.protocol import consensus, links
+from pipeline.protocol.pace import Pace, steps_of
+from pipeline.protocol.round import Evidence, Round
 from pipeline.protocol.run_state import Settings
+from pipeline.runfile.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
 from pipeline.swarm.peers import Rows
 
 
@@ -24,6 +29,7 @@ class RoundSettings:
         round's own batch, so that a batch ramp compiles nothing anew.
       micro_batch: Rows of a gradient computation.
       stores_epochs: Whether a peer stores the params that end an epoch.
+      pace: How rounds go on without those that are late; None where they wait for all.
     """
 
     coordinator: Settings
@@ -34,6 +40,7 @@ class RoundSettings:
     most_rows: int
     micro_batch: int
     stores_epochs: bool = False
+    pace: Pace | None = None
 
     @classmethod
     def of(cls, run: runfile.Run) -> "RoundSettings":
@@ -47,6 +54,14 @@ class RoundSettings:
             most_rows=run.config.global_batch_size_end,
             micro_batch=run.peers.micro_batch,
             stores_epochs=bool(run.config.checkpointers),
+            pace=pace_of(
+                run.llm.optimizer,
+                links.speeds(run.links, run.peers.count),
+                run.rows_of_a_step,
+                batch=run.config.global_batch_size_end,
+                settle_every=run.witness.snapshot_every,
+                last=run.config.total_steps,
+            ),
         )
 
     @property
@@ -58,6 +73,10 @@ class RoundSettings:
     def on_wall_clock(self) -> bool:
         """Whether real time decides who is late."""
         return self.links.clock == "wall"
+
+    def closes(self, round_: Round, evidence: Evidence) -> float:
+        """Return the seconds after its start at which a round waits for no further message."""
+        return consensus.closes(self.pace, round_, evidence, self.coordinator)
 
     def work(self, programs: Programs, data: Rows, span: tuple[int, int], trainers: int) -> Work:
         """Return the work of a peer that is assigned the rows of `span`, first to last.
@@ -73,4 +92,40 @@ class RoundSettings:
 
     def capacity(self, trainers: int) -> int:
         """Return the most rows that one of so many trainers is assigned in any round."""
+        if self.pace:
+            return self.pace.rows * max(self.pace.steps)
         return -(-self.most_rows // trainers)
+
+
+def pace_of(
+    optimizer: OptimizerVariant | None,
+    speeds: Sequence[float],
+    rows: int | None,
+    *,
+    batch: int,
+    settle_every: int,
+    last: int,
+) -> Pace | None:
+    """Return the pace of a run with Decoupled DiLoCo; None with another optimizer.
+
+    Args:
+      optimizer: Its table; None for one that has none.
+      speeds: Tokens per second of each peer.
+      rows: Rows of a local step; None with another optimizer.
+      batch: Rows of the largest round.
+      settle_every: Rounds after which nothing travels on; 0 for never.
+      last: The last round.
+    """
+    if not isinstance(optimizer, OptimizerDecoupledDiLoCo) or rows is None:
+        return None
+    return Pace(
+        quorum=optimizer.quorum,
+        grace_seconds=optimizer.grace_seconds,
+        max_age=optimizer.max_age,
+        fragments=optimizer.fragments,
+        rows=rows,
+        steps=steps_of(speeds, optimizer.steps_of_a_round),
+        batch=batch,
+        settle_every=settle_every,
+        last=last,
+    )

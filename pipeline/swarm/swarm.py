@@ -17,7 +17,7 @@ from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.agreement import Agreement, Checked
 from pipeline.swarm.delivery import Delivered, Delivery, SimulatedDelivery
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.outbox import Outbox
+from pipeline.swarm.outbox import Outbox, TravellingMessages
 from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry, EpochParams
@@ -74,6 +74,7 @@ class Swarm:
     ):
         self.settings, self.peers, self.data_of, self.faults = settings, peers, data_of, faults
         self.must_pause, self.timed = must_pause, timed
+        self.travelling = TravellingMessages()
         self.outbox = Outbox(peers.programs.form, spool)
         self.delivery = delivery or SimulatedDelivery(settings, peers.programs, faults, timed)
         self.agreement = Agreement(settings, peers, faults, timed)
@@ -106,8 +107,8 @@ class Swarm:
         with self.timed("decide"):
             progress, decision = driver.finish_round(progress, round_, evidence)
         with self.timed("apply"):
-            applied = {peer: delivered.received[peer] for peer in decision.applied}
-            self.peers.receive(applied, round_.sequences, round_.step)
+            applied = self.travelling.take(delivered.received, round_, decision)
+            self.peers.receive(applied, round_.sequences, round_.step, round_.ages)
         progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
             asked=asked,

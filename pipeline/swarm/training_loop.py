@@ -31,6 +31,8 @@ class TrainingLoop:
         self.observers = [in_time.Watch(limit, name), *observers]
         if begun.rest:
             swarm.faults.restore(begun.rest["faults"])
+        if begun.travelling:
+            swarm.travelling.restore(begun.travelling, swarm.peers.programs.form)
 
     def take_rounds(self) -> None:
         """Take the rounds that are left.
@@ -65,6 +67,8 @@ class TrainingLoop:
         """
         peers, faults = self.swarm.peers, self.swarm.faults
         rest = {"faults": faults.to_json(), "absent": sorted(peers.absent)}
+        if travelling := self.swarm.travelling.to_json(peers.programs.form):
+            rest["travelling"] = travelling
         for observer in self.observers:
             rest |= observer.saves()
         return rest

@@ -41,7 +41,7 @@ class Totals:
 
     def row(self, entry: Entry) -> dict:
         """Return the row of the round after those that were given before."""
-        spans = [entry.round.assignment[peer] for peer in entry.decision.applied]
+        spans = [entry.round.spans[peer] for peer in entry.decision.applied]
         self._tokens += sum(last - first + 1 for first, last in spans) * self._length
         sizes = [message.bytes for message in entry.evidence.messages.values()]
         up, down = links.traffic(self._topology, sizes, self._peers)

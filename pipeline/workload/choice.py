@@ -105,5 +105,5 @@ def programs_of(
     worker = Worker(run, model["rows"], told)
     task, seed, wire = WorkloadTask(told, columns), run.peers.seed, run.peers.wire
     if run.workload.inner == "gradient":
-        return WorkloadPrograms(task, optimizer, worker, seed, wire)
+        return WorkloadPrograms(task, optimizer, worker, seed, wire, run.rows_of_a_step)
     return InnerLoopPrograms(task, optimizer, worker, seed, wire, setting.learning_rate)

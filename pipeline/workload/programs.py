@@ -45,11 +45,11 @@ class WorkloadTask:
         )
 
 
-def lots(work: Work, steps: int) -> list[Tree | None]:
+def lots(work: Work, programs: Programs) -> list[Tree | None]:
     """Return the rows of each local step, without padding; None where there are none for it."""
+    steps = programs.optimizer.inner_steps
     rows_HN = jax.tree.map(lambda x: np.asarray(x).reshape(steps, -1, *x.shape[2:]), work.rows_MB)
-    count = int(work.count)
-    sizes = [count // steps + (h < count % steps) for h in range(steps)]
+    sizes = programs.lot_of(np.int32(work.count), np.arange(steps))
     return [
         jax.tree.map(lambda x, h=h, size=size: x[h, :size], rows_HN) if size else None
         for h, size in enumerate(sizes)
@@ -91,12 +91,19 @@ class WorkloadPrograms(Programs):
       worker: Computes gradients and losses.
       seed: Seed of the gradients' randomness.
       wire: Encoding of messages.
+      lot: As of `Programs`.
     """
 
     def __init__(
-        self, task: Task, optimizer: Optimizer, worker: Computes, seed: int, wire: str = "lockstep"
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        worker: Computes,
+        seed: int,
+        wire: str = "lockstep",
+        lot: int | None = None,
     ):
-        super().__init__(task, optimizer, wire=wire)
+        super().__init__(task, optimizer, wire=wire, lot=lot)
         self.worker, self.seed = worker, seed
 
     def close(self) -> None:
@@ -144,9 +151,9 @@ class WorkloadPrograms(Programs):
     def _local_steps(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
-        steps, count, round_ = self.optimizer.inner_steps, int(work.count), int(step)
+        steps, round_ = self.optimizer.inner_steps, int(step)
         total = 0.0
-        for h, rows_N in enumerate(lots(work, steps)):
+        for h, rows_N in enumerate(lots(work, self)):
             own = self._align_before(own, agreed.params, step, np.int32(h))
             if rows_N is None:
                 continue
@@ -155,7 +162,7 @@ class WorkloadPrograms(Programs):
             loss, grads = self.worker.gradient(ahead, rows_N, self._seed_of(round_, h, rows_N))
             own = self._accumulate(grads, own, agreed.params, done)
             total += loss
-        return own, jnp.float32(total / max(1, min(count, steps)))
+        return own, jnp.float32(total / max(1, int(self.steps_of(np.int32(work.count)))))
 
     def _seed_of(self, step: int, local_step: int, rows_N: Tree) -> int:
         """The seed of a gradient's randomness, of whoever computes it: 32 bits."""

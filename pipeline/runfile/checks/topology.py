@@ -2,9 +2,10 @@
 
 from pipeline.runfile.optimizer_table import (
     Compressing,
+    OptimizerDecoupledDiLoCo,
     OptimizerSparseLoCo,
     OptimizerVariant,
-    Quantized,
+    Rounded,
 )
 from pipeline.runfile.table import wrong
 from pipeline.runfile.tables import Links
@@ -19,10 +20,13 @@ def check_topology(links: Links, aggregation: str, optimizer: OptimizerVariant) 
     topology = links.topology
     if topology == "broadcast":
         return
-    quantized = isinstance(optimizer, Quantized) and optimizer.quantize is not None
+    quantized = isinstance(optimizer, Rounded) and optimizer.quantize is not None
     if quantized or isinstance(optimizer, Compressing | OptimizerSparseLoCo):
         what = "with quantize" if quantized else f"with {optimizer.tag()}"
         text = f"broadcast {what}, since the sum of its messages is no message"
+        raise wrong(("links", "topology"), text)
+    if topology == "ring" and isinstance(optimizer, OptimizerDecoupledDiLoCo):
+        text = "broadcast or hub with DecoupledDiLoCo: around a ring all messages arrive together"
         raise wrong(("links", "topology"), text)
     if topology == "ring" and aggregation != "mean":
         text = f"broadcast or hub with aggregation = {aggregation}: on a ring are sums only"

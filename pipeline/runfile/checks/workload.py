@@ -1,7 +1,7 @@
 """What a workload needs of the tables of the model that it takes the place of."""
 
 from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
-from pipeline.runfile.optimizer_table import OptimizerStreamingDiLoCo, OptimizerWorkload
+from pipeline.runfile.optimizer_table import Fragmented, OptimizerWorkload
 from pipeline.runfile.psyche import LLM
 from pipeline.runfile.table import wrong
 from pipeline.runfile.tables import Peers, Workload
@@ -35,7 +35,7 @@ def check_workload(workload: Workload, llm: LLM, peers: Peers) -> None:
         text = "Workload" if not its_own else "an optimizer of Lockstep"
         text += f' with workload.inner = "{workload.inner}"'
         raise wrong((*optimizer, llm.optimizer.tag(), *(["inner"] if inner else [])), text)
-    if its_own and isinstance(llm.optimizer, OptimizerStreamingDiLoCo):
+    if its_own and isinstance(llm.optimizer, Fragmented):
         text = "another optimizer with inner = Workload: fragments are adopted between local steps"
         raise wrong(optimizer, text)
     if not workload.factory:

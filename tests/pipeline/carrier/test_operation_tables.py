@@ -22,8 +22,8 @@ REQUESTS = {
     "align": (tables.Align(step=7, hash=True), {"step": 7, "hash": True}),
     "train": (tables.Train(**TRAIN), TRAIN),
     "optimize": (
-        tables.Optimize(step=7, peers=[1, 0], sequences=[4, 5]),
-        {"step": 7, "peers": [1, 0], "sequences": [4, 5]},
+        tables.Optimize(step=7, peers=[1, 0], sequences=[4, 5], ages=[0, 2]),
+        {"step": 7, "peers": [1, 0], "sequences": [4, 5], "ages": [0, 2]},
     ),
     "extract": (tables.Extract(what="own", hash=True), {"what": "own", "hash": True}),
     "restore": (tables.Restore(), {}),

@@ -18,8 +18,10 @@ from pipeline.optim.compressed.compressor import Compressor
 from pipeline.optim.compressed.demo import demo
 from pipeline.optim.compressed.distro import CompressedMomentum, distro
 from pipeline.optim.dense import dense
+from pipeline.optim.local.decoupled import decoupled_diloco
 from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.fedavg import fedavg
+from pipeline.optim.local.outer_steps import delayed_nesterov, heloco
 from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
@@ -60,6 +62,16 @@ OPTIMIZERS = {  # name: where it comes to rest, and what makes it
     "streaming_diloco": ("median", lambda: streaming_diloco(
         LOCAL_ADAMW, quantized(STREAMED, Integers(4, 8), 0.9),
         inner_steps=12, fragments=3, delay=1, mixing=0.25,
+    )),
+    "decoupled_diloco": ("median", lambda: decoupled_diloco(
+        LOCAL_ADAMW, delayed_nesterov(1.0, momentum=0.2, every=1),
+        inner_steps=12, fragments=3, delay=1, adopt="carry",
+    )),
+    "decoupled_heloco": ("median", lambda: decoupled_diloco(
+        LOCAL_ADAMW, heloco(
+            1.0, momentum=0.3, keep=0.5, shrink=1.0, shrink_most=0.9, turn=0.2, trust=1.0
+        ),
+        inner_steps=12, fragments=3, delay=0, adopt="overwrite",
     )),
     "diloco_sign": ("median", lambda: diloco(
         LOCAL_ADAMW, quantized(OUTER, Levels(1, 8), 1.0), inner_steps=4,

@@ -22,9 +22,11 @@ from pipeline.optim.compressed.compressor import Compressor
 from pipeline.optim.compressed.demo import demo
 from pipeline.optim.compressed.distro import CompressedMomentum, distro, distro_overlapped
 from pipeline.optim.dense import dense
+from pipeline.optim.local.decoupled import decoupled_diloco
 from pipeline.optim.local.diloco import diloco, outer_sgd
 from pipeline.optim.local.fedavg import fedavg
 from pipeline.optim.local.local_steps import local_steps
+from pipeline.optim.local.outer_steps import cgad, delayed_nesterov, heloco
 from pipeline.optim.local.sparseloco import sparseloco
 from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
@@ -73,10 +75,13 @@ GIVEN = {  # builder: what it takes
     adamw: ADAM,
     as_transform: {"optimizer": SGD, "exchange": alone},
     balanced: {"optimizer": SGD, "paths": ("b",), "speed": 0.1},
+    cgad: {"learning_rate": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "alpha": 0.3, "cutoff": 4.0},
     cold_start: {"learning_rate": constant(0.1, 0.0, 2), "start_step": 1,
                  "cold_start_warmup_steps": 2},
     constant: RISE,
     cosine: FALL,
+    decoupled_diloco: LOCAL | {"outer": SGD, "fragments": 2, "delay": 1, "adopt": "carry"},
+    delayed_nesterov: {"learning_rate": 0.1, "momentum": 0.9, "every": 3},
     demo: {
         "learning_rate": 0.1, "compression_decay": 0.9, "compression_topk": 4,
         "compression_chunk": 8, "weight_decay": 0.1, "exchange": alone,
@@ -86,6 +91,10 @@ GIVEN = {  # builder: what it takes
     distro: {"momentum": MOMENTUM},
     distro_overlapped: {"momentum": MOMENTUM, "overlap": 1},
     fedavg: LOCAL,
+    heloco: {
+        "learning_rate": 0.1, "momentum": 0.9,
+        "keep": 0.4, "shrink": 1.0, "shrink_most": 0.9, "turn": 0.5, "trust": 1.0,
+    },
     leave: {"optimizer": SGD, "paths": ("b",)},
     linear: FALL,
     local_steps: LOCAL | {"outer": SGD},

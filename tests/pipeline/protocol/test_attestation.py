@@ -11,8 +11,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.protocol import merkle
 from pipeline.protocol.attestation import Attestation, attest, proven
-from pipeline.protocol.bloom import BITS
-from pipeline.protocol.coordinator import participant
+from pipeline.protocol.bloom import BITS, participant
 from pipeline.protocol.round import Decision, Round
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript, Writer

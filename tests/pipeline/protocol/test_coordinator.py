@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.protocol import coordinator
+from pipeline.protocol import bloom, coordinator
 from pipeline.protocol.coordinator import (
     Checkpointed,
     CoordinatorError,
@@ -493,7 +493,7 @@ def test_coordinator_imports_no_jax():
 
 
 def test_participant_is_pinned():
-    assert coordinator.participant(258).hex().startswith("7255b3ce83a75f4d")
+    assert bloom.participant(258).hex().startswith("7255b3ce83a75f4d")
 
 
 def test_healthy_is_a_quorum_of_those_elected():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from pipeline.protocol import coordinator
+from pipeline.protocol import bloom, coordinator
 from pipeline.protocol.bloom import Bloom
 from pipeline.protocol.coordinator import ClientState, CoordinatorState, PeerRecord, RunState
 
@@ -39,7 +39,7 @@ def records(*peers: int, state: ClientState = HEALTHY) -> tuple[PeerRecord, ...]
 
 def heard(*peers: int) -> Bloom:
     """A witness's filter that holds `peers`."""
-    return Bloom.of((coordinator.participant(peer) for peer in peers), b"seed")
+    return Bloom.of((bloom.participant(peer) for peer in peers), b"seed")
 
 
 def waiting(**changes) -> CoordinatorState:

@@ -42,6 +42,8 @@ LOCAL = {
     "two parts": tiny.SPARTA_DILOCO,
 }
 """Optimizers of local steps, by the form of their messages."""
+LATE = {"late": tiny.DECOUPLED, "late codes": tiny.DECOUPLED_IN_SIGNS}
+"""The same, of rounds that close without those that are late."""
 BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}
 """Of `[config]`: epochs so short that who is away comes back soon."""
 
@@ -51,7 +53,7 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
 
     Args:
       form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense" ones, or
-        after local steps those of LOCAL.
+        after local steps those of LOCAL or LATE.
       schedule: what goes wrong.
       verified: whether a peer of the six takes others' steps again.
       changes: of `[config]`.
@@ -76,8 +78,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         document["peers"]["wire"] = "psyche"
     elif form == "dense":
         document["model"]["LLM"]["optimizer"] = tiny.ADAMW
-    elif form in LOCAL:  # 2 steps of 6 trainers, or of 4 where peers verify
-        document["model"]["LLM"]["optimizer"] = LOCAL[form]
+    elif form in LOCAL | LATE:  # 2 steps of 6 trainers, or of 4 where peers verify
+        document["model"]["LLM"]["optimizer"] = (LOCAL | LATE)[form]
         document["peers"]["micro_batch"] = 3
         for key in ("global_batch_size_start", "global_batch_size_end"):
             document["config"][key] = 24
@@ -120,16 +122,19 @@ def entries(form: str, run: runfile.Run, *, killed: bool) -> tuple[list[str], Co
     made = lab(form)
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, made.programs.form)
     settings = RoundSettings.of(run)
+    travelling: list = []
     state, progress, told = made.begin.state, made.begin.progress(settings), []
     peers = make_peers(made.programs, run.peers.layout, state, made.devices)
     while True:
         swarm = Swarm(settings, peers, lambda _: made.data, faults)
+        swarm.travelling.restore(travelling, made.programs.form)
         progress, taken = swarm.take_round(progress)
         if taken is None:
             return told, faults.fired
         told.append(taken.entry.model_dump_json())
+        travelling = swarm.travelling.to_json(made.programs.form)
         if killed:
-            saved = json.dumps(faults.to_json())
+            saved, travelling = json.dumps(faults.to_json()), json.loads(json.dumps(travelling))
             state = jax.device_get(peers.state())
             layout, absent = run.peers.layout, peers.absent
             peers = make_peers(made.programs, layout, state, made.devices, absent)
