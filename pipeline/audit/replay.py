@@ -14,11 +14,13 @@ import jax
 import numpy as np
 
 from pipeline import runfile
+from pipeline.audit import sketches, verdict_text
 from pipeline.audit.tolerance import PeersOfWindows, limit, repeated
-from pipeline.audit.verdict import Finding
+from pipeline.audit.verdict import Finding, Varied
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
+from pipeline.programs.train_step import Work
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
@@ -56,12 +58,14 @@ class Replay:
       bitwise: Whether bits must be equal; else distances must be small.
       present: The windows, and peers of each, whose snapshots and rows are here: all of a whole
         run's, some in a bundle or a publication.
+      varied: How far the auditor's honest messages are from such of other bits, where measured.
     """
 
     setup: Setup
     transcript: Transcript
     bitwise: bool
     present: PeersOfWindows
+    varied: Varied | None = None
 
     @property
     def kept(self) -> bool:
@@ -76,7 +80,7 @@ class Replay:
     @property
     def limit(self) -> float | None:
         """Largest accepted distance of a message from its replay; None where bits are compared."""
-        return None if self.bitwise else limit(self.setup.run, self.repeats)
+        return None if self.bitwise else limit(self.setup.run, self.repeats, self.varied)
 
     @cached_property
     def groups(self) -> list[DeviceGroup]:
@@ -97,10 +101,10 @@ class Replay:
         """
         if not self.kept and not peers:
             return []
-        return _WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
+        return WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
 
 
-class _WindowReplay:
+class WindowReplay:
     """A window's replay in progress: the params, and what each replayed peer owns."""
 
     def __init__(
@@ -108,6 +112,7 @@ class _WindowReplay:
     ):
         self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
         self.bitwise, self.kept, self.limit = replay.bitwise, replay.kept, replay.limit
+        self.sketched = replay.transcript.header.sketched
         like = replay.setup.start.state
         agreed = self.transcript.agreed(window.opening, like)
         self.replica = Replica.put(replay.setup.programs, group, *agreed)
@@ -116,6 +121,7 @@ class _WindowReplay:
             for peer in peers
         }
         self.found: list[Finding] = []
+        self.lost = False  # the params of a round are not those that were
         self.strayed: set[int] = set()  # peers that last committed to another state than replayed
 
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
@@ -124,7 +130,7 @@ class _WindowReplay:
             self._join(entry)
             replayed = self._step(entry)
             applied = self._applied(entry, replayed)
-            if applied is None:  # what was applied in place of the replayed message is not kept
+            if applied is None:  # what was applied in place of a replayed message is not kept
                 return self.found
             sequences, count = entry.round.sequences, self.setup.run.peers.count
             self.replica = self.replica.receive(applied, sequences, count, entry.round.step)
@@ -158,26 +164,48 @@ class _WindowReplay:
 
         A peer goes on from its recomputed state where bits are compared, else from what it sent.
         """
-        setup, plan, results = self.setup, entry.round, {}
-        for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
-            self.own[peer] = self.replica.align(self.own[peer], plan.step)
-        for peer in [peer for peer in self.own if peer in entry.evidence.messages]:
-            span, (settings, programs) = plan.assignment[peer], (setup.settings, setup.programs)
-            work = settings.work(programs, setup.data, span, plan.trainers)
-            sent = self._sent(entry, peer) if self.kept and not self.bitwise else None
-            if sent is None:
-                result = self.replica.step(self.own[peer], work, plan.step)
-                results[peer], self.own[peer] = (result.message, None), result.own
-            else:
-                distance, own = self.replica.compare(self.own[peer], work, plan.step, sent)
-                results[peer], self.own[peer] = (sent, distance), own
+        self._align(entry)
+        results = {peer: self._take(entry, peer) for peer in self._senders(entry)}
         results = jax.device_get(results)
+        replayed = {peer: message for peer, (message, _) in results.items()}
+        if not self.bitwise and self.sketched:
+            self._judge_sketches(entry, replayed)
         for peer, (message, distance) in results.items():
             if self.bitwise:
-                self._judge(entry, peer, exchange.commit(message, peer, plan).hex())
+                self._judge(entry, peer, self._commit(entry, peer, message).hex())
             elif distance is not None:
                 self._judge_distance(entry, peer, distance)
-        return {peer: message for peer, (message, _) in results.items()}
+        return replayed
+
+    def _align(self, entry: Entry) -> None:
+        """Peers that have nothing to train on take up the last round's commit."""
+        plan = entry.round
+        for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
+            self.own[peer] = self.replica.align(self.own[peer], plan.step)
+
+    def _senders(self, entry: Entry) -> list[int]:
+        return [peer for peer in self.own if peer in entry.evidence.messages]
+
+    def _work(self, entry: Entry, peer: int) -> Work:
+        plan, setup = entry.round, self.setup
+        span = plan.assignment[peer]
+        return setup.settings.work(setup.programs, setup.data, span, plan.trainers)
+
+    def _take(self, entry: Entry, peer: int) -> tuple[Tree, jax.Array | None]:
+        """Take a peer's step: its message, and how far what it sent is from it, if compared so."""
+        work, step, own = self._work(entry, peer), entry.round.step, self.own[peer]
+        sent = self._sent(entry, peer) if self.kept and not self.bitwise else None
+        if sent is None:
+            result = self.replica.step(own, work, step)
+            self.own[peer] = result.own
+            return result.message, None
+        distance, self.own[peer] = self.replica.compare(own, work, step, sent)
+        return sent, distance
+
+    def _commit(self, entry: Entry, peer: int, message: Tree) -> bytes:
+        if entry.evidence.messages[peer].root is None:  # of older transcripts, large ones too
+            return exchange.commit_to_fields(wire.fields(message), peer, entry.round)
+        return exchange.commit(message, peer, entry.round, self.setup.programs.form)
 
     def _sent(self, entry: Entry, peer: int) -> Tree | None:
         """A peer's message, or None if its bytes do not decode."""
@@ -219,6 +247,19 @@ class _WindowReplay:
                 text += f"its replay gives {replayed.message[:12]}"
                 self._blame(entry, judge, "check", text, False)
 
+    def _judge_sketches(self, entry: Entry, replayed: dict[int, Tree]) -> None:
+        """Blame whose pieces are far from the replay's; nobody, where most peers' are."""
+        distances = sketches.distances(self.setup, self.transcript, entry, replayed)
+        named, astray = sketches.to_blame(distances, self.limit)
+        for peer, distance in named.items():
+            self._judge_distance(entry, peer, distance)
+        if astray:
+            self.lost = True
+            text = f"{verdict_text.peers(astray)} sent pieces that stray no more than others' from "
+            text += f"a replay, by {max(distances[peer] for peer in astray):.3g}, expected at most "
+            text += f"{self.limit:.3g}: a lie that no drawn piece shows came before"
+            self._blame_author(entry.round.step, text)
+
     def _judge_distance(self, entry: Entry, peer: int, distance: float) -> None:
         if not distance <= self.limit:
             text = f"sent a message at distance {distance:.3g} from its replay's, "
@@ -239,7 +280,7 @@ class _WindowReplay:
         applied = entry.decision.applied
         if self.kept:
             return {peer: self._sent(entry, peer) for peer in applied}
-        if any(f.peer in applied and f.round == entry.round.step for f in self.found):
+        if self.lost or any(f.peer in applied and f.round == entry.round.step for f in self.found):
             return None
         return {peer: replayed[peer] for peer in applied}
 

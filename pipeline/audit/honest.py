@@ -1,0 +1,194 @@
+"""How far last bits carry: an honest window replayed here, and in a process where bits differ.
+
+The auditor measures this on its own machine, from the transcript's snapshots and its own data. What
+peers sent does not matter: nobody's message is compared but the auditor's with the auditor's.
+"""
+
+import json
+import logging
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline import runfile
+from pipeline.audit import given_rows, sketches
+from pipeline.audit.elsewhere import ASKED, TOKENS, TOLD, Other
+from pipeline.audit.replay import Replay, WindowReplay
+from pipeline.audit.tolerance import PeersOfWindows
+from pipeline.audit.verdict import Varied
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.placement import device_groups
+from pipeline.stage.artifacts import write_json
+from pipeline.swarm import begin
+from pipeline.swarm.begin import Setup
+from pipeline.tokens.shards import Column
+from pipeline.transcript.entry import Entry, Header
+from pipeline.transcript.transcript import Transcript
+from pipeline.wire import message as wire
+
+VARIED = {"threads", "xla_flags", "instruction_set"}  # of an environment: what is varied here
+LENGTH = struct.Struct("<Q")
+
+log = logging.getLogger(__name__)
+
+
+def measurable(setup: Setup, header: Header) -> bool:
+    """Return whether what differs from training is what can be varied here.
+
+    Other devices or versions may differ by more, so that the fixed bounds hold for them.
+    """
+    run, here, there = setup.run, setup.environment(), header.environment
+    differ = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    return (
+        header.bitwise
+        and not run.workload.factory
+        and (run.peers.layout, run.peers.fsdp, run.peers.processes) == ("each", 1, 1)
+        and here["platform"] == there.get("platform") == "cpu"
+        and bool(differ) and differ <= VARIED
+    )  # fmt: skip
+
+
+def measure(
+    setup: Setup, transcript: Transcript, work: PeersOfWindows, compiled: str = ""
+) -> Varied | None:
+    """Return how far honest messages are from such of other bits; None where that is not measured.
+
+    The last of the windows is replayed, since gradients scatter more, for their size, the longer a
+    model has been trained: of one peer or, where messages are not kept, of all.
+
+    Args:
+      setup: The auditor's own set-up of the run.
+      transcript: The transcript, which has passed the audit.
+      work: Windows that are to be replayed, and peers of each.
+      compiled: Folder of compiled programs; none by default.
+    """
+    chosen = [(window, peers) for window, peers in work if peers]
+    sketched = transcript.header.sketched
+    if not chosen or not measurable(setup, transcript.header):
+        return None
+    if not setup.programs.form.kept and not sketched:
+        return None
+    window, peers = chosen[-1]
+    whole = peers if not setup.programs.form.kept else peers[:1]
+    with tempfile.TemporaryDirectory() as name:
+        folder, there = Path(name), Other(os.environ)
+        _ask(setup, transcript, window, whole, folder, compiled)
+        log.info(f"witness: rounds {window.first}-{window.last} again, with {there.words}")
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.audit.elsewhere", name],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            log.warning(f"witness: it ended with status {done.returncode}: {last}")
+            return None
+        told = (folder / TOLD).read_bytes()
+    distances = _Here(setup, transcript, window, whole).distances(told)
+    return Varied(max(distances, default=0.0), there.words, len(distances))
+
+
+def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
+    """Write the messages of an honest window, as a process in which bits differ has them."""
+    transcript = Transcript(Path(asked["transcript"]))
+    columns: tuple[Column, ...] = tuple(asked["columns"])
+    rows = given_rows.read(folder / TOKENS, columns, run, None)
+    setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
+    window = runfile.Window(*asked["window"])
+    with open(folder / TOLD, "wb") as file:
+        for data in _Here(setup, transcript, window, asked["peers"]).told():
+            file.write(LENGTH.pack(len(data)) + data)
+
+
+def _ask(  # noqa: PLR0913
+    setup: Setup,
+    transcript: Transcript,
+    window: runfile.Window,
+    peers: Sequence[int],
+    folder: Path,
+    compiled: str,
+) -> None:
+    entries, columns = list(transcript.window(window)), setup.programs.task.columns
+    given_rows.write(folder / TOKENS, setup.data, given_rows.assigned(entries, peers))
+    asked = {
+        "run": setup.run.model_dump(mode="json"),
+        "model": setup.model,
+        "columns": columns,
+        "step": setup.start.step,
+        "data_index": setup.start.data_index,
+        "transcript": str(transcript.folder.absolute()),
+        "window": window,
+        "peers": [*peers],
+        "compiled": compiled,
+    }
+    write_json(folder / ASKED, json.loads(json.dumps(asked)))
+
+
+class _Here(WindowReplay):
+    """A window's replay in which nobody is judged."""
+
+    def __init__(
+        self, setup: Setup, transcript: Transcript, window: runfile.Window, peers: Sequence[int]
+    ):
+        replay = Replay(setup, transcript, bitwise=False, present=())
+        group = device_groups(jax.devices(), setup.programs.parts)[0]
+        super().__init__(replay, window, peers, group)
+
+    def told(self) -> Iterator[bytes]:
+        """Yield each honest message as bytes or, if messages are not kept, the drawn pieces."""
+        form = self.setup.programs.form
+        for entry, peer, message in self._messages():
+            if self.kept:
+                yield bytes(wire.encode(message, form))
+            else:
+                yield form.pieces.chosen(wire.fields(message), self._draw(entry, peer))
+
+    def distances(self, told: bytes) -> list[float]:
+        """Return how far each message that another process told is from the one here."""
+        form, found, at = self.setup.programs.form, [], 0
+        for entry, peer, message in self._messages():
+            (size,) = LENGTH.unpack_from(told, at)
+            theirs, at = told[at + LENGTH.size : at + LENGTH.size + size], at + LENGTH.size + size
+            if self.kept:
+                work, sent = self._work(entry, peer), wire.decode(theirs, form)
+                distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)
+                found.append(float(distance))
+            else:
+                pieces = form.pieces.split(theirs, self._draw(entry, peer))
+                found.append(form.pieces.distance(wire.fields(message), pieces))
+        if not np.isfinite(found).all():
+            raise LockstepError("honest messages are not finite, expected such as can be compared")
+        return found
+
+    def _draw(self, entry: Entry, peer: int) -> list[int]:
+        return sketches.draw(self.setup, entry, peer)
+
+    def _messages(self) -> Iterator[tuple[Entry, int, Tree]]:
+        """Yield the honest messages of the window, while peers are as before kept ones."""
+        for entry in self.transcript.window(self.window):
+            self._join(entry)
+            self._align(entry)
+            honest: dict[int, Tree] = {}
+            for peer in self._senders(entry):
+                if self.kept:
+                    own = jax.tree.map(jnp.copy, self.own[peer])  # which the step takes
+                    result = self.replica.step(own, self._work(entry, peer), entry.round.step)
+                    yield entry, peer, jax.device_get(result.message)
+                    self._take(entry, peer)
+                else:
+                    honest[peer] = jax.device_get(self._take(entry, peer)[0])
+                    yield entry, peer, honest[peer]
+            applied = {
+                peer: self._sent(entry, peer) if self.kept else honest[peer]
+                for peer in entry.decision.applied
+            }
+            sequences, count = entry.round.sequences, self.setup.run.peers.count
+            self.replica = self.replica.receive(applied, sequences, count, entry.round.step)
