@@ -11,16 +11,17 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pipeline import runfile
-from pipeline.audit import given_rows, sketches
-from pipeline.audit.elsewhere import ASKED, TOKENS, TOLD, Other
+from pipeline.audit import elsewhere, given_rows, sketches
+from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
 from pipeline.audit.replay import Replay, WindowReplay
 from pipeline.audit.tolerance import PeersOfWindows
 from pipeline.audit.verdict import Varied
@@ -35,7 +36,7 @@ from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import message as wire
 
-VARIED = {"threads", "xla_flags", "instruction_set"}  # of an environment: what is varied here
+VARIED = {"threads", "instruction_set"}  # of an environment: what is varied here
 LENGTH = struct.Struct("<Q")
 
 log = logging.getLogger(__name__)
@@ -46,15 +47,24 @@ def measurable(setup: Setup, header: Header) -> bool:
 
     Other devices or versions may differ by more, so that the fixed bounds hold for them.
     """
-    run, here, there = setup.run, setup.environment(), header.environment
+    run = setup.run
+    here, there = (
+        {**e, "xla_flags": _others(e)} for e in (setup.environment(), header.environment)
+    )
     differ = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
     return (
         header.bitwise
         and not run.workload.factory
         and (run.peers.layout, run.peers.fsdp, run.peers.processes) == ("each", 1, 1)
-        and here["platform"] == there.get("platform") == "cpu"
-        and bool(differ) and differ <= VARIED
-    )  # fmt: skip
+        and here["platform"] == "cpu"
+        and differ <= VARIED
+    )
+
+
+def _others(environment: Mapping[str, str]) -> str:
+    """XLA's flags but for the vector instructions."""
+    flags = environment.get("xla_flags", "").split()
+    return " ".join(flag for flag in flags if not flag.startswith(ISA))
 
 
 def measure(
@@ -62,8 +72,8 @@ def measure(
 ) -> Varied | None:
     """Return how far honest messages are from such of other bits; None where that is not measured.
 
-    The last of the windows is replayed, since gradients scatter more, for their size, the longer a
-    model has been trained: of one peer or, where messages are not kept, of all.
+    The first of the windows and the last are replayed, of one peer or, where messages are not kept,
+    of all: early steps change more, and late gradients scatter more for their size.
 
     Args:
       setup: The auditor's own set-up of the run.
@@ -77,23 +87,25 @@ def measure(
         return None
     if not setup.programs.form.kept and not sketched:
         return None
-    window, peers = chosen[-1]
-    whole = peers if not setup.programs.form.kept else peers[:1]
+    form, ends = setup.programs.form, chosen[:1] + chosen[1:][-1:]
+    work = [(window, peers[:1] if form.kept else peers) for window, peers in ends]
     with tempfile.TemporaryDirectory() as name:
         folder, there = Path(name), Other(os.environ)
-        _ask(setup, transcript, window, whole, folder, compiled)
-        log.info(f"witness: rounds {window.first}-{window.last} again, with {there.words}")
+        _ask(setup, transcript, work, folder, compiled)
+        rounds = ", ".join(f"{window.first}-{window.last}" for window, _ in work)
+        log.info(f"witness: rounds {rounds} again, with {there.words}")
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline.audit.elsewhere", name],
+            [sys.executable, "-m", elsewhere.__name__, name],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
             log.warning(f"witness: it ended with status {done.returncode}: {last}")
             return None
-        told = (folder / TOLD).read_bytes()
-    distances = _Here(setup, transcript, window, whole).distances(told)
-    return Varied(max(distances, default=0.0), there.words, len(distances))
+        with open(folder / TOLD, "rb") as told:
+            found = [d for some in work for d in _Here(setup, transcript, *some).distances(told)]
+    counted = form.kept or form.pieces.counted
+    return Varied(max(found, default=0.0), there.words, len(found), counted)
 
 
 def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
@@ -102,22 +114,18 @@ def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
     columns: tuple[Column, ...] = tuple(asked["columns"])
     rows = given_rows.read(folder / TOKENS, columns, run, None)
     setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
-    window = runfile.Window(*asked["window"])
     with open(folder / TOLD, "wb") as file:
-        for data in _Here(setup, transcript, window, asked["peers"]).told():
-            file.write(LENGTH.pack(len(data)) + data)
+        for window, peers in asked["work"]:
+            for data in _Here(setup, transcript, runfile.Window(*window), peers).told():
+                file.write(LENGTH.pack(len(data)) + data)
 
 
-def _ask(  # noqa: PLR0913
-    setup: Setup,
-    transcript: Transcript,
-    window: runfile.Window,
-    peers: Sequence[int],
-    folder: Path,
-    compiled: str,
+def _ask(
+    setup: Setup, transcript: Transcript, work: PeersOfWindows, folder: Path, compiled: str
 ) -> None:
-    entries, columns = list(transcript.window(window)), setup.programs.task.columns
-    given_rows.write(folder / TOKENS, setup.data, given_rows.assigned(entries, peers))
+    columns = setup.programs.task.columns
+    rows = [given_rows.assigned(transcript.window(window), peers) for window, peers in work]
+    given_rows.write(folder / TOKENS, setup.data, np.concatenate(rows))
     asked = {
         "run": setup.run.model_dump(mode="json"),
         "model": setup.model,
@@ -125,8 +133,7 @@ def _ask(  # noqa: PLR0913
         "step": setup.start.step,
         "data_index": setup.start.data_index,
         "transcript": str(transcript.folder.absolute()),
-        "window": window,
-        "peers": [*peers],
+        "work": [(window, [*peers]) for window, peers in work],
         "compiled": compiled,
     }
     write_json(folder / ASKED, json.loads(json.dumps(asked)))
@@ -151,12 +158,12 @@ class _Here(WindowReplay):
             else:
                 yield form.pieces.chosen(wire.fields(message), self._draw(entry, peer))
 
-    def distances(self, told: bytes) -> list[float]:
+    def distances(self, told: BinaryIO) -> list[float]:
         """Return how far each message that another process told is from the one here."""
-        form, found, at = self.setup.programs.form, [], 0
+        form, found = self.setup.programs.form, []
         for entry, peer, message in self._messages():
-            (size,) = LENGTH.unpack_from(told, at)
-            theirs, at = told[at + LENGTH.size : at + LENGTH.size + size], at + LENGTH.size + size
+            (size,) = LENGTH.unpack(told.read(LENGTH.size))
+            theirs = told.read(size)
             if self.kept:
                 work, sent = self._work(entry, peer), wire.decode(theirs, form)
                 distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)

@@ -63,6 +63,11 @@ class Pieces:
         """Number of pieces."""
         return len(self.ranges)
 
+    @property
+    def counted(self) -> bool:
+        """Whether elements of a field are compared one by one."""
+        return any(field.counted for field in self.fields)
+
     @cached_property
     def drawn(self) -> int:
         """How many are kept of a message."""
@@ -158,8 +163,11 @@ def _elements(data: Buffer, field: Field) -> Any:
 
 def _relative(x: Any, y: Any, scale: float) -> float:
     x, y = x.astype(np.float64), y.astype(np.float64)
-    off = float(np.linalg.norm(y - x))
-    return off / max(float(np.linalg.norm(x)), scale * np.sqrt(x.size)) if off else 0.0
+    off, size = float(np.linalg.norm(y - x)), float(np.linalg.norm(x))
+    if not off:
+        return 0.0
+    size = max(size, scale * float(np.sqrt(x.size)))
+    return off / size if size else np.inf
 
 
 def _share(x: Any, y: Any) -> float:
