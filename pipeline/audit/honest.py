@@ -103,7 +103,9 @@ def measure(
             log.warning(f"witness: it ended with status {done.returncode}: {last}")
             return None
         with open(folder / TOLD, "rb") as told:
-            found = [d for some in work for d in _Here(setup, transcript, *some).distances(told)]
+            found = [
+                d for some in work for d in HonestWindow(setup, transcript, *some).distances(told)
+            ]
     counted = form.kept or form.pieces.counted
     return Varied(max(found, default=0.0), there.words, len(found), counted)
 
@@ -116,7 +118,7 @@ def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
     setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
     with open(folder / TOLD, "wb") as file:
         for window, peers in asked["work"]:
-            for data in _Here(setup, transcript, runfile.Window(*window), peers).told():
+            for data in HonestWindow(setup, transcript, runfile.Window(*window), peers).told():
                 file.write(LENGTH.pack(len(data)) + data)
 
 
@@ -139,7 +141,7 @@ def _ask(
     write_json(folder / ASKED, json.loads(json.dumps(asked)))
 
 
-class _Here(WindowReplay):
+class HonestWindow(WindowReplay):
     """A window's replay in which nobody is judged."""
 
     def __init__(
@@ -152,7 +154,7 @@ class _Here(WindowReplay):
     def told(self) -> Iterator[bytes]:
         """Yield each honest message as bytes or, if messages are not kept, the drawn pieces."""
         form = self.setup.programs.form
-        for entry, peer, message in self._messages():
+        for entry, peer, message in self.messages():
             if self.kept:
                 yield bytes(wire.encode(message, form))
             else:
@@ -161,11 +163,11 @@ class _Here(WindowReplay):
     def distances(self, told: BinaryIO) -> list[float]:
         """Return how far each message that another process told is from the one here."""
         form, found = self.setup.programs.form, []
-        for entry, peer, message in self._messages():
+        for entry, peer, message in self.messages():
             (size,) = LENGTH.unpack(told.read(LENGTH.size))
             theirs = told.read(size)
             if self.kept:
-                work, sent = self._work(entry, peer), wire.decode(theirs, form)
+                work, sent = self.work(entry, peer), wire.decode(theirs, form)
                 distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)
                 found.append(float(distance))
             else:
@@ -178,7 +180,7 @@ class _Here(WindowReplay):
     def _draw(self, entry: Entry, peer: int) -> list[int]:
         return sketches.draw(self.setup, entry, peer)
 
-    def _messages(self) -> Iterator[tuple[Entry, int, Tree]]:
+    def messages(self) -> Iterator[tuple[Entry, int, Tree]]:
         """Yield the honest messages of the window, while peers are as before kept ones."""
         for entry in self.transcript.window(self.window):
             self._join(entry)
@@ -187,14 +189,14 @@ class _Here(WindowReplay):
             for peer in self._senders(entry):
                 if self.kept:
                     own = jax.tree.map(jnp.copy, self.own[peer])  # which the step takes
-                    result = self.replica.step(own, self._work(entry, peer), entry.round.step)
+                    result = self.replica.step(own, self.work(entry, peer), entry.round.step)
                     yield entry, peer, jax.device_get(result.message)
                     self._take(entry, peer)
                 else:
                     honest[peer] = jax.device_get(self._take(entry, peer)[0])
                     yield entry, peer, honest[peer]
             applied = {
-                peer: self._sent(entry, peer) if self.kept else honest[peer]
+                peer: self.sent(entry, peer) if self.kept else honest[peer]
                 for peer in entry.decision.applied
             }
             sequences, count = entry.round.sequences, self.setup.run.peers.count

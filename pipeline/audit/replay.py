@@ -105,7 +105,7 @@ class Replay:
 
 
 class WindowReplay:
-    """A window's replay in progress: the params, and what each replayed peer owns."""
+    """A window's replay in progress: `replica` has the params, and `own` what each peer owns."""
 
     def __init__(
         self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
@@ -186,15 +186,16 @@ class WindowReplay:
     def _senders(self, entry: Entry) -> list[int]:
         return [peer for peer in self.own if peer in entry.evidence.messages]
 
-    def _work(self, entry: Entry, peer: int) -> Work:
+    def work(self, entry: Entry, peer: int) -> Work:
+        """Return a peer's work in a round."""
         plan, setup = entry.round, self.setup
         span = plan.assignment[peer]
         return setup.settings.work(setup.programs, setup.data, span, plan.trainers)
 
     def _take(self, entry: Entry, peer: int) -> tuple[Tree, jax.Array | None]:
         """Take a peer's step: its message, and how far what it sent is from it, if compared so."""
-        work, step, own = self._work(entry, peer), entry.round.step, self.own[peer]
-        sent = self._sent(entry, peer) if self.kept and not self.bitwise else None
+        work, step, own = self.work(entry, peer), entry.round.step, self.own[peer]
+        sent = self.sent(entry, peer) if self.kept and not self.bitwise else None
         if sent is None:
             result = self.replica.step(own, work, step)
             self.own[peer] = result.own
@@ -207,8 +208,8 @@ class WindowReplay:
             return exchange.commit_to_fields(wire.fields(message), peer, entry.round)
         return exchange.commit(message, peer, entry.round, self.setup.programs.form)
 
-    def _sent(self, entry: Entry, peer: int) -> Tree | None:
-        """A peer's message, or None if its bytes do not decode."""
+    def sent(self, entry: Entry, peer: int) -> Tree | None:
+        """Return a peer's message, or None if its bytes do not decode."""
         try:
             return self.transcript.message(entry.evidence.messages[peer], self.setup.programs.form)
         except wire.WireError:
@@ -279,7 +280,7 @@ class WindowReplay:
         """The messages that everybody applied, or None if one of them is not kept."""
         applied = entry.decision.applied
         if self.kept:
-            return {peer: self._sent(entry, peer) for peer in applied}
+            return {peer: self.sent(entry, peer) for peer in applied}
         if self.lost or any(f.peer in applied and f.round == entry.round.step for f in self.found):
             return None
         return {peer: replayed[peer] for peer in applied}

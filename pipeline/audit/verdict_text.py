@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
 STATED = (
-    "by whoever wrote the transcript, and computed again by nobody: all losses in it, who was "
-    "silent, and whose message came late or never"
+    "by the transcript's author, and computed again by nobody: all losses in it, who was silent, "
+    "and whose message came late or never"
 )
 # Results on a model card, and what they were measured on.
 HELD_OUT = {

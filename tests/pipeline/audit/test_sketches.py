@@ -32,8 +32,8 @@ def trained(tmp_path_factory) -> Callable[..., tuple[runfile.Run, Path]]:
     """Runs of AdamW, by the fault of a peer."""
 
     @cache
-    def one(kind: str = "", first: int = 2, last: int = 2) -> tuple[runfile.Run, Path]:
-        fault = {"kind": kind, "peer": LIAR, "rounds": [first, last]}
+    def one(kind: str = "") -> tuple[runfile.Run, Path]:
+        fault = {"kind": kind, "peer": LIAR, "rounds": [2, 2]}
         run = run_of("dense", *([fault] if kind else []))
         folder = tmp_path_factory.mktemp("dense")
         lab("dense").train(run, folder)
@@ -140,7 +140,7 @@ def test_within_a_tolerance_the_liar_is_named_and_nobody_else(kind, trained):
     assert [(f.round, f.peer, f.kind) for f in replayed(run, folder)] == [(2, LIAR, "message")]
 
 
-def undrawn(message: dict[str, np.ndarray], drawn: list[int], pieces: Pieces, by: float) -> dict:
+def undrawn(message: list[np.ndarray], drawn: list[int], pieces: Pieces, by: float) -> list:
     """A message with a lie in every piece but the drawn ones."""
     flat = [np.array(leaf).reshape(-1) for leaf in message]
     for n in set(range(pieces.count)) - set(drawn):
@@ -149,7 +149,7 @@ def undrawn(message: dict[str, np.ndarray], drawn: list[int], pieces: Pieces, by
     return [x.reshape(np.shape(leaf)) for x, leaf in zip(flat, message, strict=True)]
 
 
-def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(trained, monkeypatch):
+def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(tmp_path, monkeypatch):
     """Its author knows the draw: it is made to be the same for whatever is committed to."""
     real, pieces = sketch.drawn, lab("dense").programs.form.pieces
 
@@ -163,12 +163,13 @@ def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(trai
 
     monkeypatch.setattr(sketch, "drawn", foreseen)
     monkeypatch.setitem(LIES, "sign_flip", false)
-    run, folder = trained("sign_flip", 2, 2.0)  # another run than that of the test above
-    assert audited(run, folder) == []
-    (finding,) = replayed(run, folder)
+    run = run_of("dense", {"kind": "sign_flip", "peer": LIAR, "rounds": [2, 2]})
+    lab("dense").train(run, tmp_path)
+    assert audited(run, tmp_path) == []
+    (finding,) = replayed(run, tmp_path)
     assert (finding.round, finding.peer, finding.kind) == (3, None, "params")
     assert "a lie that no drawn piece shows came before" in finding.detail
-    assert [(f.round, f.peer) for f in replayed(run, folder, bitwise=True)] == [(2, LIAR)]
+    assert [(f.round, f.peer) for f in replayed(run, tmp_path, bitwise=True)] == [(2, LIAR)]
 
 
 @pytest.mark.parametrize(
