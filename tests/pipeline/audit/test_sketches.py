@@ -133,7 +133,7 @@ def test_an_older_transcript_without_sketches_is_read_and_replayed(trained, tmp_
 # ---- Liars ----
 
 
-@pytest.mark.parametrize("kind", ["sign_flip", "lazy", "stale", "free_rider", "little_enough"])
+@pytest.mark.parametrize("kind", ["sign_flip", "stale", "little_enough"])
 def test_within_a_tolerance_the_liar_is_named_and_nobody_else(kind, trained):
     run, folder = trained(kind)
     assert audited(run, folder) == []
@@ -234,14 +234,12 @@ def test_only_what_can_be_varied_here_is_measured(change, measured, trained, mon
     assert honest.measurable(lab("dense").setup(run), header) == measured
 
 
-@pytest.mark.parametrize("form", ["dense", "signs"])
-def test_honest_bits_elsewhere_are_measured_in_a_process(form, tmp_path):
-    run = run_of(form, total_steps=4)
-    lab(form).train(run, tmp_path)
-    setup, transcript = lab(form).setup(run), Transcript(tmp_path)
+def test_honest_bits_elsewhere_are_measured_in_a_process(tmp_path):
+    run = run_of("signs", total_steps=4)
+    lab("signs").train(run, tmp_path)
+    setup, transcript = lab("signs").setup(run), Transcript(tmp_path)
     work = [(window, range(PEERS)) for window in run.snapshots().windows]
     found = honest.measure(setup, transcript, work)
-    assert found.messages == 4 * (PEERS if form == "dense" else 1)
+    assert (found.messages, found.counted) == (4, True)  # of one peer
     assert found.there == "AVX instructions and 1 thread"
     assert 0 <= found.distance < 1e-4
-    assert found.counted == (form == "signs")
