@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pipeline import runfile
 from pipeline.audit import sample
 from pipeline.audit.tolerance import limit
-from pipeline.audit.verdict import Compared, Finding, Replayed, Varied, Verdict, accepts
+from pipeline.audit.verdict import ComparedMessages, Finding, Replayed, Varied, Verdict, accepts
 from pipeline.transcript.transcript import Transcript
 
 
@@ -66,7 +66,7 @@ def judge(
 
 def _compared(
     transcript: Transcript, replayed: Sequence[tuple[runfile.Window, int]]
-) -> Compared | None:
+) -> ComparedMessages | None:
     """Of how many messages of the replayed windows the transcript has what a replay compares."""
     if not transcript.header.sketched:
         return None
@@ -78,7 +78,7 @@ def _compared(
         if peer in rounds.get(step, {})
     ]
     shown = [message for message in sent if message.sketch is not None]
-    return Compared(
+    return ComparedMessages(
         messages=len(sent),
         sketched=len(shown),
         bytes=sum(message.bytes for message in shown),

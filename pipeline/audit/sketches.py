@@ -17,6 +17,7 @@ from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
+from pipeline.wire import sketches as wire_sketches
 
 STRAYS = 8  # times the median of the others: beyond it, a distance is its sender's own doing
 KIND = "sketch"
@@ -76,10 +77,11 @@ def read(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -> dict[
     if message.root is None or message.sketch is None or message.payload is None:
         raise SketchError(f"the message of peer {peer} has no sketch, expected some of its pieces")
     drawn = draw(setup, entry, peer)
-    if message.sketch != (size := pieces.sketch_bytes(drawn)):
+    if message.sketch != (size := wire_sketches.size_of(pieces, drawn)):
         raise SketchError(f"peer {peer}: a sketch of {message.sketch} bytes, expected {size}")
     try:
-        return pieces.read(transcript.payload(message), drawn, bytes.fromhex(message.root))
+        root = bytes.fromhex(message.root)
+        return wire_sketches.read(pieces, transcript.payload(message), drawn, root)
     except ValueError as error:
         raise SketchError(f"peer {peer}: {error}") from error
 

@@ -66,7 +66,7 @@ class Varied:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedMessages:
     """What there is to compare of messages that are not kept.
 
     Attributes:
@@ -105,7 +105,7 @@ class Verdict(Table):
     varied: Varied | None = Field(default=None, exclude_if=_is_none)
     """How far honest messages of the auditor are from such with other threads and instructions,
     from which the tolerance follows; absent where that was not measured."""
-    compared: Compared | None = Field(default=None, exclude_if=_is_none)
+    compared: ComparedMessages | None = Field(default=None, exclude_if=_is_none)
     """What there is to compare of messages that are not kept; absent where messages are kept, and
     where the transcript has no sketches."""
     clock: Literal["simulated", "wall"]

@@ -30,11 +30,11 @@ def root(items: Sequence[bytes]) -> bytes:
 
 @lru_cache(maxsize=8)  # witnesses hold much the same messages
 def _root(items: tuple[bytes, ...]) -> bytes:
-    return Tree.over(items).root
+    return MerkleTree.over(items).root
 
 
 @dataclass(frozen=True)
-class Tree:
+class MerkleTree:
     """All nodes over some items.
 
     Attributes:
@@ -44,7 +44,7 @@ class Tree:
     levels: tuple[list[bytes], ...]
 
     @classmethod
-    def over(cls, items: Iterable[bytes | memoryview]) -> "Tree":
+    def over(cls, items: Iterable[bytes | memoryview]) -> "MerkleTree":
         """Return the tree over items, of which there is one at least, in their order."""
         levels = [[leaf_hash(item) for item in items]]
         while len(level := levels[-1]) > 1:

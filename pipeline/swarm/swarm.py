@@ -23,6 +23,7 @@ from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry, EpochParams
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
+from pipeline.wire.sketches import sketch_of
 
 
 class Taken(NamedTuple):
@@ -245,7 +246,7 @@ class Swarm:
                     seed, round_.step, commitments, peer, pieces.count, pieces.drawn
                 )
                 fields, tree = wire.fields(message), delivered.sent[peer].tree
-                sketches[peer] = pieces.sketch(fields, tree, drawn)
+                sketches[peer] = sketch_of(pieces, fields, tree, drawn)
         return sketches, {}
 
     def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:

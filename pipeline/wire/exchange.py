@@ -27,7 +27,7 @@ class Sent(NamedTuple):
 
     payload: Buffer
     commitment: bytes
-    tree: merkle.Tree | None = None
+    tree: merkle.MerkleTree | None = None
 
 
 class CommitmentError(wire.WireError):
@@ -86,10 +86,10 @@ def commit_to_root(root: bytes, peer: int, round_: Round) -> bytes:
 
 def _commit(
     fields: Iterable[Buffer], peer: int, round_: Round, form: wire.Form
-) -> tuple[bytes, merkle.Tree | None]:
+) -> tuple[bytes, merkle.MerkleTree | None]:
     if form.kept:
         return commit_to_fields(fields, peer, round_), None
-    tree = merkle.Tree.over(form.pieces.cut(fields))
+    tree = merkle.MerkleTree.over(form.pieces.cut(fields))
     return commit_to_root(tree.root, peer, round_), tree
 
 

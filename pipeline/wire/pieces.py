@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.protocol import merkle
 from pipeline.wire.spool import Buffer
 
 SMALLEST, MOST = 1024, 2**16  # bytes of a piece; pieces of a message, about
 SHARE = 0.01  # of a message's bytes, for its sketch; one piece at least
+HASH = 32  # bytes
 MOST_DRAWN = 256  # a lie in 2 % of the pieces is missed by so many once in 176 times
 ROUNDED = 2**-6  # what rounding to bfloat16 twice can make of a coefficient's value, and some
 
@@ -64,6 +64,11 @@ class Pieces:
         return len(self.ranges)
 
     @property
+    def path(self) -> int:
+        """Bytes of a piece's path to the Merkle root over all pieces."""
+        return HASH * (self.count - 1).bit_length()
+
+    @property
     def counted(self) -> bool:
         """Whether elements of a field are compared one by one."""
         return any(field.counted for field in self.fields)
@@ -71,8 +76,7 @@ class Pieces:
     @cached_property
     def drawn(self) -> int:
         """How many are kept of a message."""
-        of_one = self.size + 32 * merkle.depth(self.count)
-        share = int(SHARE * sum(field.bytes for field in self.fields) // of_one)
+        share = int(SHARE * sum(field.bytes for field in self.fields) // (self.size + self.path))
         return max(1, min(share, MOST_DRAWN, self.count))
 
     def cut(self, fields: Iterable[Buffer]) -> Iterator[memoryview]:
@@ -93,34 +97,6 @@ class Pieces:
         for n in drawn:
             _, begin, end = self.ranges[n]
             found[n], at = data[at : at + end - begin], at + end - begin
-        return found
-
-    def sketch(self, fields: Iterable[Buffer], tree: merkle.Tree, drawn: Sequence[int]) -> bytes:
-        """Return a message's sketch: each drawn piece, ascending, and then its path to the root."""
-        pieces = self.split(self.chosen(fields, drawn), drawn)
-        return b"".join(b"".join([pieces[n], *tree.path(n)]) for n in drawn)
-
-    def sketch_bytes(self, drawn: Sequence[int]) -> int:
-        """Return the size of the sketch of these pieces, ascending."""
-        path = 32 * merkle.depth(self.count)
-        return sum(end - begin + path for _, begin, end in (self.ranges[n] for n in drawn))
-
-    def read(self, sketch: bytes, drawn: Sequence[int], root: bytes) -> dict[int, bytes]:
-        """Return the drawn pieces of a sketch, which may come from anyone.
-
-        Raises:
-          ValueError: It has another size, or a piece is not one that the root is over.
-        """
-        if len(sketch) != (size := self.sketch_bytes(drawn)):
-            raise ValueError(f"a sketch of {len(sketch)} bytes, expected {size}")
-        found, at, depth = {}, 0, merkle.depth(self.count)
-        for n in drawn:
-            _, begin, end = self.ranges[n]
-            found[n], at = sketch[at : at + end - begin], at + end - begin
-            path = [sketch[at + 32 * level : at + 32 * (level + 1)] for level in range(depth)]
-            at += 32 * depth
-            if merkle.root_above(found[n], n, path) != root:
-                raise ValueError(f"piece {n} does not lead to the root {root.hex()[:12]}")
         return found
 
     def distance(self, fields: Iterable[Buffer], sent: Mapping[int, bytes]) -> float:

@@ -38,7 +38,7 @@ def test_node_cannot_pass_for_an_item():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
 def test_a_path_leads_from_every_item_to_the_root_and_from_no_other(count):
-    tree, every = merkle.Tree.over(items(count)), items(count)
+    tree, every = merkle.MerkleTree.over(items(count)), items(count)
     assert tree.root == merkle.root(every)
     for index, item in enumerate(every):
         path = tree.path(index)

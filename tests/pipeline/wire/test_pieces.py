@@ -8,6 +8,7 @@ from ml_dtypes import bfloat16
 from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.protocol import merkle
 from pipeline.wire import message as wire
+from pipeline.wire import sketches
 from pipeline.wire.message import Form
 from pipeline.wire.pieces import MOST, SHARE, Field, Pieces
 
@@ -51,11 +52,11 @@ def test_pieces_are_all_of_a_message_and_none_spans_two_fields(message):
 @pytest.mark.parametrize("message", [DENSE, SPARSE], ids=["dense", "sparse"])
 def test_a_sketch_shows_its_pieces_and_nothing_else_passes_for_them(message):
     pieces = form_of(message).pieces
-    tree = merkle.Tree.over(pieces.cut(wire.fields(message)))
+    tree = merkle.MerkleTree.over(pieces.cut(wire.fields(message)))
     drawn = [0, pieces.count // 2, pieces.count - 1]
-    sketch = pieces.sketch(wire.fields(message), tree, drawn)
-    assert len(sketch) == pieces.sketch_bytes(drawn)
-    found = pieces.read(sketch, drawn, tree.root)
+    sketch = sketches.sketch_of(pieces, wire.fields(message), tree, drawn)
+    assert len(sketch) == sketches.size_of(pieces, drawn)
+    found = sketches.read(pieces, sketch, drawn, tree.root)
     cut = [bytes(piece) for piece in pieces.cut(wire.fields(message))]
     assert found == {n: cut[n] for n in drawn}
     assert pieces.distance(wire.fields(message), found) == 0
@@ -63,13 +64,13 @@ def test_a_sketch_shows_its_pieces_and_nothing_else_passes_for_them(message):
         bent = bytearray(sketch)
         bent[at] ^= 1
         with pytest.raises(ValueError, match="does not lead to the root"):
-            pieces.read(bytes(bent), drawn, tree.root)
+            sketches.read(pieces, bytes(bent), drawn, tree.root)
     swapped = sketch[len(sketch) // 2 :] + sketch[: len(sketch) // 2]
     with pytest.raises(ValueError, match="does not lead to the root"):
-        pieces.read(swapped, drawn, tree.root)
+        sketches.read(pieces, swapped, drawn, tree.root)
     for other in (sketch[:-1], sketch + b"x", b""):
         with pytest.raises(ValueError, match=f"{len(other)} bytes, expected {len(sketch)}"):
-            pieces.read(other, drawn, tree.root)
+            sketches.read(pieces, other, drawn, tree.root)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_sketch_takes_at_most_a_hundredth_of_a_message_unless_it_is_one_piece(
     pieces = Pieces((Field(F32, 4 * parameters, False),))
     assert (pieces.size, pieces.drawn) == (size, drawn)
     assert pieces.count <= MOST + 1
-    taken = pieces.sketch_bytes(range(pieces.drawn)) / (4 * parameters)
+    taken = sketches.size_of(pieces, range(pieces.drawn)) / (4 * parameters)
     assert taken <= SHARE or pieces.drawn == 1
 
 
