@@ -79,6 +79,11 @@ class Pieces:
         share = int(SHARE * sum(field.bytes for field in self.fields) // (self.size + self.path))
         return max(1, min(share, MOST_DRAWN, self.count))
 
+    @property
+    def shown(self) -> int:
+        """Bytes of a sketch of whole pieces, which no sketch exceeds."""
+        return self.drawn * (self.size + self.path)
+
     def cut(self, fields: Iterable[Buffer]) -> Iterator[memoryview]:
         """Yield the pieces of a message's fields, which may be made one after the other."""
         for field, data in zip(self.fields, fields, strict=True):
