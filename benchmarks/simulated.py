@@ -105,7 +105,7 @@ class Lab:
         settings = RoundSettings.of(run)
         swarm = Swarm(settings, peers, lambda _: self.data, faults)
         snapshots = run.snapshots()
-        writer = Writer(folder, snapshots, keep_payloads=self.programs.form.kept)
+        writer = Writer(folder, snapshots)
         writer.header(
             Header(
                 key="0" * 64,
@@ -114,6 +114,7 @@ class Lab:
                 environment=devices.describe(),
                 bitwise=True,
                 held_out_loss=None,
+                sketched=not self.programs.form.kept,
             )
         )
         writer.snapshot(0, self.begin.state)

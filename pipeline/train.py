@@ -90,9 +90,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
 def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack) -> Path:
     """Take all rounds, from the newest checkpoint on; return the file of scores meanwhile."""
     run, programs, start, scratch = setup.run, setup.programs, setup.start, paths.scratch
-    writer = Writer(
-        scratch / "transcript", run.snapshots(start.step), keep_payloads=programs.form.kept
-    )
+    writer = Writer(scratch / "transcript", run.snapshots(start.step))
     checkpoints = Checkpoints(scratch / "checkpoints", run.runtime.keep_steps)
     profile = stack.enter_context(Profile(run, scratch))
     record = Record(writer, checkpoints, run.runtime.checkpoint_every, profile.timed)
@@ -263,6 +261,7 @@ def _write_beginning(setup: Setup, paths: Paths, writer: Writer, loss: float | N
             environment=setup.environment(run.peers.processes),
             bitwise=bitwise,
             held_out_loss=loss,
+            sketched=not setup.programs.form.kept,
         )
     )
     writer.snapshot(setup.start.step, state)

@@ -13,11 +13,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import runfile
-from pipeline.audit import bundle, sample, verdict_text
+from pipeline.audit import bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.judge import judge
 from pipeline.audit.replay import Replay, why_not_bitwise
-from pipeline.audit.verdict import Finding, contradictions, merged
+from pipeline.audit.tolerance import PeersOfWindows
+from pipeline.audit.verdict import Finding, Varied, contradictions, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.stage import allocator, artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
@@ -56,6 +57,8 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     if sound := not contradictions(findings):
         replayed = sample.draw(run, windows, sample.seed_of(run, transcript), replay.kept)
         work = [(w, [peer for window, peer in replayed if window == w]) for w in windows]
+        if why:
+            replay = replace(replay, varied=_varied(setup, transcript, work, paths))
         findings += _replay(replay, work, paths.scratch)
     findings = merged(findings)
 
@@ -65,7 +68,9 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
                 name = bundle.name(window, peer)
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
-        verdict = judge(run, transcript, findings, why, windows, replayed, replay.repeats)
+        verdict = judge(
+            run, transcript, findings, why, windows, replayed, replay.repeats, replay.varied
+        )
         text = verdict_text.render(verdict.model_dump())
         artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
         artifacts.write_text(folder / "verdict.txt", text)
@@ -82,6 +87,20 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
     shutil.rmtree(paths.scratch, ignore_errors=True)
     for line in text.splitlines():
         log.info(f"witness: {line}")
+
+
+def _varied(
+    setup: Setup, transcript: Transcript, work: PeersOfWindows, paths: Paths
+) -> Varied | None:
+    """How far honest bits are apart; read what an earlier try of this audit measured."""
+    path = paths.scratch / "varied.json"
+    if path.exists():
+        found = artifacts.read_json(path)["varied"]
+        return found and Varied(**found)
+    found = honest.measure(setup, transcript, work, str(paths.store / "compiled"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    artifacts.write_json(path, {"varied": found and asdict(found)})
+    return found
 
 
 def _replay(

@@ -1,5 +1,6 @@
 """A lone process with one device reproduces what peers on several devices did, bit for bit."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,26 @@ def test_peers_on_two_devices_each_replay_bit_for_bit_where_there_are_but_two(tm
     verdict = read_json(root / "data/verdict/verdict.json")
     assert (verdict["accepted"], verdict["method"]) == (True, "bitwise"), verdict["findings"]
     assert len(verdict["replayed_windows"]) == verdict["windows"] == 4
+
+
+def test_adamw_is_audited_piece_by_piece_with_other_instructions(tmp_path, monkeypatch):
+    run_file, root = tmp_path / "run.toml", tmp_path / "root"
+    document = tiny.run_document(
+        tiny.write_data(tmp_path / "tokens"),
+        config__total_steps=4,
+        model__LLM__optimizer=tiny.ADAMW,
+        witness__snapshot_every=4,
+        witness__replay_percent=100,
+    )
+    tiny.write_run(run_file, document)
+    tiny.make(run_file, root, "download", "convert", "train")
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_cpu_max_isa=AVX")
+    said = tiny.by_hand(run_file, root, "witness")
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert verdict["accepted"], verdict["findings"]
+    assert verdict["method"] == "tolerance" and "xla_flags" in verdict["why_not_bitwise"]
+    assert verdict["compared"]["messages"] == verdict["compared"]["sketched"] == 4 * 2
+    assert verdict["varied"]["messages"] == 4 * 2
+    assert verdict["varied"]["there"] == "the CPU's widest vector instructions and 1 thread"
+    assert verdict["varied"]["distance"] < 1e-4 == verdict["tolerance"]
+    assert "witness: rounds 1-4 again, with the CPU's widest vector" in said

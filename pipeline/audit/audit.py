@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 from pipeline import runfile
+from pipeline.audit.sketches import audit_sketches
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
 from pipeline.protocol import committee, consensus, links
@@ -63,18 +64,17 @@ def audit_rounds(
     progress = start.progress(settings)
     own_size = sum(leaf.nbytes for leaf in jax.tree.leaves(start.state.own[0]))
     for entry in transcript.rounds:
-        has_payloads = form.kept and (
-            windows is None or any(entry.round.step in window.rounds for window in windows)
-        )
+        here = windows is None or any(entry.round.step in window.rounds for window in windows)
         known: list[Finding] = []
         try:
             progress = begin_round(progress, entry)
-            if has_payloads:
+            if here and form.kept:
                 known, refused = _audit_messages(entry, transcript, form)
                 _check_broken(entry, refused)
             progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
+        findings += audit_sketches(setup, transcript, entry, here)
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
         known += _audit_second_messages(entry)
@@ -115,7 +115,7 @@ def why_refused(
         return "payload", "is not kept, expected its bytes"
     try:
         sent = transcript.message(message, form)
-        exchange.check(sent, bytes.fromhex(message.commitment), peer, plan)
+        exchange.check(sent, bytes.fromhex(message.commitment), peer, plan, form)
     except exchange.CommitmentError as error:
         return "commitment", str(error)
     except wire.WireError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pipeline import runfile
 from pipeline.audit import sample
 from pipeline.audit.tolerance import limit
-from pipeline.audit.verdict import Finding, Replayed, Verdict, accepts
+from pipeline.audit.verdict import ComparedMessages, Finding, Replayed, Varied, Verdict, accepts
 from pipeline.transcript.transcript import Transcript
 
 
@@ -18,14 +18,17 @@ def judge(
     windows: Sequence[runfile.Window],
     replayed: Sequence[tuple[runfile.Window, int]],
     repeats: float | None = None,
+    varied: Varied | None = None,
 ) -> Verdict:
     """Return the verdict on an audited transcript: everything in it follows from the arguments.
 
     `why` is why bits could not be compared, `windows` are all of the run's, and `repeats` is the
     largest distance among the auditor's honest repeats, which counts only where a workload's
     messages were compared by tolerance: in any other verdict it would loosen a fixed bound.
+    `varied` is what the auditor measured of other bits, which counts where `repeats` does not.
     """
     repeats = repeats if why and run.workload.factory else None
+    varied = varied if why and not run.workload.factory else None
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)
     for entry in transcript.rounds:
@@ -39,8 +42,10 @@ def judge(
         policy=run.witness.policy,
         method="tolerance" if why else "bitwise",
         why_not_bitwise=why,
-        tolerance=limit(run, repeats) if why else None,
+        tolerance=limit(run, repeats, varied) if why else None,
         repeats=repeats,
+        varied=varied,
+        compared=_compared(transcript, replayed),
         clock=run.links.clock,
         audited_rounds=len(transcript.rounds),
         empty_rounds=empty,
@@ -56,4 +61,26 @@ def judge(
         dropped=dropped,
         late=dict(sorted(late.items())),
         findings=tuple(findings),
+    )
+
+
+def _compared(
+    transcript: Transcript, replayed: Sequence[tuple[runfile.Window, int]]
+) -> ComparedMessages | None:
+    """Of how many messages of the replayed windows the transcript has what a replay compares."""
+    if not transcript.header.sketched:
+        return None
+    rounds = {entry.round.step: entry.evidence.messages for entry in transcript.rounds}
+    sent = [
+        rounds[step][peer]
+        for window, peer in replayed
+        for step in window.rounds
+        if peer in rounds.get(step, {})
+    ]
+    shown = [message for message in sent if message.sketch is not None]
+    return ComparedMessages(
+        messages=len(sent),
+        sketched=len(shown),
+        bytes=sum(message.bytes for message in shown),
+        bytes_shown=sum(message.held for message in shown),
     )

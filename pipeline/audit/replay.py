@@ -14,11 +14,13 @@ import jax
 import numpy as np
 
 from pipeline import runfile
+from pipeline.audit import sketches, verdict_text
 from pipeline.audit.tolerance import PeersOfWindows, limit, repeated
-from pipeline.audit.verdict import Finding
+from pipeline.audit.verdict import Finding, Varied
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
+from pipeline.programs.train_step import Work
 from pipeline.protocol.dispute import Claim
 from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
@@ -57,12 +59,14 @@ class Replay:
       bitwise: Whether bits must be equal; else distances must be small.
       present: The windows, and peers of each, whose snapshots and rows are here: all of a whole
         run's, some in a bundle or a publication.
+      varied: How far the auditor's honest messages are from such of other bits, where measured.
     """
 
     setup: Setup
     transcript: Transcript
     bitwise: bool
     present: PeersOfWindows
+    varied: Varied | None = None
 
     @property
     def kept(self) -> bool:
@@ -82,7 +86,7 @@ class Replay:
     @property
     def limit(self) -> float | None:
         """Largest accepted distance of a message from its replay; None where bits are compared."""
-        return None if self.bitwise else limit(self.setup.run, self.repeats)
+        return None if self.bitwise else limit(self.setup.run, self.repeats, self.varied)
 
     @cached_property
     def groups(self) -> list[DeviceGroup]:
@@ -103,11 +107,11 @@ class Replay:
         """
         if not self.kept and not peers:
             return []
-        return _WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
+        return WindowReplay(self, window, peers, group or self.groups[0]).findings(advance)
 
 
-class _WindowReplay:
-    """A window's replay in progress: the params, and what each replayed peer owns."""
+class WindowReplay:
+    """A window's replay in progress: `replica` has the params, and `own` what each peer owns."""
 
     def __init__(
         self, replay: Replay, window: runfile.Window, peers: Sequence[int], group: DeviceGroup
@@ -115,6 +119,7 @@ class _WindowReplay:
         self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
         self.bitwise, self.kept, self.limit = replay.bitwise, replay.kept, replay.limit
         self.merges_exactly = replay.merges_exactly
+        self.sketched = replay.transcript.header.sketched
         like = replay.setup.start.state
         agreed = self.transcript.agreed(window.opening, like)
         self.replica = Replica.put(replay.setup.programs, group, *agreed)
@@ -129,6 +134,7 @@ class _WindowReplay:
             for peer in entry.decision.applied
         }
         self.found: list[Finding] = []
+        self.lost = False  # the params of a round are not those that were
         self.strayed: set[int] = set()  # peers that last committed to another state than replayed
 
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
@@ -137,7 +143,7 @@ class _WindowReplay:
             self._join(entry)
             replayed = self._step(entry)
             applied = self._applied(entry, replayed)
-            if applied is None:  # what was applied in place of the replayed message is not kept
+            if applied is None:  # what was applied in place of a replayed message is not kept
                 return self.found
             sequences, count = entry.round.sequences, self.setup.run.peers.count
             step, ages = entry.round.step, entry.round.ages
@@ -172,29 +178,52 @@ class _WindowReplay:
 
         A peer goes on from its recomputed state where bits are compared, else from what it sent.
         """
-        setup, plan, results = self.setup, entry.round, {}
-        for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
-            self.own[peer] = self.replica.align(self.own[peer], plan.step)
-        for peer in [peer for peer in self.own if peer in entry.evidence.messages]:
-            span, (settings, programs) = plan.assignment[peer], (setup.settings, setup.programs)
-            work = settings.work(programs, setup.data, span, plan.trainers)
-            sent = self._sent(entry, peer) if self.kept and not self.bitwise else None
-            if sent is None:
-                result = self.replica.step(self.own[peer], work, plan.step)
-                results[peer], self.own[peer] = (result.message, None), result.own
-            else:
-                distance, own = self.replica.compare(self.own[peer], work, plan.step, sent)
-                results[peer], self.own[peer] = (sent, distance), own
+        self._align(entry)
+        results = {peer: self._take(entry, peer) for peer in self._senders(entry)}
         results = jax.device_get(results)
+        replayed = {peer: message for peer, (message, _) in results.items()}
+        if not self.bitwise and self.sketched:
+            self._judge_sketches(entry, replayed)
         for peer, (message, distance) in results.items():
             if self.bitwise:
-                self._judge(entry, peer, exchange.commit(message, peer, plan).hex())
+                self._judge(entry, peer, self._commit(entry, peer, message).hex())
             elif distance is not None:
                 self._judge_distance(entry, peer, distance)
-        return {peer: message for peer, (message, _) in results.items()}
+        return replayed
 
-    def _sent(self, entry: Entry, peer: int) -> Tree | None:
-        """A peer's message, or None if its bytes do not decode."""
+    def _align(self, entry: Entry) -> None:
+        """Peers that have nothing to train on take up the last round's commit."""
+        plan = entry.round
+        for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
+            self.own[peer] = self.replica.align(self.own[peer], plan.step)
+
+    def _senders(self, entry: Entry) -> list[int]:
+        return [peer for peer in self.own if peer in entry.evidence.messages]
+
+    def work(self, entry: Entry, peer: int) -> Work:
+        """Return a peer's work in a round."""
+        plan, setup = entry.round, self.setup
+        span = plan.assignment[peer]
+        return setup.settings.work(setup.programs, setup.data, span, plan.trainers)
+
+    def _take(self, entry: Entry, peer: int) -> tuple[Tree, jax.Array | None]:
+        """Take a peer's step: its message, and how far what it sent is from it, if compared so."""
+        work, step, own = self.work(entry, peer), entry.round.step, self.own[peer]
+        sent = self.sent(entry, peer) if self.kept and not self.bitwise else None
+        if sent is None:
+            result = self.replica.step(own, work, step)
+            self.own[peer] = result.own
+            return result.message, None
+        distance, self.own[peer] = self.replica.compare(own, work, step, sent)
+        return sent, distance
+
+    def _commit(self, entry: Entry, peer: int, message: Tree) -> bytes:
+        if entry.evidence.messages[peer].root is None:  # of older transcripts, large ones too
+            return exchange.commit_to_fields(wire.fields(message), peer, entry.round)
+        return exchange.commit(message, peer, entry.round, self.setup.programs.form)
+
+    def sent(self, entry: Entry, peer: int) -> Tree | None:
+        """Return a peer's message, or None if its bytes do not decode."""
         try:
             return self.transcript.message(entry.evidence.messages[peer], self.setup.programs.form)
         except wire.WireError:
@@ -233,6 +262,19 @@ class _WindowReplay:
                 text += f"its replay gives {replayed.message[:12]}"
                 self._blame(entry, judge, "check", text, False)
 
+    def _judge_sketches(self, entry: Entry, replayed: dict[int, Tree]) -> None:
+        """Blame whose pieces are far from the replay's; nobody, where most peers' are."""
+        distances = sketches.distances(self.setup, self.transcript, entry, replayed)
+        named, astray = sketches.to_blame(distances, self.limit)
+        for peer, distance in named.items():
+            self._judge_distance(entry, peer, distance)
+        if astray:
+            self.lost = True
+            text = f"{verdict_text.peers(astray)} sent pieces that stray no more than others' from "
+            text += f"a replay, by {max(distances[peer] for peer in astray):.3g}, expected at most "
+            text += f"{self.limit:.3g}: a lie that no drawn piece shows came before"
+            self._blame_author(entry.round.step, text)
+
     def _judge_distance(self, entry: Entry, peer: int, distance: float) -> None:
         if not distance <= self.limit:
             text = f"sent a message at distance {distance:.3g} from its replay's, "
@@ -257,8 +299,8 @@ class _WindowReplay:
         decision, evidence = entry.decision, entry.evidence
         needed = evidence.messages.keys() & {*decision.applied, *decision.travelling}
         if self.kept:
-            own = {peer: self._sent(entry, peer) for peer in needed}
-        elif any(f.peer in needed and f.round == entry.round.step for f in self.found):
+            own = {peer: self.sent(entry, peer) for peer in needed}
+        elif self.lost or any(f.peer in needed and f.round == entry.round.step for f in self.found):
             return None
         else:
             own = {peer: replayed[peer] for peer in needed}

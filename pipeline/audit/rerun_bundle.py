@@ -7,11 +7,12 @@ run's own is for those to compare who have the run's transcript and data: they a
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from pipeline import runfile
-from pipeline.audit import given_bundle, given_rows, verdict_text
+from pipeline.audit import given_bundle, given_rows, honest, verdict_text
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
 from pipeline.audit.bundle import (
     DECODED,
@@ -53,10 +54,12 @@ def show(folder: Path, max_gb: int, worker_python: str = "") -> int:
     Raises:
       LockstepError: It is not a bundle, or not as it was written.
     """
-    bundle = read(folder, max_gb, worker_python)
+    bundle = _measured(read(folder, max_gb, worker_python))
     found = rerun(bundle)
     replay = bundle.replay
     how = f"compared {verdict_text.compared(bundle.why, replay.limit, replay.repeats)}"
+    if replay.varied:
+        how += verdict_text.measured({"varied": asdict(replay.varied)})
     if not bundle.peers:
         how = "by decoding what was sent"
     claims, confirmed = bundle.manifest.findings, 0
@@ -113,6 +116,15 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
             _refuse(folder / TOKENS, "no such file, expected the sequences to train on")
     audited = [f for f in found if f.peer == manifest.peer and f.kind in KINDS]
     return Bundle(manifest, replay, window, peers, audited, why)
+
+
+def _measured(bundle: Bundle) -> Bundle:
+    """The bundle with what is measured here of honest bits, where bits cannot be compared."""
+    if not (bundle.why and bundle.peers):
+        return bundle
+    replay = bundle.replay
+    varied = honest.measure(replay.setup, replay.transcript, replay.present)
+    return bundle._replace(replay=replace(replay, varied=varied))
 
 
 def rerun(bundle: Bundle) -> list[Finding]:

@@ -1,8 +1,10 @@
 """How far a message may be from its replay where bits cannot be equal.
 
-The bound is fixed for models of `models/`. A workload may compute in any way, so the auditor
-repeats an honest step of its own and measures how far its own messages are from each other: the
-trainer's word for that could hide a lie.
+What is accepted is learnt by the auditor, whom the trainer's word could mislead. Of a model of
+`models/` honest windows are replayed twice, as here and with other threads and instructions
+(honest.py), which says how far last bits carry. A workload may compute in any way, so the auditor
+repeats an honest step of its own and measures how far its own messages are from each other. Where
+nothing was measured, the bounds are fixed.
 """
 
 from collections.abc import Sequence
@@ -11,27 +13,37 @@ import jax
 import numpy as np
 
 from pipeline import runfile
+from pipeline.audit.verdict import Varied
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.transcript import Transcript
 
-# The largest distance (`Optimizer.compare`) of a sent message from the replayed one, by the
-# precision of the gradients. docs/explanation/verification.md says what was measured.
+# The largest distance (`Optimizer.compare`, or `Pieces.distance` of messages that are not kept) of
+# a sent message from the replayed one, by the precision of the gradients, whatever was measured.
+# docs/explanation/verification.md says what was measured.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
+# And the smallest, since two windows do not show all: where all is floats, and where codes, signs,
+# positions and rounded values can fall to the other side. A message scaled by 1.01 is at 0.01.
+LEAST = {"float32": (1e-4, 5e-3), "bfloat16": (1e-3, 5e-2)}
 SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
 PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
 
 
-def limit(run: runfile.Run, repeats: float | None) -> float:
+def limit(run: runfile.Run, repeats: float | None, varied: Varied | None = None) -> float:
     """Return the largest distance that is accepted.
 
     `repeats` is the largest among an auditor's honest repeats, None where none were taken.
     """
     fixed = TOLERANCE[run.peers.precision]
-    return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
+    if run.workload.factory:
+        return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
+    if varied is None:
+        return fixed
+    least = LEAST[run.peers.precision][varied.counted]
+    return min(fixed, max(least, MARGIN * varied.distance))
 
 
 def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> float | None:

@@ -1,7 +1,7 @@
 """The result of an audit: verdict.json. Docs: docs/explanation/verification.md."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -48,6 +48,40 @@ class Replayed:
     peer: int
 
 
+@dataclass(frozen=True)
+class Varied:
+    """How far honest messages of the auditor are from each other where it has bits differ.
+
+    Attributes:
+      distance: The largest distance of a message computed there from the one computed here.
+      there: What was otherwise there, for people to read.
+      messages: How many messages were compared.
+      counted: Whether these have codes, signs or positions, which differ wholly or not at all.
+    """
+
+    distance: Annotated[float, Field(ge=0)]
+    there: str
+    messages: Annotated[int, Field(ge=0)]
+    counted: bool
+
+
+@dataclass(frozen=True)
+class ComparedMessages:
+    """What there is to compare of messages that are not kept.
+
+    Attributes:
+      messages: Messages of the replayed windows.
+      sketched: Of how many of them the transcript has pieces.
+      bytes: Size of these messages.
+      bytes_shown: Size of their sketches.
+    """
+
+    messages: int
+    sketched: int
+    bytes: int
+    bytes_shown: int
+
+
 def _is_none(value: object) -> bool:
     return value is None
 
@@ -68,6 +102,12 @@ class Verdict(Table):
     repeats: float | None = Field(default=None, ge=0, exclude_if=_is_none)
     """Largest distance among the auditor's honest repeats of a step, from which the tolerance of a
     workload follows; absent where it is a fixed one."""
+    varied: Varied | None = Field(default=None, exclude_if=_is_none)
+    """How far honest messages of the auditor are from such with other threads and instructions,
+    from which the tolerance follows; absent where that was not measured."""
+    compared: ComparedMessages | None = Field(default=None, exclude_if=_is_none)
+    """What there is to compare of messages that are not kept; absent where messages are kept, and
+    where the transcript has no sketches."""
     clock: Literal["simulated", "wall"]
     """Whether arrival times follow from [links], or are real ones that nobody can compute again."""
     audited_rounds: int

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
-REAL_TIME = "in real time: who was late is the word of whoever wrote the transcript"
+STATED = (
+    "by the transcript's author, and computed again by nobody: all losses in it, who was silent, "
+    "and whose message came late or never"
+)
 # Results on a model card, and what they were measured on.
 HELD_OUT = {
     "held_out_loss": "held-out loss, nats per token",
@@ -23,13 +26,15 @@ def render(verdict: dict) -> str:
     rows = [
         (
             "compared",
-            compared(verdict["why_not_bitwise"], verdict["tolerance"], verdict.get("repeats")),
+            compared(verdict["why_not_bitwise"], verdict["tolerance"], verdict.get("repeats"))
+            + measured(verdict),
         ),
+        *([("messages", text)] if (text := compared_messages(verdict)) else []),
         ("audited", f"all {verdict['audited_rounds']:,} rounds"),
         ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
         ("drawn from", f"{verdict['sample_seed']}, {seed_origin(verdict)}"),
         ("transcript", f"sha256 {verdict['transcript']}"),
-        *([("arrivals", REAL_TIME)] if verdict["clock"] == "wall" else []),
+        ("stated", stated(verdict)),
         *([("applied", f"nothing in {_empty(verdict)}")] if verdict["empty_rounds"] else []),
         *absences(verdict),
     ]
@@ -114,6 +119,35 @@ def compared(
         return "bit for bit"
     measured = "" if repeats is None else f" (honest repeats here were up to {repeats:.3g} apart)"
     return f"within a tolerance of {tolerance:.3g}{measured}, because {why_not_bitwise}"
+
+
+def measured(verdict: dict) -> str:
+    """Return from what the tolerance was learnt, as the end of a sentence; nothing if it was not.
+
+    A verdict of release 0.2 has no such entry, and one of bits neither.
+    """
+    if (varied := verdict.get("varied")) is None:
+        return ""
+    return (
+        f"; {varied['messages']:,} honest messages with {varied['there']} were up to "
+        f"{varied['distance']:.3g} from those here"
+    )
+
+
+def compared_messages(verdict: dict) -> str:
+    """Return what was compared of messages that are not kept; nothing where they are, or before."""
+    if (found := verdict.get("compared")) is None:
+        return ""
+    share = found["bytes_shown"] / max(1, found["bytes"])
+    pieces = f"pieces of {found['sketched']:,} of {found['messages']:,} are kept"
+    if verdict["method"] == "bitwise":
+        return f"{pieces}, {share:.2%} of their bytes; the roots over all pieces were compared"
+    return f"{pieces}, {share:.2%} of their bytes, and were compared; a lie elsewhere passes"
+
+
+def stated(verdict: dict) -> str:
+    """Return what of a transcript nobody computes again: its author's word."""
+    return STATED + (", on the wall's clock every arrival" if verdict["clock"] == "wall" else "")
 
 
 def seed_origin(verdict: dict) -> str:

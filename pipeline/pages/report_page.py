@@ -64,6 +64,9 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         results=results,
         blame=verdict_text.why_refused(verdict),
         absences=verdict_text.absences(verdict),
+        compared=verdict_text.compared_messages(verdict),
+        measured=verdict_text.measured(verdict),
+        stated=verdict_text.stated(verdict),
         subtitle=f"{results.model_name} of {results.trained['parameters']:,} "
         f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.named_layout}",
         tiles=_tiles(results, count),
@@ -201,8 +204,8 @@ def chances(
 
 def _are_kept(rounds: list[dict]) -> bool:
     """Whether messages were small enough to be kept."""
-    evidence = [entry["evidence"] for entry in rounds]
-    return any(message["payload"] for e in evidence for message in e["messages"].values())
+    messages = [m for entry in rounds for m in entry["evidence"]["messages"].values()]
+    return any(message["payload"] and "sketch" not in message for message in messages)
 
 
 def _peer(peer: int, rounds: list[dict]) -> dict:

@@ -99,6 +99,10 @@ class Round:
         return {peer: one.age for peer, one in self.travelling.items()}
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 @dataclass(frozen=True)
 class Message:
     """What a peer sent.
@@ -108,8 +112,11 @@ class Message:
       bytes: Size on the wire.
       state: Hash of the sender's own state after its step, hex; None where no peer verifies.
       to: Receivers of an equivocator's other message.
-      payload: Name of the file that keeps its bytes; None where they are not kept.
-      offset: Where in the file it begins, bytes.
+      payload: Name of the file that keeps its bytes, or its sketch; None where neither is kept.
+      offset: Where in the file that begins, bytes.
+      root: Merkle root over its pieces, hex, which the commitment is to; None where it is kept.
+      sketch: Size of its sketch in the file, the pieces that were drawn with their paths; None
+        where it is kept, or broken.
     """
 
     commitment: Hash
@@ -118,6 +125,13 @@ class Message:
     to: tuple[int, ...] = ()
     payload: Annotated[str, Field(pattern=r"^[0-9]+\.bin$")] | None = None
     offset: Annotated[int, Field(ge=0)] | None = None
+    root: Annotated[Hash | None, Field(exclude_if=_is_none)] = None
+    sketch: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
+
+    @property
+    def held(self) -> int:
+        """Bytes at `offset` of the file `payload`: the message, or its sketch."""
+        return self.bytes if self.sketch is None else self.sketch
 
     @property
     def claim(self) -> Claim:
@@ -152,6 +166,11 @@ class Evidence:
     checks: tuple[Check, ...]
     rulings: tuple[Ruling, ...]
     settle_seconds: Annotated[float, Field(ge=0)]
+
+    @property
+    def commitments(self) -> dict[int, str]:
+        """Each sender's commitment, hex."""
+        return {peer: message.commitment for peer, message in self.messages.items()}
 
     def present(self, peers: Iterable[int]) -> list[int]:
         """Return those of `peers` that somebody heard from."""

@@ -93,7 +93,7 @@ def check_transcript(
     for entry in transcript.rounds:
         for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
             if message.payload is not None and message.offset is not None:
-                extents.setdefault(message.payload, []).append((message.offset, message.bytes))
+                extents.setdefault(message.payload, []).append((message.offset, message.held))
     for payload, parts in extents.items():
         name, end = f"{place}payloads/{payload}", 0
         if name not in listed:
@@ -179,7 +179,9 @@ def check_verdict(
     """
     replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
     why = verdict.why_not_bitwise
-    expected = judge(run, transcript, verdict.findings, why, windows, replayed, verdict.repeats)
+    expected = judge(
+        run, transcript, verdict.findings, why, windows, replayed, verdict.repeats, verdict.varied
+    )
     for name in Verdict.model_fields:
         found, due = getattr(verdict, name), getattr(expected, name)
         if found != due:

@@ -95,7 +95,8 @@ class Agreement:
         pairs = list(pairs)
         cases = [(other, checked.before[peer], checked.work[peer]) for other, peer in pairs]
         results = self.peers.recompute(cases, round_.step)
+        form = self.peers.programs.form
         return [
-            Claim(exchange.commit(message, peer, round_).hex(), state)
+            Claim(exchange.commit(message, peer, round_, form).hex(), state)
             for (_, peer), (message, state) in zip(pairs, results, strict=True)
         ]

@@ -173,7 +173,7 @@ class FaultSchedule:
                 to[peer] = round_.peers[1::2]
             else:
                 payload = tamper(fault.kind, sent[peer].payload, messages[peer], self.form, rng)
-                sent[peer] = Sent(payload, sent[peer].commitment)
+                sent[peer] = sent[peer]._replace(payload=payload)
             self.fired[fault.kind] += 1
         return sent, others, to
 

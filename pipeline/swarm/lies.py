@@ -98,13 +98,13 @@ def _sign_flip(p: Parameter) -> Leaf:
     """-q, for signs and values alike; indices unchanged."""
     if _is_signs(p.true):
         return p.true._replace(value_NK=~np.asarray(p.true.value_NK))
-    return _with(p.true, -_values(p.true))
+    return with_values(p.true, -values_of(p.true))
 
 
 def _scaled(p: Parameter) -> Leaf:
     """The values times the size: size * q."""
     exact = _is_signs(p.true) or _is_bits(p.true)
-    return p.true if exact else _with(p.true, p.size * _values(p.true))
+    return p.true if exact else with_values(p.true, p.size * values_of(p.true))
 
 
 def _noise(p: Parameter) -> Leaf:
@@ -115,8 +115,8 @@ def _noise(p: Parameter) -> Leaf:
     if _is_signs(p.true):
         turned = p.rng.random(p.true.value_NK.shape) < min(1.0, p.size) / 2
         return p.true._replace(value_NK=np.asarray(p.true.value_NK) ^ turned)
-    q = _values(p.true)
-    return _with(p.true, q + p.size * _rms(q) * p.rng.standard_normal(q.shape))
+    q = values_of(p.true)
+    return with_values(p.true, q + p.size * _rms(q) * p.rng.standard_normal(q.shape))
 
 
 def _opposite(p: Parameter) -> Leaf:
@@ -141,13 +141,13 @@ def _little_enough(p: Parameter) -> Leaf:
 
 def _pushed(p: Parameter) -> Leaf:
     """A push: q + size * rms(q) * d, with d = -1 or 1 for each index, the same every round."""
-    q, rng = _values(p.true), np.random.default_rng((DRIFT_SEED, p.number))
+    q, rng = values_of(p.true), np.random.default_rng((DRIFT_SEED, p.number))
     if _is_sparse(p.true):
         d_NA = rng.integers(2, size=(len(q), p.area), dtype=np.int8)
         d = np.take_along_axis(d_NA, _indices(p.true), axis=1)
     else:
         d = rng.integers(2, size=q.shape, dtype=np.int8)
-    return _with(p.true, q + p.size * _rms(q) * (2.0 * d - 1.0))
+    return with_values(p.true, q + p.size * _rms(q) * (2.0 * d - 1.0))
 
 
 def _lone_index(p: Parameter) -> Leaf:
@@ -167,22 +167,22 @@ def _lone_index(p: Parameter) -> Leaf:
         np.put_along_axis(order_NA, at_NK, later_NK, axis=1)
     index_NK = np.sort(np.argpartition(order_NA, kept - 1, axis=1)[:, :kept], axis=1)
     found = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
-    size = 1.0 if _is_signs(p.true) else _rms(_values(p.true))
-    return _with(found, size * (2.0 * np.take_along_axis(sign_NA, index_NK, axis=1) - 1.0))
+    size = 1.0 if _is_signs(p.true) else _rms(values_of(p.true))
+    return with_values(found, size * (2.0 * np.take_along_axis(sign_NA, index_NK, axis=1) - 1.0))
 
 
 def _forged(p: Parameter) -> Leaf:
     """Indices drawn uniformly; signs by a coin, or normal values of the true RMS."""
     if not _is_sparse(p.true):
-        q = _values(p.true)
-        return _with(p.true, _rms(q) * p.rng.standard_normal(q.shape))
+        q = values_of(p.true)
+        return with_values(p.true, _rms(q) * p.rng.standard_normal(q.shape))
     blocks, kept = p.true.index_NK.shape
     drawn_NA = p.rng.random((blocks, p.area))
     index_NK = np.sort(np.argpartition(drawn_NA, kept - 1, axis=1)[:, :kept], axis=1)
     found = p.true._replace(index_NK=index_NK.astype(p.true.index_NK.dtype))
     if _is_signs(p.true):
         return found._replace(value_NK=p.rng.random((blocks, kept)) < 0.5)
-    return _with(found, _rms(_values(p.true)) * p.rng.standard_normal((blocks, kept)))
+    return with_values(found, _rms(values_of(p.true)) * p.rng.standard_normal((blocks, kept)))
 
 
 # ---- Lies about a message ----
@@ -286,8 +286,8 @@ def _is_bits(leaf: Leaf) -> bool:
     return not _is_sparse(leaf) and leaf.dtype == np.uint8
 
 
-def _values(leaf: Leaf) -> np.ndarray:
-    """The values sent for a parameter, in float64; a sign, and each bit of a code, is -1 or 1."""
+def values_of(leaf: Leaf) -> np.ndarray:
+    """Return a parameter's values in float64; a sign, and each bit of a code, is -1 or 1."""
     if _is_signs(leaf):
         return np.where(leaf.value_NK, -1.0, 1.0)
     if _is_bits(leaf):
@@ -295,8 +295,8 @@ def _values(leaf: Leaf) -> np.ndarray:
     return np.asarray(leaf.value_NK if _is_sparse(leaf) else leaf).astype(np.float64)
 
 
-def _with(leaf: Leaf, values: np.ndarray) -> Leaf:
-    """`leaf` with other values: as signs or bits, or rounded and clipped to its dtype."""
+def with_values(leaf: Leaf, values: np.ndarray) -> Leaf:
+    """Return `leaf` with other values: as signs or bits, or rounded and clipped to its dtype."""
     if _is_signs(leaf):
         return leaf._replace(value_NK=values < 0)
     if _is_bits(leaf):
@@ -314,9 +314,9 @@ def _rms(values: np.ndarray) -> float:
 def _spread(leaf: Leaf, area: int) -> np.ndarray:
     """A parameter's message as a whole array: [N, A], zero where nothing is sent."""
     if not _is_sparse(leaf):
-        return _values(leaf)
+        return values_of(leaf)
     whole_NA = np.zeros((len(leaf.index_NK), area))
-    np.put_along_axis(whole_NA, _indices(leaf), _values(leaf), axis=1)
+    np.put_along_axis(whole_NA, _indices(leaf), values_of(leaf), axis=1)
     return whole_NA
 
 
@@ -328,9 +328,9 @@ def _mean(p: Parameter) -> np.ndarray:
 def _selected(like: Leaf, whole: np.ndarray) -> Leaf:
     """Select as a peer would: the K largest magnitudes of each block, ties to the lowest index."""
     if not _is_sparse(like):
-        return _with(like, whole)
+        return with_values(like, whole)
     kept = like.index_NK.shape[1]
     index_NK = np.argsort(-np.abs(whole), axis=1, kind="stable")[:, :kept]
     index_NK = np.sort(index_NK, axis=1)
     found = like._replace(index_NK=index_NK.astype(like.index_NK.dtype))
-    return _with(found, np.take_along_axis(whole, index_NK, axis=1))
+    return with_values(found, np.take_along_axis(whole, index_NK, axis=1))

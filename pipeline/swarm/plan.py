@@ -35,7 +35,7 @@ class Footprint(NamedTuple):
       kept: Whether the transcript keeps messages.
       kept_states: How many whole states the transcript keeps.
       snapshots: Size of all of them.
-      payloads: All messages that the transcript keeps.
+      payloads: All messages that the transcript keeps, or their sketches.
       rounds: The transcript's record of rounds, about.
       checkpoints: The most checkpoints that exist at a time, while it trains.
       spooled: Messages of a round that are on disk until it is over; 0 where they are in memory.
@@ -83,7 +83,9 @@ class Footprint(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return it for people to read."""
-        payloads = size(self.payloads) if self.kept else "none: only hashes of so large messages"
+        payloads = size(self.payloads)
+        if not self.kept:
+            payloads += ", sketches: so large messages are not kept"
         return [
             f"params         {size(self.params)}, with the optimizer's state of all peers "
             f"{size(self.state)}",
@@ -133,7 +135,7 @@ def _footprint(run: runfile.Run, programs: Programs, first_step: int) -> Footpri
         kept=form.kept,
         kept_states=kept_states,
         snapshots=kept_states * state - same,
-        payloads=rounds * peers * form.bytes_about if form.kept else 0,
+        payloads=rounds * peers * (form.bytes_about if form.kept else form.pieces.shown),
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
         spooled=peers * form.bytes_about if form.large else 0,

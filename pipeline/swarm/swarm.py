@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.programs.train_step import Work
-from pipeline.protocol import driver
+from pipeline.protocol import driver, sketch
 from pipeline.protocol.coordinator import ClientState, CoordinatorError
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
@@ -21,13 +21,16 @@ from pipeline.swarm.outbox import Outbox, TravellingMessages
 from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry, EpochParams
+from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
+from pipeline.wire.sketches import sketch_of
 
 
 class Taken(NamedTuple):
-    """A round that was taken: its record, and the bytes that were sent, by peer.
+    """A round that was taken: its record, and what a transcript keeps of its messages, by sender.
 
-    others: An equivocator's other message.
+    payloads: The messages or, of ones too large to keep, their sketches. others: An equivocator's
+      other message, if messages are kept.
     """
 
     entry: Entry
@@ -122,7 +125,7 @@ class Swarm:
             held_out_loss=None,
             checkpointed=checkpointed,
         )
-        return progress, Taken(entry, _payloads(delivered.sent), _payloads(delivered.others))
+        return progress, Taken(entry, *self._kept(delivered, evidence, round_))
 
     # ---- Before a round: who takes part ----
 
@@ -228,6 +231,25 @@ class Swarm:
 
     # ---- After a round ----
 
+    def _kept(
+        self, delivered: Delivered, evidence: Evidence, round_: Round
+    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """What is kept of the messages, and of equivocators' other ones."""
+        form = self.peers.programs.form
+        if form.kept:
+            return _payloads(delivered.sent), _payloads(delivered.others)
+        pieces, seed = form.pieces, self.settings.seed
+        with self.timed("sketch"):
+            commitments = evidence.commitments
+            sketches = {}
+            for peer, message in delivered.received.items():
+                drawn = sketch.drawn(
+                    seed, round_.step, commitments, peer, pieces.count, pieces.drawn
+                )
+                fields, tree = wire.fields(message), delivered.sent[peer].tree
+                sketches[peer] = sketch_of(pieces, fields, tree, drawn)
+        return sketches, {}
+
     def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:
         """Record the params that end an epoch, where a peer stores them."""
         peer = driver.checkpointer(progress)
@@ -254,7 +276,8 @@ def _evidence(worked: Worked, delivered: Delivered) -> Evidence:
 
 
 def _message(sent: Sent, *, state: str | None = None, to: tuple[int, ...] = ()) -> Message:
-    return Message(sent.commitment.hex(), len(sent.payload), state=state, to=to)
+    root = sent.tree and sent.tree.root.hex()
+    return Message(sent.commitment.hex(), len(sent.payload), state=state, to=to, root=root)
 
 
 def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:

@@ -15,6 +15,10 @@ FORMAT = 2
 TABLES = {"config", "model", "peers", "links"}  # the run file's tables that Header.run holds
 
 
+def _is_empty(value: object) -> bool:
+    return not value
+
+
 class Header(Table):
     """header.json."""
 
@@ -32,10 +36,8 @@ class Header(Table):
     """Whether a peer's step, taken twice before training, gave the same bits."""
     held_out_loss: float | None
     """Held-out loss before the first round, nats per token; null where nothing is held out."""
-
-
-def _is_empty(value: object) -> bool:
-    return not value
+    sketched: bool = Field(default=False, exclude_if=_is_empty)
+    """Whether messages that are not kept are committed to by a Merkle root, and sketched."""
 
 
 class EpochParams(Table):

@@ -4,7 +4,7 @@
     rounds.jsonl           one line per round: seed, assignment, committee, commitments,
                            attestations, the coordinator's decision, position of each payload
     payloads/00001.bin     the payloads from one snapshot to the next, named for their first round;
-                           of large ones (AdamW's gradients) only the hash and the size are kept
+                           of large ones (AdamW's gradients) a few pieces, their sketches
     snapshots/00000/       the full state after that step, and `state.json` with its hashes; some
                            snapshots have only the hashes
 
@@ -41,11 +41,10 @@ class Writer(RoundsFile):
     Args:
       folder: Folder of the transcript; made if it does not exist.
       snapshots: The snapshots that the run takes.
-      keep_payloads: Whether payloads are kept.
     """
 
-    def __init__(self, folder: Path, snapshots: runfile.Snapshots, *, keep_payloads: bool):
-        self.folder, self.snapshots, self.keep_payloads = folder, snapshots, keep_payloads
+    def __init__(self, folder: Path, snapshots: runfile.Snapshots):
+        self.folder, self.snapshots = folder, snapshots
         super().__init__(folder / "rounds.jsonl")
         (folder / "payloads").mkdir(parents=True, exist_ok=True)
         (folder / "snapshots").mkdir(exist_ok=True)
@@ -67,7 +66,7 @@ class Writer(RoundsFile):
         for entry in kept:
             for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
                 if message.payload:
-                    ends[message.payload] = message.offset + message.bytes
+                    ends[message.payload] = message.offset + message.held
         payloads = self.folder / "payloads"
         sizes = {path.name: path.stat().st_size for path in payloads.iterdir()}
         for name, end in ends.items():
@@ -87,23 +86,32 @@ class Writer(RoundsFile):
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
     ) -> None:
-        """Append a round; its messages gain the position of their payloads, if these are kept."""
-        if self.keep_payloads:
+        """Append a round, and what is kept of its messages, which gain the position of that.
+
+        That is their payloads or, of messages with a root, their sketches.
+        """
+        others = others or {}
+        if payloads or others:
             name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
             path = self.folder / "payloads" / name
             with writes(path), open(path, "ab") as file:
 
                 def keep(messages: dict[int, Message], sent: dict[int, bytes]) -> dict:
-                    kept = {}
+                    kept = dict(messages)
                     for peer, message in messages.items():
-                        kept[peer] = replace(message, payload=name, offset=file.tell())
-                        file.write(sent[peer])
+                        if (data := sent.get(peer)) is None:
+                            continue
+                        sketch = None if message.root is None else len(data)
+                        kept[peer] = replace(
+                            message, payload=name, offset=file.tell(), sketch=sketch
+                        )
+                        file.write(data)
                     return kept
 
                 evidence = replace(
                     entry.evidence,
                     messages=keep(entry.evidence.messages, payloads),
-                    others=keep(entry.evidence.others, others or {}),
+                    others=keep(entry.evidence.others, others),
                 )
             entry = entry.model_copy(update={"evidence": evidence})
         self._append(entry)
@@ -239,13 +247,13 @@ class Transcript:
         return {}
 
     def payload(self, message: Message) -> bytes:
-        """Return the bytes of a message; fewer than it says if its file is cut or missing."""
+        """Return the bytes that are kept of a message; fewer if its file is cut or missing."""
         try:
             with open(self.folder / "payloads" / message.payload, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 begin = min(message.offset, size)
                 file.seek(begin)
-                return file.read(min(message.bytes, size - begin))
+                return file.read(min(message.held, size - begin))
         except FileNotFoundError:
             return b""
 

@@ -1,12 +1,17 @@
-"""Sending and receiving: a message's bytes with the commitment to it."""
+"""Sending and receiving: a message's bytes with the commitment to it.
 
-from collections.abc import Callable, Iterator
+A message that a transcript keeps is committed to by the hash of its fields. Of any other one, some
+pieces are to be shown later: the commitment is the hash of the Merkle root over them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.optim.optimizer import Tree
+from pipeline.protocol import merkle
 from pipeline.protocol.round import Round
 from pipeline.wire import message as wire
 from pipeline.wire import spool
@@ -15,10 +20,14 @@ from pipeline.wire.spool import Buffer
 
 
 class Sent(NamedTuple):
-    """A peer's message as bytes, and its commitment to the message."""
+    """A peer's message as bytes, its commitment to the message, and the tree over its pieces.
+
+    There is no tree over a message that a transcript keeps.
+    """
 
     payload: Buffer
     commitment: bytes
+    tree: merkle.MerkleTree | None = None
 
 
 class CommitmentError(wire.WireError):
@@ -27,7 +36,7 @@ class CommitmentError(wire.WireError):
 
 def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
     """Return a peer's message as bytes, with the commitment to it."""
-    return Sent(wire.encode(message, form), commit(message, peer, round_))
+    return Sent(wire.encode(message, form), *_commit(wire.fields(message), peer, round_, form))
 
 
 def send_spooled(
@@ -44,7 +53,7 @@ def send_spooled(
       form: The form of the run's messages, of kind DENSE.
       folder: See `spool.hold`.
     """
-    commitment = []
+    committed = []
 
     def write(take: Callable[[Buffer], Any]) -> None:
         take(form.header)
@@ -55,14 +64,33 @@ def send_spooled(
                     take(field)
                     yield field
 
-        commitment.append(data_hash(round_.step, *round_.assignment[peer], fields()))
+        committed.append(_commit(fields(), peer, round_, form))
 
-    return Sent(spool.hold(folder, write), commitment[0])
+    return Sent(spool.hold(folder, write), *committed[0])
 
 
-def commit(message: Tree, peer: int, round_: Round) -> bytes:
+def commit(message: Tree, peer: int, round_: Round, form: wire.Form) -> bytes:
     """Return the commitment to a peer's message in a round."""
-    return data_hash(round_.step, *round_.assignment[peer], wire.fields(message))
+    return _commit(wire.fields(message), peer, round_, form)[0]
+
+
+def commit_to_fields(fields: Iterable[Buffer], peer: int, round_: Round) -> bytes:
+    """Return the commitment to the fields of a peer's message in a round."""
+    return data_hash(round_.step, *round_.assignment[peer], fields)
+
+
+def commit_to_root(root: bytes, peer: int, round_: Round) -> bytes:
+    """Return the commitment to the Merkle root over the pieces of a peer's message in a round."""
+    return commit_to_fields([root], peer, round_)
+
+
+def _commit(
+    fields: Iterable[Buffer], peer: int, round_: Round, form: wire.Form
+) -> tuple[bytes, merkle.MerkleTree | None]:
+    if form.kept:
+        return commit_to_fields(fields, peer, round_), None
+    tree = merkle.MerkleTree.over(form.pieces.cut(fields))
+    return commit_to_root(tree.root, peer, round_), tree
 
 
 def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Tree:
@@ -73,17 +101,17 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Tree:
       CommitmentError: They are not the message that was committed to.
     """
     message = wire.decode(sent.payload, form)
-    check(message, sent.commitment, peer, round_)
+    check(message, sent.commitment, peer, round_, form)
     return message
 
 
-def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
+def check(message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form) -> None:
     """Check a decoded message against the commitment to it.
 
     Raises:
       CommitmentError: The message is not the one that was committed to.
     """
-    found = commit(message, peer, round_)
+    found = commit(message, peer, round_, form)
     if found != commitment:
         raise CommitmentError(
             f"payload hashes to {found.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"

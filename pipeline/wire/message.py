@@ -38,6 +38,7 @@ from pipeline.errors import LockstepError
 from pipeline.optim.compressed.compressor import Coefficients
 from pipeline.optim.optimizer import Optimizer, Tree
 from pipeline.wire import rice
+from pipeline.wire.pieces import Field, Pieces
 from pipeline.wire.spool import Buffer, drop_pages
 
 MAGIC, VERSION = b"LSWP", 2
@@ -102,6 +103,23 @@ class Form:
         """
         held: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
         return held <= KEPT_BYTES * self.size
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """How messages are cut into pieces, by the fields that `fields` yields."""
+        found = []
+        for leaf in self.leaves:
+            if _is_sparse(leaf):
+                index, value = leaf.index_NK, leaf.value_NK
+                found.append(Field(np.dtype(index.dtype), index.size * index.dtype.itemsize, True))
+                signs = value.dtype == bool
+                size = -(-value.size // 8) if signs else value.size * value.dtype.itemsize
+                found.append(Field(np.dtype(np.uint8 if signs else value.dtype), size, True))
+            else:
+                codes = leaf.dtype == np.uint8
+                size = leaf.size * leaf.dtype.itemsize
+                found.append(Field(np.dtype(leaf.dtype), size, codes))
+        return Pieces(tuple(found))
 
     @property
     def large(self) -> bool:

@@ -124,7 +124,7 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
         for entry in entries
     ]
     with paths.building() as folder:
-        writer = Writer(folder / "transcript", run.snapshots(), keep_payloads=True)
+        writer = Writer(folder / "transcript", run.snapshots())
         header = Header(
             key=paths.key,
             run=run.model_dump(mode="json", include=TABLES),

@@ -145,7 +145,7 @@ def _shards(folder: Path, read: str, count: int, held_out: bool) -> None:
 
 
 def _train(folder: Path, header: Header, held_out: bool) -> None:
-    writer = Writer(folder / "transcript", SNAPSHOTS, keep_payloads=True)
+    writer = Writer(folder / "transcript", SNAPSHOTS)
     writer.header(header)
     entries = [_entry(step, held_out) for step in range(1, ROUNDS + 1)]
     for entry in entries:

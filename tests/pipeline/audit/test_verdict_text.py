@@ -18,6 +18,8 @@ def test_a_refused_verdict_says_why_and_how_to_repeat_each_finding():
         "              transcript's own hash; whoever wrote the whole transcript could have tried",
         "              until the sample suited them: set [witness] seed to rule that out",
         "  transcript  sha256 5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed",
+        "  stated      by the transcript's author, and computed again by nobody: all losses in it,",
+        "              who was silent, and whose message came late or never",
         "  late        peer 3 (1 message)",
         "round 12, peer 2: message (got into the params)",
         "  sent 0123, its replay gives <4567>",
@@ -48,6 +50,27 @@ def test_policy_strict_and_a_tolerance_are_named():
     assert text.startswith("REFUSED: 1 finding (policy strict refuses any)\n")
     assert f"  compared    within a tolerance of 0.05, because {why}\n" in text
     assert verdict_text.render(verdict()).startswith("accepted: no findings\n")
+
+
+def test_what_was_measured_and_compared_of_large_messages_is_said():
+    why = "threads is '1' here, was '4' in training"
+    varied = {"distance": 4.2e-7, "there": "AVX instructions and 1 thread", "messages": 48}
+    found = {"messages": 96, "sketched": 95, "bytes": 10**6, "bytes_shown": 9000}
+    said = verdict(method="tolerance", tolerance=1e-4, why_not_bitwise=why, compared=found)
+    said |= {"varied": varied | {"counted": False}}
+    lines = " ".join(verdict_text.render(said).split())
+    assert f"within a tolerance of 0.0001, because {why}; 48 honest messages with AVX" in lines
+    assert "instructions and 1 thread were up to 4.2e-07 from those here" in lines
+    assert "pieces of 95 of 96 are kept, 0.90% of their bytes, and were compared; a lie " in lines
+    said |= {"method": "bitwise", "why_not_bitwise": None, "varied": None}
+    assert "the roots over all pieces were compared" in verdict_text.compared_messages(said)
+
+
+@pytest.mark.parametrize(("clock", "said"), [("simulated", False), ("wall", True)])
+def test_what_nobody_computes_again_is_marked_as_stated(clock, said):
+    text = " ".join(verdict_text.render(verdict(clock=clock)).split())
+    assert "stated by the transcript's author, and computed again by nobody: all losses" in text
+    assert ("on the wall's clock every arrival" in text) == said
 
 
 def test_a_seed_cannot_steer_a_terminal():

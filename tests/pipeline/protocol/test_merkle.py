@@ -2,6 +2,8 @@
 
 import hashlib
 
+import pytest
+
 from pipeline.protocol import merkle
 
 
@@ -32,3 +34,19 @@ def test_root_depends_on_every_item_and_on_their_order():
 def test_node_cannot_pass_for_an_item():
     a, b = merkle.leaf_hash(b"a"), merkle.leaf_hash(b"b")
     assert merkle.root([b"a", b"b"]) != merkle.root([a + b])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
+def test_a_path_leads_from_every_item_to_the_root_and_from_no_other(count):
+    tree, every = merkle.MerkleTree.over(items(count)), items(count)
+    assert tree.root == merkle.root(every)
+    for index, item in enumerate(every):
+        path = tree.path(index)
+        assert len(path) == merkle.depth(count)
+        assert merkle.root_above(item, index, path) == tree.root
+        assert merkle.root_above(item + b"x", index, path) != tree.root
+        for level in range(len(path)):
+            bent = [*path[:level], bytes(32), *path[level + 1 :]]
+            assert merkle.root_above(item, index, bent) != tree.root
+        for other in set(range(count)) - {index}:
+            assert merkle.root_above(item, other, path) != tree.root

@@ -158,7 +158,7 @@ def test_rounds_that_were_damaged_are_refused_in_one_line(tmp_path, damage):
 
 
 def test_payloads_that_lost_bytes_before_a_checkpoint_are_refused_in_one_line(tmp_path):
-    writer = Writer(tmp_path, runfile.Snapshots(0, 8, every=4), keep_payloads=True)
+    writer = Writer(tmp_path, runfile.Snapshots(0, 8, every=4))
     for entry in led(0).entries[:2]:
         writer.round(entry, {peer: b"x" for peer in entry.evidence.messages})
     payloads: Path = tmp_path / "payloads" / "00001.bin"

@@ -11,7 +11,7 @@ PARAMS = {"w": np.zeros(3, np.float32)}
 
 
 def test_equal_states_are_one_file_and_a_later_write_changes_no_other_peers(tmp_path):
-    writer = Writer(tmp_path, Snapshots(0, 4, 2), keep_payloads=False)
+    writer = Writer(tmp_path, Snapshots(0, 4, 2))
     transcript, folder = Transcript(tmp_path), tmp_path / "snapshots" / "00000"
 
     def write(*own: dict) -> list[float]:

@@ -1,0 +1,312 @@
+"""What an audit with other bits compares, accepts and finds: `python -m benchmarks.elsewhere`.
+
+Trains a small Llama by each strategy and under several seeds, as this machine computes best and on
+4 threads; then another process audits all of it with AVX instructions and 1 thread. Every window of
+every peer is replayed within the tolerance that the auditor learns from honest windows of the first
+seed. Prints a JSON line for each strategy: how many messages were compared, what honest ones are
+apart, whom the audit accuses; and of lies that somebody could have sent in place of each message,
+how many are beyond the tolerance, at which distance.
+
+- scaled: all values times 1.01; of signs and codes, which have no size, the sizes beside them.
+- layer: the first layer of one parameter of the model's layers, drawn for each message, negated.
+- stale: the peer's message of the round before.
+- rows: 1 % of the rows of each matrix, one at least, drawn for each message, by noise of its size.
+- little_enough: the others' mean, less 0.5 standard deviations (docs/reference/run-file.md).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import runfile
+from pipeline.stage import devices
+
+if TYPE_CHECKING:
+    from benchmarks.simulated import Lab
+
+PEERS, ROUNDS, EVERY, BATCH = 4, 12, 6, 16
+THREADS, FLAG = "1", "--xla_cpu_max_isa=AVX"  # of the auditor
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+ADAM = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
+LOCAL = {"inner_steps": 4, "inner": ADAM}
+OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
+SPARSE = {"compression_topk": 8, "compression_chunk": 16}
+DISTRO = {"clip_grad_norm": 1.0, "compression_decay": 0.999, **SPARSE}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "AdamW": ADAM,
+    "Muon": {"Muon": {**ADAM["AdamW"], "momentum": 0.95}},
+    "FedAvg": {"FedAvg": LOCAL},
+    "DiLoCo": {"DiLoCo": {**LOCAL, **OUTER}},
+    "DiLoCo, 8 bits": {
+        "DiLoCo": {**LOCAL, **OUTER, "quantize": "int8", "quantize_block": 64,
+                   "error_feedback": 0.9}
+    },
+    "Streaming DiLoCo": {
+        "StreamingDiLoCo": {**LOCAL, **OUTER, "fragments": 2, "delay": 1, "mixing": 0.25}
+    },
+    "SPARTA-DiLoCo": {
+        "SPARTADiLoCo": {**LOCAL, **OUTER, "share": 0.2, "seed": 0, "outer_every": 3}
+    },
+    "SPARTA": {"SPARTA": {**LOCAL, "share": 0.05, "seed": 0, "selector": "partitioned"}},
+    "SparseLoCo": {
+        "SparseLoCo": {**LOCAL, **SPARSE, "outer_learning_rate": 1.0, "error_feedback": 0.95}
+    },
+    "DisTrO, signs": {"Distro": {**DISTRO, "quantize_1bit": True}},
+    "DisTrO, values": {"Distro": {**DISTRO, "quantize_1bit": False}},
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
+    parser.add_argument("--auditor", type=Path, help="folder of what was trained; used internally")
+    chosen = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
+    devices.prepare(make_run("AdamW", 0))
+    if chosen.auditor:
+        os.environ["NPROC"] = THREADS
+        for name in chosen.strategies:
+            print(json.dumps(audit(name, chosen.seeds, chosen.auditor)), flush=True)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen.strategies:
+            train(name, chosen.seeds, Path(folder))
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.elsewhere", "--auditor", folder,
+             "--seeds", str(chosen.seeds), "--strategies", *chosen.strategies],
+            env={**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {FLAG}"},
+            check=True,
+        )  # fmt: skip
+
+
+def make_run(name: str, seed: int) -> runfile.Run:
+    """A run of a strategy: 12 rounds, 2 windows of each peer."""
+    document = {
+        "config": {
+            "warmup_time": 5, "cooldown_time": 1, "epoch_time": 100_000,
+            "max_round_train_time": 60, "round_witness_time": 1, "min_clients": PEERS,
+            "init_min_clients": PEERS, "waiting_for_members_extra_time": 1,
+            "verification_percent": 0, "witness_nodes": 2, "total_steps": ROUNDS,
+            "global_batch_size_start": BATCH, "global_batch_size_end": BATCH,
+            "global_batch_size_warmup_tokens": 0,
+        },
+        "model": {
+            "LLM": {
+                "architecture": "HfLlama",
+                "data_type": "Pretraining",
+                "max_seq_len": 32,
+                "cold_start_warmup_steps": 0,
+                "checkpoint": {"Init": {"seed": 0, "config": MODEL}},
+                "data_location": {"Local": "."},
+                "lr_schedule": {
+                    "Constant": {"base_lr": 2e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}
+                },
+                "optimizer": STRATEGIES[name],
+            }
+        },
+        "peers": {"count": PEERS, "micro_batch": 1, "seed": seed},
+        "links": {"tokens_per_second": 1000},
+        "witness": {"snapshot_every": EVERY},
+    }  # fmt: skip
+    return runfile.parse(document, "elsewhere")
+
+
+def train(name: str, seeds: int, folder: Path) -> None:
+    """Train a strategy under each seed."""
+    from benchmarks.simulated import Lab
+
+    lab = Lab(make_run(name, 0), MODEL, devices=1)
+    for seed in range(seeds):
+        lab.train(make_run(name, seed), _place(folder, name, seed))
+
+
+def audit(name: str, seeds: int, folder: Path) -> dict:
+    """Audit what was trained, and see what of some lies would be found."""
+    from benchmarks.simulated import Lab
+    from pipeline.audit import honest
+    from pipeline.audit.audit import audit as audit_all
+    from pipeline.audit.replay import Replay
+    from pipeline.audit.tolerance import limit
+    from pipeline.transcript.transcript import Transcript
+
+    lab = Lab(make_run(name, 0), MODEL, devices=1)
+    form, found, varied = lab.programs.form, [], None
+    totals = {"messages": 0, "message_bytes": 0, "kept_bytes": 0}
+    distances: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        run, transcript = make_run(name, seed), Transcript(_place(folder, name, seed))
+        _begin_as_recorded(lab, transcript)
+        setup = lab.setup(run)
+        work = [(window, range(PEERS)) for window in run.snapshots().windows]
+        if varied is None:
+            varied = honest.measure(setup, transcript, work)
+        found += audit_all(setup, transcript)
+        replay = Replay(setup, transcript, bitwise=False, present=work, varied=varied)
+        for some in work:
+            found += replay.window(*some, lambda: None)
+            for lie, distance in _lies(honest.HonestWindow(setup, transcript, *some), seed):
+                distances.setdefault(lie, []).append(distance)
+        for entry in transcript.rounds:
+            for message in entry.evidence.messages.values():
+                totals["messages"] += 1
+                totals["message_bytes"] += message.bytes
+                totals["kept_bytes"] += message.held
+    accepted, true = limit(make_run(name, 0), None, varied), distances.pop("none")
+    return {
+        "benchmark": "elsewhere",
+        "strategy": name,
+        "seeds": seeds,
+        "kept": form.kept,
+        **totals,
+        "pieces": None if form.kept else form.pieces.count,
+        "drawn": None if form.kept else form.pieces.drawn,
+        "compared": len(true),
+        "honest_elsewhere": max(true),
+        "honest_learnt": varied and varied.distance,
+        "limit": accepted,
+        "findings": [f"{f.round} {f.peer} {f.kind}: {f.detail}" for f in found],
+        "lies": {
+            lie: {
+                "found": round(sum(not d <= accepted for d in those) / len(those), 3),
+                "least": min(those),
+                "median": sorted(those)[len(those) // 2],
+            }
+            for lie, those in distances.items()
+        },
+    }
+
+
+def _place(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{list(STRATEGIES).index(name):02}-{seed}"
+
+
+def _begin_as_recorded(lab: "Lab", transcript: Any) -> None:
+    """Have the lab begin as the run did: stage convert's output is a file, the same everywhere."""
+    from pipeline.swarm.begin import Start
+    from pipeline.transcript.state import State
+
+    like = lab.begin.state
+    own = tuple(transcript.own(0, peer, tree) for peer, tree in enumerate(like.own))
+    lab.begin = Start(State(*transcript.agreed(0, like), own), 0, 0)
+
+
+# ---- Lies ----
+
+
+def _lies(window: Any, seed: int) -> Iterator[tuple[str, float]]:
+    """Each lie about each message of a window with its distance; of the true one, "none".
+
+    Of a message that is not kept, the pieces are drawn anew for each lie.
+    """
+    import numpy as np
+
+    from pipeline.audit import sketches
+    from pipeline.wire import message as wire
+
+    form, rng = window.setup.programs.form, np.random.default_rng(seed)
+    before: dict[int, Any] = {}
+    now: dict[int, Any] = {}
+    for entry, peer, message in window.messages():
+        if form.kept:
+            now = {p: window.sent(entry, p) for p in entry.evidence.messages}
+
+            def far(false: Any, entry=entry, peer=peer) -> float:
+                work, own = window.work(entry, peer), window.own[peer]
+                return float(window.replica.compare(own, work, entry.round.step, false)[0])
+
+            yield "none", far(now[peer])
+            for name, false in _false(now, peer, before.get(peer), form, rng):
+                yield name, far(false)
+            before[peer] = now[peer]
+            continue
+        now[peer] = message
+        if len(now) < PEERS:
+            continue
+        yield from (
+            ("none", distance)
+            for distance in sketches.distances(window.setup, window.transcript, entry, now).values()
+        )
+        pieces = form.pieces
+        for p in now:
+            for name, false in _false(now, p, before.get(p), form, rng):
+                drawn = sorted(rng.choice(pieces.count, pieces.drawn, replace=False).tolist())
+                sent = pieces.split(pieces.chosen(wire.fields(false), drawn), drawn)
+                yield name, pieces.distance(wire.fields(now[p]), sent)
+        before, now = now, {}
+
+
+def _false(
+    messages: dict[int, Any], peer: int, before: Any, form: Any, rng: Any
+) -> Iterator[tuple[str, Any]]:
+    """Lies that could be sent in place of a peer's message."""
+    import jax
+    import numpy as np
+
+    from pipeline.swarm.lies import lie, with_values
+    from pipeline.swarm.lies import values_of as values
+
+    leaves, structure = jax.tree.flatten(messages[peer], is_leaf=lambda x: hasattr(x, "index_NK"))
+
+    def sent(change: Any) -> Any:
+        return structure.unflatten([change(n, leaf) for n, leaf in enumerate(leaves)])
+
+    def scaled(_: int, leaf: Any) -> Any:
+        sizes = np.asarray(getattr(leaf, "value_NK", leaf)).dtype
+        return leaf if sizes in (bool, np.uint8) else with_values(leaf, 1.01 * values(leaf))
+
+    chosen = int(rng.integers(len(leaves)))
+
+    def layer(number: int, leaf: Any) -> Any:
+        if number != chosen:
+            return leaf
+        flat = values(leaf).copy().reshape(-1)
+        flat[: -(-flat.size // MODEL["num_hidden_layers"])] *= -1
+        return with_values(leaf, flat.reshape(values(leaf).shape))
+
+    def rows(_: int, leaf: Any) -> Any:
+        x = values(leaf)
+        flat = x.copy().reshape(-1)
+        count = flat.size // MODEL["hidden_size"]
+        if count < 100:
+            return leaf
+        size = float(np.sqrt(np.mean(np.square(flat))))
+        for row in rng.choice(count, max(1, count // 100), replace=False):
+            part = slice(row * MODEL["hidden_size"], (row + 1) * MODEL["hidden_size"])
+            flat[part] = size * rng.standard_normal(MODEL["hidden_size"])
+        return with_values(leaf, flat.reshape(x.shape))
+
+    yield "scaled", sent(scaled)
+    yield "layer", sent(layer)
+    yield "rows", sent(rows)
+    if before is not None:
+        yield "stale", before
+    others = [messages[p] for p in messages if p != peer]
+    yield "little_enough", lie("little_enough", 0.5, messages[peer], others, form.areas, rng)
+
+
+if __name__ == "__main__":
+    main()

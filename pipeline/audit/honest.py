@@ -1,0 +1,203 @@
+"""How far last bits carry: an honest window replayed here, and in a process where bits differ.
+
+The auditor measures this on its own machine, from the transcript's snapshots and its own data. What
+peers sent does not matter: nobody's message is compared but the auditor's with the auditor's.
+"""
+
+import json
+import logging
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline import runfile
+from pipeline.audit import elsewhere, given_rows, sketches
+from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
+from pipeline.audit.replay import Replay, WindowReplay
+from pipeline.audit.tolerance import PeersOfWindows
+from pipeline.audit.verdict import Varied
+from pipeline.errors import LockstepError
+from pipeline.optim.optimizer import Tree
+from pipeline.programs.placement import device_groups
+from pipeline.stage.artifacts import write_json
+from pipeline.swarm import begin
+from pipeline.swarm.begin import Setup
+from pipeline.tokens.shards import Column
+from pipeline.transcript.entry import Entry, Header
+from pipeline.transcript.transcript import Transcript
+from pipeline.wire import message as wire
+
+VARIED = {"threads", "instruction_set"}  # of an environment: what is varied here
+LENGTH = struct.Struct("<Q")
+
+log = logging.getLogger(__name__)
+
+
+def measurable(setup: Setup, header: Header) -> bool:
+    """Return whether what differs from training is what can be varied here.
+
+    Other devices or versions may differ by more, so that the fixed bounds hold for them.
+    """
+    run = setup.run
+    here, there = (
+        {**e, "xla_flags": _others(e)} for e in (setup.environment(), header.environment)
+    )
+    differ = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    return (
+        header.bitwise
+        and not run.workload.factory
+        and (run.peers.layout, run.peers.fsdp, run.peers.processes) == ("each", 1, 1)
+        and here["platform"] == "cpu"
+        and differ <= VARIED
+    )
+
+
+def _others(environment: Mapping[str, str]) -> str:
+    """XLA's flags but for the vector instructions."""
+    flags = environment.get("xla_flags", "").split()
+    return " ".join(flag for flag in flags if not flag.startswith(ISA))
+
+
+def measure(
+    setup: Setup, transcript: Transcript, work: PeersOfWindows, compiled: str = ""
+) -> Varied | None:
+    """Return how far honest messages are from such of other bits; None where that is not measured.
+
+    The first of the windows and the last are replayed, of one peer or, where messages are not kept,
+    of all: early steps change more, and late gradients scatter more for their size.
+
+    Args:
+      setup: The auditor's own set-up of the run.
+      transcript: The transcript, which has passed the audit.
+      work: Windows that are to be replayed, and peers of each.
+      compiled: Folder of compiled programs; none by default.
+    """
+    chosen = [(window, peers) for window, peers in work if peers]
+    sketched = transcript.header.sketched
+    if not chosen or not measurable(setup, transcript.header):
+        return None
+    if not setup.programs.form.kept and not sketched:
+        return None
+    form, ends = setup.programs.form, chosen[:1] + chosen[1:][-1:]
+    work = [(window, peers[:1] if form.kept else peers) for window, peers in ends]
+    with tempfile.TemporaryDirectory() as name:
+        folder, there = Path(name), Other(os.environ)
+        _ask(setup, transcript, work, folder, compiled)
+        rounds = ", ".join(f"{window.first}-{window.last}" for window, _ in work)
+        log.info(f"witness: rounds {rounds} again, with {there.words}")
+        done = subprocess.run(
+            [sys.executable, "-m", elsewhere.__name__, name],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            log.warning(f"witness: it ended with status {done.returncode}: {last}")
+            return None
+        with open(folder / TOLD, "rb") as told:
+            found = [
+                d for some in work for d in HonestWindow(setup, transcript, *some).distances(told)
+            ]
+    counted = form.kept or form.pieces.counted
+    return Varied(max(found, default=0.0), there.words, len(found), counted)
+
+
+def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
+    """Write the messages of an honest window, as a process in which bits differ has them."""
+    transcript = Transcript(Path(asked["transcript"]))
+    columns: tuple[Column, ...] = tuple(asked["columns"])
+    rows = given_rows.read(folder / TOKENS, columns, run, None)
+    setup = begin.blank(run, asked["model"], rows, columns, asked["step"], asked["data_index"])
+    with open(folder / TOLD, "wb") as file:
+        for window, peers in asked["work"]:
+            for data in HonestWindow(setup, transcript, runfile.Window(*window), peers).told():
+                file.write(LENGTH.pack(len(data)) + data)
+
+
+def _ask(
+    setup: Setup, transcript: Transcript, work: PeersOfWindows, folder: Path, compiled: str
+) -> None:
+    columns = setup.programs.task.columns
+    rows = [given_rows.assigned(transcript.window(window), peers) for window, peers in work]
+    given_rows.write(folder / TOKENS, setup.data, np.concatenate(rows))
+    asked = {
+        "run": setup.run.model_dump(mode="json"),
+        "model": setup.model,
+        "columns": columns,
+        "step": setup.start.step,
+        "data_index": setup.start.data_index,
+        "transcript": str(transcript.folder.absolute()),
+        "work": [(window, [*peers]) for window, peers in work],
+        "compiled": compiled,
+    }
+    write_json(folder / ASKED, json.loads(json.dumps(asked)))
+
+
+class HonestWindow(WindowReplay):
+    """A window's replay in which nobody is judged."""
+
+    def __init__(
+        self, setup: Setup, transcript: Transcript, window: runfile.Window, peers: Sequence[int]
+    ):
+        replay = Replay(setup, transcript, bitwise=False, present=())
+        group = device_groups(jax.devices(), setup.programs.parts)[0]
+        super().__init__(replay, window, peers, group)
+
+    def told(self) -> Iterator[bytes]:
+        """Yield each honest message as bytes or, if messages are not kept, the drawn pieces."""
+        form = self.setup.programs.form
+        for entry, peer, message in self.messages():
+            if self.kept:
+                yield bytes(wire.encode(message, form))
+            else:
+                yield form.pieces.chosen(wire.fields(message), self._draw(entry, peer))
+
+    def distances(self, told: BinaryIO) -> list[float]:
+        """Return how far each message that another process told is from the one here."""
+        form, found = self.setup.programs.form, []
+        for entry, peer, message in self.messages():
+            (size,) = LENGTH.unpack(told.read(LENGTH.size))
+            theirs = told.read(size)
+            if self.kept:
+                work, sent = self.work(entry, peer), wire.decode(theirs, form)
+                distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)
+                found.append(float(distance))
+            else:
+                pieces = form.pieces.split(theirs, self._draw(entry, peer))
+                found.append(form.pieces.distance(wire.fields(message), pieces))
+        if not np.isfinite(found).all():
+            raise LockstepError("honest messages are not finite, expected such as can be compared")
+        return found
+
+    def _draw(self, entry: Entry, peer: int) -> list[int]:
+        return sketches.draw(self.setup, entry, peer)
+
+    def messages(self) -> Iterator[tuple[Entry, int, Tree]]:
+        """Yield the honest messages of the window, while peers are as before kept ones."""
+        for entry in self.transcript.window(self.window):
+            self._join(entry)
+            self._align(entry)
+            honest: dict[int, Tree] = {}
+            for peer in self._senders(entry):
+                if self.kept:
+                    own = jax.tree.map(jnp.copy, self.own[peer])  # which the step takes
+                    result = self.replica.step(own, self.work(entry, peer), entry.round.step)
+                    yield entry, peer, jax.device_get(result.message)
+                    self._take(entry, peer)
+                else:
+                    honest[peer] = jax.device_get(self._take(entry, peer)[0])
+                    yield entry, peer, honest[peer]
+            applied = {
+                peer: self.sent(entry, peer) if self.kept else honest[peer]
+                for peer in entry.decision.applied
+            }
+            sequences, count = entry.round.sequences, self.setup.run.peers.count
+            self.replica = self.replica.receive(applied, sequences, count, entry.round.step)

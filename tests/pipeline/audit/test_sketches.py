@@ -1,0 +1,245 @@
+"""Messages that are not kept: what of them can be compared, by whom, and who is named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import runfile
+from pipeline.audit import honest, sketches
+from pipeline.audit.audit import audit
+from pipeline.audit.elsewhere import Other
+from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import LEAST, MARGIN, TOLERANCE, limit
+from pipeline.audit.verdict import Finding, Varied
+from pipeline.protocol import sketch
+from pipeline.stage.artifacts import read_json
+from pipeline.swarm.lies import LIES
+from pipeline.transcript.transcript import Transcript
+from pipeline.wire.pieces import Pieces
+from tests.pipeline.swarm.simulated import PEERS, lab, run_of
+
+LIAR = 2
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Callable[..., tuple[runfile.Run, Path]]:
+    """Runs of AdamW, by the fault of a peer."""
+
+    @cache
+    def one(kind: str = "") -> tuple[runfile.Run, Path]:
+        fault = {"kind": kind, "peer": LIAR, "rounds": [2, 2]}
+        run = run_of("dense", *([fault] if kind else []))
+        folder = tmp_path_factory.mktemp("dense")
+        lab("dense").train(run, folder)
+        return run, folder
+
+    return one
+
+
+def audited(run: runfile.Run, folder: Path) -> list[Finding]:
+    return audit(lab("dense").setup(run), Transcript(folder))
+
+
+def replayed(run: runfile.Run, folder: Path, *, bitwise: bool = False) -> list[Finding]:
+    work = [(window, range(PEERS)) for window in run.snapshots().windows]
+    varied = Varied(1e-6, "other threads", 24, False)
+    replay = Replay(lab("dense").setup(run), Transcript(folder), bitwise, work, varied)
+    return [f for some in work for f in replay.window(*some, lambda: None)]
+
+
+def test_every_message_has_a_sketch_and_an_honest_run_has_no_findings(trained):
+    run, folder = trained()
+    transcript = Transcript(folder)
+    pieces = lab("dense").programs.form.pieces
+    messages = [m for e in transcript.rounds for m in e.evidence.messages.values()]
+    assert len(messages) == 8 * PEERS and all(m.root and m.sketch for m in messages)
+    kept = sum(path.stat().st_size for path in (folder / "payloads").iterdir())
+    assert kept == sum(m.sketch for m in messages)
+    assert max(m.sketch for m in messages) <= pieces.drawn * (pieces.size + 32 * 5)
+    assert audited(run, folder) == []
+    assert replayed(run, folder) == replayed(run, folder, bitwise=True) == []
+
+
+def edited(folder: Path, to: Path, edit: Callable[[dict], None], step: int = 3) -> Path:
+    """A copy in which the message of peer 1 in a round was edited."""
+    copy = shutil.copytree(folder, to)
+    path = copy / "rounds.jsonl"
+    lines = path.read_text().splitlines()
+    entry = json.loads(lines[step - 1])
+    edit(entry["evidence"]["messages"]["1"])
+    lines[step - 1] = json.dumps(entry)
+    path.write_text("\n".join(lines) + "\n")
+    return copy
+
+
+EDITS = {
+    "root": (lambda m: m.update(root="00" * 32), "its root gives"),
+    "no root": (lambda m: m.pop("root"), "has no root"),
+    "no sketch": (lambda m: m.pop("sketch"), "has no sketch"),
+    "elsewhere": (lambda m: m.update(offset=0), "does not lead to the root"),
+    "shorter": (lambda m: m.update(sketch=3), "a sketch of 3 bytes"),
+    "huge": (lambda m: m.update(sketch=2**60), "a sketch of 1152921504606846976 bytes"),
+    "smaller": (lambda m: m.update(bytes=17), "has 17 bytes, expected 17616"),
+    "no file": (lambda m: m.update(payload="00099.bin"), "a sketch of 0 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_sketch_that_is_not_the_messages_is_a_finding_against_the_author(name, trained, tmp_path):
+    run, folder = trained()
+    edit, text = EDITS[name]
+    found = audited(run, edited(folder, tmp_path / "copy", edit))
+    (finding,) = [f for f in found if f.kind == "sketch"]
+    assert (finding.round, finding.peer, finding.applied) == (3, None, True)
+    assert text in finding.detail
+
+
+def test_a_piece_that_was_changed_is_a_finding_against_the_author(trained, tmp_path):
+    run, folder = trained()
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    path = copy / "payloads" / "00001.bin"
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    assert [(f.round, f.peer, f.kind) for f in audited(run, copy)] == [(1, None, "sketch")]
+
+
+def test_an_older_transcript_without_sketches_is_read_and_replayed(trained, tmp_path, monkeypatch):
+    form = lab("dense").programs.form
+    monkeypatch.setitem(form.__dict__, "kept", True)  # commits to the fields, as older ones do
+    run = run_of("dense")
+    lab("dense").train(run, tmp_path)
+    monkeypatch.undo()
+    header = read_json(tmp_path / "header.json")
+    assert "sketched" not in header
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    for entry in lines:
+        for message in entry["evidence"]["messages"].values():
+            message |= {"payload": None, "offset": None}
+            assert "root" not in message
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
+    assert audited(run, tmp_path) == []
+    assert replayed(run, tmp_path) == replayed(run, tmp_path, bitwise=True) == []
+    (tmp_path / "header.json").write_text(json.dumps(header | {"sketched": True}))
+    assert {f.kind for f in audited(run, tmp_path)} == {"sketch"}
+
+
+# ---- Liars ----
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "stale", "little_enough"])
+def test_within_a_tolerance_the_liar_is_named_and_nobody_else(kind, trained):
+    run, folder = trained(kind)
+    assert audited(run, folder) == []
+    assert [(f.round, f.peer, f.kind) for f in replayed(run, folder)] == [(2, LIAR, "message")]
+
+
+def undrawn(message: list[np.ndarray], drawn: list[int], pieces: Pieces, by: float) -> list:
+    """A message with a lie in every piece but the drawn ones."""
+    flat = [np.array(leaf).reshape(-1) for leaf in message]
+    for n in set(range(pieces.count)) - set(drawn):
+        field, begin, end = pieces.ranges[n]
+        flat[field][begin // 4 : end // 4] *= by
+    return [x.reshape(np.shape(leaf)) for x, leaf in zip(flat, message, strict=True)]
+
+
+def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(tmp_path, monkeypatch):
+    """Its author knows the draw: it is made to be the same for whatever is committed to."""
+    real, pieces = sketch.drawn, lab("dense").programs.form.pieces
+
+    def foreseen(seed, step, commitments, peer, count, number):
+        return real(seed, step, dict.fromkeys(commitments, "00" * 32), peer, count, number)
+
+    def false(message):
+        everybody = dict.fromkeys(range(PEERS), "00" * 32)
+        drawn = real(run_of("dense").peers.seed, 2, everybody, LIAR, pieces.count, pieces.drawn)
+        return undrawn([p.true for p in message], drawn, pieces, -3.0)
+
+    monkeypatch.setattr(sketch, "drawn", foreseen)
+    monkeypatch.setitem(LIES, "sign_flip", false)
+    run = run_of("dense", {"kind": "sign_flip", "peer": LIAR, "rounds": [2, 2]})
+    lab("dense").train(run, tmp_path)
+    assert audited(run, tmp_path) == []
+    (finding,) = replayed(run, tmp_path)
+    assert (finding.round, finding.peer, finding.kind) == (3, None, "params")
+    assert "a lie that no drawn piece shows came before" in finding.detail
+    assert [(f.round, f.peer) for f in replayed(run, tmp_path, bitwise=True)] == [(2, LIAR)]
+
+
+@pytest.mark.parametrize(
+    ("distances", "named", "astray"),
+    [
+        ({0: 1e-6, 1: 0.4, 2: 2e-6, 3: 1e-6}, [1], []),
+        ({0: 0.4, 1: 0.3, 2: 2e-6, 3: 1e-6}, [0, 1], []),
+        ({0: 0.4, 1: 0.3, 2: 0.2, 3: 0.3}, [], [0, 1, 2, 3]),
+        ({0: 0.1, 1: 0.3}, [], [0, 1]),
+        ({0: np.inf, 1: 0.3, 2: 0.4, 3: 0.3}, [0], [1, 2, 3]),
+        ({0: np.inf, 1: np.inf}, [], [0, 1]),
+        ({0: 0.3}, [0], []),
+        ({0: 1e-6, 1: 1e-6}, [], []),
+    ],
+)
+def test_whoever_strays_alone_is_named(distances, named, astray):
+    found, others = sketches.to_blame(distances, 0.01)
+    assert (list(found), others) == (named, astray)
+
+
+# ---- What is accepted ----
+
+
+def test_a_tolerance_is_learnt_between_two_bounds():
+    run = run_of("dense")
+    varied = Varied(1e-3, "", 1, False)
+    assert limit(run, None, varied) == MARGIN * 1e-3
+    least, least_counted = LEAST["float32"]
+    assert limit(run, None, replace(varied, distance=1e-9)) == least
+    assert limit(run, None, replace(varied, distance=1e-9, counted=True)) == least_counted
+    assert limit(run, None, replace(varied, distance=9.0)) == TOLERANCE["float32"]
+    assert limit(run, None) == TOLERANCE["float32"]
+
+
+def test_other_settings_than_these_are_taken_back():
+    wide = {"NPROC": "4", "XLA_FLAGS": "--a=1"}
+    narrow = Other(wide)
+    assert (narrow.threads, narrow.flags) == ("1", "--a=1 --xla_cpu_max_isa=AVX")
+    assert narrow.words == "AVX instructions and 1 thread"
+    back = Other({"NPROC": narrow.threads, "XLA_FLAGS": narrow.flags})
+    assert (back.threads, back.flags) == ("4", "--a=1")
+    assert back.words == "the CPU's widest vector instructions and 4 threads"
+
+
+ELSEWHERE = {"xla_flags": "--xla_cpu_max_isa=AVX", "threads": "1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [(ELSEWHERE, True), ({"jax": "0.1"}, False), ({"platform": "gpu"}, False),
+     ({"xla_flags": "--xla_cpu_enable_fast_math=true"}, False)],
+)  # fmt: skip
+def test_only_what_can_be_varied_here_is_measured(change, measured, trained, monkeypatch):
+    run, folder = trained()
+    header = Transcript(folder).header
+    if "threads" in change:
+        change = {
+            "threads": "1",
+            "xla_flags": f"{header.environment['xla_flags']} --xla_cpu_max_isa=AVX",
+        }
+    header = header.model_copy(update={"environment": header.environment | change})
+    assert honest.measurable(lab("dense").setup(run), header) == measured
+
+
+def test_honest_bits_elsewhere_are_measured_in_a_process(tmp_path):
+    run = run_of("signs", total_steps=4)
+    lab("signs").train(run, tmp_path)
+    setup, transcript = lab("signs").setup(run), Transcript(tmp_path)
+    work = [(window, range(PEERS)) for window in run.snapshots().windows]
+    found = honest.measure(setup, transcript, work)
+    assert (found.messages, found.counted) == (4, True)  # of one peer
+    assert found.there == "AVX instructions and 1 thread"
+    assert 0 <= found.distance < 1e-4
