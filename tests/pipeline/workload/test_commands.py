@@ -12,8 +12,8 @@ from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.monitor import training
 from pipeline.monitor.sinks import tracker
-from pipeline.pages import live, push
-from pipeline.publication import commands, publish
+from pipeline.pages import live
+from pipeline.publication import commands, publish, push
 from pipeline.publication.fetch import Limits
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import read_json, write_json

@@ -1,0 +1,211 @@
+"""`lockstep verify`: checks a publication, and says of each claim how it is known."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline import __version__, runfile
+from pipeline.audit.verdict import Verdict
+from pipeline.errors import LockstepError, brief
+from pipeline.publication import drawn, layout
+from pipeline.publication.checks import (
+    card_again,
+    companions,
+    measured,
+    method,
+    records,
+    repeat,
+    start_of_chain,
+    unpacked,
+    weights,
+)
+from pipeline.publication.checks.claims import Claim, Sample, SeedOf, Verified
+from pipeline.publication.checks.measured import Measured
+from pipeline.publication.checks.repeat import Audited
+from pipeline.publication.checks.results import Evaluated
+from pipeline.publication.checks.start_of_chain import Start
+from pipeline.publication.layout import Publication
+
+
+class Asked(NamedTuple):
+    """What a reader asks for.
+
+    Attributes:
+      seed: What the windows are drawn with, or None.
+      windows: How many are repeated, or None, see `drawn.choose`.
+      max_gb: The most that a publication's files may have together, 10^9 bytes.
+      checkpoint: The reader's folder with the checkpoint that the run began with, or None.
+    """
+
+    seed: str | None = None
+    windows: int | None = None
+    max_gb: int = 4
+    checkpoint: Path | None = None
+
+
+def verify(
+    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: Asked
+) -> Verified:
+    """Check a publication whose files are as its list says.
+
+    What is made again to be compared is put `aside`, in an existing folder. Of the windows that
+    were not chosen files may be missing.
+
+    Raises:
+      LockstepError: Something in it contradicts the rest.
+    """
+    try:
+        return _verify(folder, aside, publication, run, asked)
+    except LockstepError as error:
+        if publication.release == __version__:
+            raise
+        raise LockstepError(
+            f"{error}; it was published by release {brief(publication.release)}, and this is "
+            f"{__version__}"
+        ) from error
+
+
+def _verify(
+    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: Asked
+) -> Verified:
+    chosen = drawn.choose(publication, asked.seed, asked.windows)
+    skip = drawn.not_needed(publication, chosen)
+    most = int(asked.max_gb * 1e9)
+    whole = unpacked.unpack(folder, aside, publication, skip, most)
+    audited = repeat.audit(folder, whole, publication, run, chosen)
+    with closing(audited.setup.programs):
+        _check_draw(publication, asked, audited)
+        verdict = records.read_verdict(folder)
+        setup, transcript = audited.setup, audited.transcript
+        records.check_verdict(verdict, run, transcript, audited.windows, audited.kept)
+        made = records.check_made(folder, publication, transcript, whole)
+        evaluated = measured.read_evaluated(folder)
+        records.check_card(folder, publication, transcript, evaluated)
+        start = None
+        if audited.kept:
+            start = start_of_chain.of(setup, transcript, asked.checkpoint)
+            steps = {s for window, _ in audited.chosen for s in (window.opening, window.last)}
+            transcript = weights.follow(setup, transcript, start, aside, steps)
+            audited = audited._replace(transcript=transcript)
+        weights.check(folder, aside, publication, run, transcript)
+        why = method.why_not(audited)
+        tolerance = repeat.replay(audited, verdict, bitwise=why is None)
+        held_out = measured.measure(folder, publication, setup, transcript, evaluated)
+        same_release = publication.release == __version__
+        if same_release:
+            card_again.check(folder, publication, setup, transcript, made, evaluated)
+        beside = companions.claims(folder, publication, run, setup.model)
+
+    sample = Sample(
+        audited.chosen,
+        audited.published,
+        audited.pieces,
+        _seed_of(publication, asked),
+        why,
+        tolerance,
+        audited.kept,
+    )
+    claims = [
+        _files(publication, skip),
+        *_chain(audited, start),
+        sample.claim(),
+        *([] if held_out is None else [_held_out(held_out)]),
+        *([_card()] if same_release else []),
+        *beside,
+    ]
+    claims += _stated(audited, publication, verdict, evaluated)
+    if not same_release:
+        release = brief(publication.release)
+        claims.append(
+            Claim("card", "stated", f"the text of the card, which release {release} wrote")
+        )
+    return Verified(why is None, claims)
+
+
+def _check_draw(publication: Publication, asked: Asked, audited: Audited) -> None:
+    """Refuse a reader's seed that would draw nothing."""
+    among, count = audited.published, len(audited.chosen)
+    if asked.seed in (None, publication.seed) or count < among or among == audited.pieces:
+        return
+    raise LockstepError(
+        f"{layout.MANIFEST}: has {among} of the run's {audited.pieces} windows, drawn by its "
+        f"author with {brief(repr(publication.seed))}; expected more than {count} to draw from, or "
+        f"windows drawn with {brief(repr(asked.seed))}: ask the author for `publish --windows` or "
+        "`--seed`"
+    )
+
+
+def _seed_of(publication: Publication, asked: Asked) -> SeedOf:
+    if asked.seed is not None:
+        return "asked" if asked.seed == publication.seed else "reader"
+    return "hash" if publication.seed is None else "author"
+
+
+# ---- The claims ----
+
+
+def _files(publication: Publication, skip: set[str]) -> Claim:
+    whole, count = len(publication.files), len(publication.files) - len(skip)
+    of = "" if count == whole else f" of {whole}"
+    return Claim("files", "proven", f"{count}{of} files as published", {"count": count})
+
+
+def _chain(audited: Audited, start: Start | None) -> Iterator[Claim]:
+    """What is known of the params from the start to the weights."""
+    last = audited.transcript.snapshots[-1]
+    rounds = len(audited.transcript.rounds)
+    if start is None:
+        text = f"the weights are the params after round {last}"
+        yield Claim("weights", "proven", text, {"round": last, "chain": False})
+        text = f"the params before round {audited.chosen[-1].window.first}, since messages as large"
+        yield Claim("start", "stated", f"{text} as these are not kept")
+        return
+    begins = f"the run begins with {start.text}"
+    if start.kind == "proven":
+        yield Claim("start", "proven", begins)
+    text = f"all messages of {rounds} rounds lead from there to the weights, bit for bit"
+    yield Claim("weights", "proven", text, {"round": last, "chain": True})
+    if start.kind == "stated":
+        yield Claim("start", "stated", f"that {begins}")
+
+
+def _held_out(held: Measured) -> Claim:
+    count = f"{held.sequences} sequence{'' if held.sequences == 1 else 's'}"
+    if held.sequences < held.asked:
+        count += f" of the {held.asked} asked for"
+    if held.different < held.sequences:
+        count += f", of which only {held.different} differ"
+    text = f"held-out loss {held.loss:.4f} measured again on {count}"
+    return Claim("held_out", "proven", text, held._asdict())
+
+
+def _card() -> Claim:
+    return Claim("card", "proven", "the card made again")
+
+
+def _stated(
+    audited: Audited, publication: Publication, verdict: Verdict, evaluated: Evaluated
+) -> Iterator[Claim]:
+    """What is the author's word."""
+    left = audited.pieces - len(audited.chosen)
+    if left:
+        which = "windows" if audited.kept else "windows of all peers"
+        text = f"the work in {left} of {audited.pieces} {which}"
+        yield Claim("other_windows", "stated", text, {"count": left})
+    if scored := [name for name, scores in evaluated.tasks.items() if scores is not None]:
+        text = f"the scores of {' and '.join(map(brief, scored))}"
+        yield Claim("tasks", "stated", text, {"names": scored})
+    if evaluated.workload:
+        names = sorted(evaluated.workload)
+        text = f"{', '.join(map(brief, names))} of the workload"
+        yield Claim("workload", "stated", text, {"names": names})
+    if publication.is_workload:
+        code = audited.transcript.header.model["workload"]["code"]
+        text = f"what code {code[:12]} of workloads/ means"
+        yield Claim("code", "stated", text, {"sha256": code})
+    replayed = len(verdict.replayed_windows)
+    yield Claim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
+    yield Claim("losses", "stated", "losses while training")
+    yield Claim("keys", "stated", "with what code and packages")
+    yield Claim("data", "stated", "where the sequences come from")
