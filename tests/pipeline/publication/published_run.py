@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,24 @@ class Published:
         tiny.write_run(self.run_file, tiny.run_document(self.data))
         tiny.make(self.run_file, self.root, *STAGES, layout.REPORT)
         publish.write(self.folder, self.run_file, self.root, 1, None)
+
+    @cached_property
+    def whole(self) -> Path:
+        """The same with all windows, so that a forger may change what the draw follows."""
+        folder = self.folder.with_name("whole")
+        publish.write(folder, self.run_file, self.root, 4, None)
+        return folder
+
+    def of_another_seed(self, folder: Path) -> Path:
+        """Return the whole publication of a run that began with other fresh weights."""
+        run_file = folder / "run.toml"
+        folder.mkdir()
+        document = tiny.run_document(self.data)
+        document["model"]["LLM"]["checkpoint"]["Init"]["seed"] = 1
+        tiny.write_run(run_file, document)
+        tiny.make(run_file, folder / "root", *STAGES, layout.REPORT)
+        publish.write(folder / "whole", run_file, folder / "root", 4, None)
+        return folder / "whole"
 
 
 def verify(source: Path | str, **asked: object):
@@ -84,7 +103,7 @@ def forge(folder: Path, *, card: bool = True) -> None:
         for stage in stages:
             _forge_key(folder, made, stage, of_run)
         header = whole.folder / "header.json"
-        if header.is_file() and of_run:
+        if header.is_file():
             write_json(header, read_json(header) | {"key": made["train"]["key"]})
             shutil.copyfile(header, folder / TRANSCRIPT / "header.json")
             whole.files["header.json"] = PublishedFile(**entry(header))
@@ -115,13 +134,20 @@ def _forge_key(folder: Path, made: dict[str, dict], stage: str, of_run: bool) ->
             value = read_json(folder / layout.RUN)
             for part in name.split("."):
                 value = value[part]
-            said["tables"][name] = value
+            said["tables"][name] = _without_null(value)
     for name, value in said["tables"].items():
         if f"[{name}]" in said["content"]:
             said["content"][f"[{name}]"] = digest(value)
     for need in needs(stage):
         said["content"][f"stage {need}"] = made[need]["key"]
     said["key"] = digest(said["content"])[:12]
+
+
+def _without_null(value: object) -> object:
+    """The value as TOML has it."""
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    return value
 
 
 def _forge_made(folder: Path, made: dict[str, dict], stage: str, whole: Unpacked) -> None:

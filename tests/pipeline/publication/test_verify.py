@@ -30,9 +30,9 @@ from tests.pipeline.publication.published_run import (
     TRANSCRIPT,
     add,
     change_json,
-    lose,
     flip,
     forge,
+    lose,
     verify,
 )
 from tests.servers.files import Files
