@@ -156,7 +156,7 @@ def _verify(
                     devices.prepare(run)
                     from pipeline.publication.checks import verify as verifying
 
-                    asked = verifying.Asked(seed, windows, limits.max_gb, checkpoint)
+                    asked = verifying.ReaderAsks(seed, windows, limits.max_gb, checkpoint)
                     return verifying.verify(folder, place, publication, run, asked)
     except (LockstepError, OSError) as error:
         text = str(error)

@@ -19,14 +19,14 @@ from pipeline.transcript.transcript import Transcript
 Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
 
 
-class Piece(NamedTuple):
+class DrawnWindow(NamedTuple):
     """A window, and those of its peers that are replayed."""
 
     window: runfile.Window
     peers: tuple[int, ...]
 
 
-def pieces(transcript: Transcript, windows: list[runfile.Window], kept: bool) -> list[Piece]:
+def pieces(transcript: Transcript, windows: list[runfile.Window], kept: bool) -> list[DrawnWindow]:
     """Return all pieces of a run, in order.
 
     A peer that sent nothing in a window has none there: its replay would show nothing.
@@ -35,13 +35,13 @@ def pieces(transcript: Transcript, windows: list[runfile.Window], kept: bool) ->
     for window in windows:
         peers = sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
         several = [(peer,) for peer in peers] if kept else [tuple(peers)]
-        found += [Piece(window, some) for some in several if some]
+        found += [DrawnWindow(window, some) for some in several if some]
     return found
 
 
 def draw(
     transcript: Transcript, windows: list[runfile.Window], seed: str | None, count: int, kept: bool
-) -> list[Piece]:
+) -> list[DrawnWindow]:
     """Draw `count` pieces to publish; the author's draw.
 
     The seed is the SHA-256 of rounds.jsonl, and what a reader asked for. Where messages are kept,
@@ -55,7 +55,7 @@ def draw(
     return sorted(chosen + generator.sample(rest, min(count - len(chosen), len(rest))))
 
 
-def name(piece: Piece, kept: bool) -> str:
+def name(piece: DrawnWindow, kept: bool) -> str:
     """Return the file with the rows of a piece."""
     peer = f"-{piece.peers[0]:03}" if kept else ""
     return f"{layout.ROWS}/{piece.window.first:05}{peer}.safetensors"
@@ -103,7 +103,7 @@ def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
     }
 
 
-def merged(some: list[Piece]) -> Drawn:
+def merged(some: list[DrawnWindow]) -> Drawn:
     """Return pieces as windows, each with its peers: those of one window are replayed together."""
     return [
         (window, tuple(sorted(peer for w, peers in some if w == window for peer in peers)))
@@ -112,7 +112,12 @@ def merged(some: list[Piece]) -> Drawn:
 
 
 def files(
-    transcript: Transcript, published: list[Piece], run: runfile.Run, *, kept: bool, given: bool
+    transcript: Transcript,
+    published: list[DrawnWindow],
+    run: runfile.Run,
+    *,
+    kept: bool,
+    given: bool,
 ) -> set[str]:
     """Return the transcript's files that a publication has: no other is ever looked at.
 

@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.audit.replay import PARAMS_TOLERANCE
 from pipeline.errors import brief
-from pipeline.publication.drawn import Piece
+from pipeline.publication.drawn import DrawnWindow
 
 Kind = Literal["proven", "sampled", "stated"]
 SeedOf = Literal["reader", "asked", "author", "hash"]
 LONGEST = 200  # characters of a reason that a stranger gave
 
 
-class Claim(NamedTuple):
+class PublicClaim(NamedTuple):
     """One claim.
 
     Attributes:
@@ -55,7 +55,7 @@ class Sample(NamedTuple):
       kept: Whether messages are kept, so that params are exact whatever is sampled.
     """
 
-    chosen: list[Piece]
+    chosen: list[DrawnWindow]
     published: int
     total: int
     seed_of: SeedOf
@@ -63,7 +63,7 @@ class Sample(NamedTuple):
     tolerance: float | None
     kept: bool
 
-    def claim(self) -> Claim:
+    def claim(self) -> PublicClaim:
         """Return what is claimed of the sample."""
         repeated = [(*window, peer) for window, peers in self.chosen for peer in peers]
         several = len(repeated) > 1
@@ -80,7 +80,7 @@ class Sample(NamedTuple):
             "why_not_bitwise": self.why_not_bitwise,
             "tolerance": self.tolerance,
         }
-        return Claim("windows", "sampled", text, values)
+        return PublicClaim("windows", "sampled", text, values)
 
     def _drawn(self) -> str:
         if len(self.chosen) == self.total:
@@ -116,9 +116,9 @@ class Verified:
     """
 
     bitwise: bool
-    claims: list[Claim]
+    claims: list[PublicClaim]
 
-    def claim(self, name: str) -> Claim:
+    def claim(self, name: str) -> PublicClaim:
         """Return a claim by its name."""
         return next(claim for claim in self.claims if claim.name == name)
 

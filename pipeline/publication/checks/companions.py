@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import runfile
 from pipeline.errors import LockstepError, brief
-from pipeline.publication.checks.claims import Claim
+from pipeline.publication.checks.claims import PublicClaim
 from pipeline.publication.layout import Publication
 from pipeline.stage.artifacts import read_json
 from pipeline.weights import generation_config, model_folder
@@ -15,7 +15,7 @@ from pipeline.weights import generation_config, model_folder
 
 def claims(
     folder: Path, publication: Publication, run: runfile.Run, model: dict[str, Any]
-) -> list[Claim]:
+) -> list[PublicClaim]:
     """Return what is known of each file beside the weights.
 
     generation_config.json of a run that began with fresh weights follows from the tokenizer and the
@@ -25,14 +25,14 @@ def claims(
       LockstepError: That file is another.
     """
     named = publication.companions
-    found: list[Claim] = []
+    found: list[PublicClaim] = []
     fresh = isinstance(run.llm.checkpoint, runfile.CheckpointInit)
     if generation_config.NAME in named and fresh:
         _check_generation(folder, run, model, named)
         named = [name for name in named if name != generation_config.NAME]
         text = f"{generation_config.NAME} made again"
-        found.append(Claim(generation_config.NAME, "proven", text))
-    return found + [Claim(name, "stated", name) for name in named]
+        found.append(PublicClaim(generation_config.NAME, "proven", text))
+    return found + [PublicClaim(name, "stated", name) for name in named]
 
 
 def _check_generation(

@@ -15,7 +15,7 @@ from pipeline.publication.checks import results
 from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.checks.start_of_chain import is_given
 from pipeline.publication.checks.unpacked import Unpacked
-from pipeline.publication.drawn import Piece, files
+from pipeline.publication.drawn import DrawnWindow, files
 from pipeline.publication.layout import Publication, PublishedFile
 from pipeline.runfile.explain import validate, validate_json
 from pipeline.runfile.table import Table
@@ -110,7 +110,7 @@ def _check_key(stage: str, made: dict[str, Made]) -> None:
 def check_transcript(
     publication: Publication,
     transcript: Transcript,
-    published: list[Piece],
+    published: list[DrawnWindow],
     run: runfile.Run,
     *,
     kept: bool,

@@ -14,7 +14,7 @@ from pipeline.publication import drawn, layout
 from pipeline.publication.checks import records
 from pipeline.publication.checks.unpacked import Unpacked
 from pipeline.publication.checks.weights import PublishedTranscript, is_workload
-from pipeline.publication.drawn import Piece
+from pipeline.publication.drawn import DrawnWindow
 from pipeline.publication.layout import Publication
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup
@@ -39,7 +39,7 @@ class Audited(NamedTuple):
     windows: list[runfile.Window]
     pieces: int
     published: int
-    chosen: list[Piece]
+    chosen: list[DrawnWindow]
     findings: list[Finding]
 
     @property

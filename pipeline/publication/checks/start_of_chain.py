@@ -23,7 +23,7 @@ from pipeline.wire.commitment import tree_hash
 HEADER = f"{TRANSCRIPT}/header.json"
 
 
-class Start(NamedTuple):
+class ChainStart(NamedTuple):
     """Params and the optimizer's shared state before the first round, and who says so.
 
     Attributes:
@@ -44,7 +44,7 @@ def is_given(run: runfile.Run) -> bool:
     return isinstance(run.llm.checkpoint, runfile.CheckpointRun)
 
 
-def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> Start:
+def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> ChainStart:
     """Return the state that a run began with.
 
     Args:
@@ -63,7 +63,7 @@ def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> Start:
                 "published; expected it without"
             )
         text = f"the author's state of run {said.key}, which it extends"
-        return Start(*transcript.agreed(first, setup.start.state), "stated", text)
+        return ChainStart(*transcript.agreed(first, setup.start.state), "stated", text)
     params, text = _params(setup, transcript, checkpoint)
     found, began = tree_hash(params), transcript.hashes(first)
     if found != began.params:
@@ -78,7 +78,7 @@ def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> Start:
             f"{TRANSCRIPT}: states of peers before the first round, expected new ones, of hash "
             f"{tree_hash(own)[:12]}"
         )
-    return Start(params, shared, "proven", text)
+    return ChainStart(params, shared, "proven", text)
 
 
 def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[Tree, str]:

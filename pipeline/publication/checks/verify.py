@@ -20,15 +20,15 @@ from pipeline.publication.checks import (
     unpacked,
     weights,
 )
-from pipeline.publication.checks.claims import Claim, Sample, SeedOf, Verified
+from pipeline.publication.checks.claims import PublicClaim, Sample, SeedOf, Verified
 from pipeline.publication.checks.measured import Measured
 from pipeline.publication.checks.repeat import Audited
 from pipeline.publication.checks.results import Evaluated
-from pipeline.publication.checks.start_of_chain import Start
+from pipeline.publication.checks.start_of_chain import ChainStart
 from pipeline.publication.layout import Publication
 
 
-class Asked(NamedTuple):
+class ReaderAsks(NamedTuple):
     """What a reader asks for.
 
     Attributes:
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 def verify(
-    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: Asked
+    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: ReaderAsks
 ) -> Verified:
     """Check a publication whose files are as its list says.
 
@@ -67,7 +67,7 @@ def verify(
 
 
 def _verify(
-    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: Asked
+    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: ReaderAsks
 ) -> Verified:
     chosen = drawn.choose(publication, asked.seed, asked.windows)
     skip = drawn.not_needed(publication, chosen)
@@ -118,12 +118,12 @@ def _verify(
     if not same_release:
         release = brief(publication.release)
         claims.append(
-            Claim("card", "stated", f"the text of the card, which release {release} wrote")
+            PublicClaim("card", "stated", f"the text of the card, which release {release} wrote")
         )
     return Verified(why is None, claims)
 
 
-def _check_draw(publication: Publication, asked: Asked, audited: Audited) -> None:
+def _check_draw(publication: Publication, asked: ReaderAsks, audited: Audited) -> None:
     """Refuse a reader's seed that would draw nothing."""
     among, count = audited.published, len(audited.chosen)
     if asked.seed in (None, publication.seed) or count < among or among == audited.pieces:
@@ -136,7 +136,7 @@ def _check_draw(publication: Publication, asked: Asked, audited: Audited) -> Non
     )
 
 
-def _seed_of(publication: Publication, asked: Asked) -> SeedOf:
+def _seed_of(publication: Publication, asked: ReaderAsks) -> SeedOf:
     if asked.seed is not None:
         return "asked" if asked.seed == publication.seed else "reader"
     return "hash" if publication.seed is None else "author"
@@ -145,67 +145,67 @@ def _seed_of(publication: Publication, asked: Asked) -> SeedOf:
 # ---- The claims ----
 
 
-def _files(publication: Publication, skip: set[str]) -> Claim:
+def _files(publication: Publication, skip: set[str]) -> PublicClaim:
     whole, count = len(publication.files), len(publication.files) - len(skip)
     of = "" if count == whole else f" of {whole}"
-    return Claim("files", "proven", f"{count}{of} files as published", {"count": count})
+    return PublicClaim("files", "proven", f"{count}{of} files as published", {"count": count})
 
 
-def _chain(audited: Audited, start: Start | None) -> Iterator[Claim]:
+def _chain(audited: Audited, start: ChainStart | None) -> Iterator[PublicClaim]:
     """What is known of the params from the start to the weights."""
     last = audited.transcript.snapshots[-1]
     rounds = len(audited.transcript.rounds)
     if start is None:
         text = f"the weights are the params after round {last}"
-        yield Claim("weights", "proven", text, {"round": last, "chain": False})
+        yield PublicClaim("weights", "proven", text, {"round": last, "chain": False})
         text = f"the params before round {audited.chosen[-1].window.first}, since messages as large"
-        yield Claim("start", "stated", f"{text} as these are not kept")
+        yield PublicClaim("start", "stated", f"{text} as these are not kept")
         return
     begins = f"the run begins with {start.text}"
     if start.kind == "proven":
-        yield Claim("start", "proven", begins)
+        yield PublicClaim("start", "proven", begins)
     text = f"all messages of {rounds} rounds lead from there to the weights, bit for bit"
-    yield Claim("weights", "proven", text, {"round": last, "chain": True})
+    yield PublicClaim("weights", "proven", text, {"round": last, "chain": True})
     if start.kind == "stated":
-        yield Claim("start", "stated", f"that {begins}")
+        yield PublicClaim("start", "stated", f"that {begins}")
 
 
-def _held_out(held: Measured) -> Claim:
+def _held_out(held: Measured) -> PublicClaim:
     count = f"{held.sequences} sequence{'' if held.sequences == 1 else 's'}"
     if held.sequences < held.asked:
         count += f" of the {held.asked} asked for"
     if held.different < held.sequences:
         count += f", of which only {held.different} differ"
     text = f"held-out loss {held.loss:.4f} measured again on {count}"
-    return Claim("held_out", "proven", text, held._asdict())
+    return PublicClaim("held_out", "proven", text, held._asdict())
 
 
-def _card() -> Claim:
-    return Claim("card", "proven", "the card made again")
+def _card() -> PublicClaim:
+    return PublicClaim("card", "proven", "the card made again")
 
 
 def _stated(
     audited: Audited, publication: Publication, verdict: Verdict, evaluated: Evaluated
-) -> Iterator[Claim]:
+) -> Iterator[PublicClaim]:
     """What is the author's word."""
     left = audited.pieces - len(audited.chosen)
     if left:
         which = "windows" if audited.kept else "windows of all peers"
         text = f"the work in {left} of {audited.pieces} {which}"
-        yield Claim("other_windows", "stated", text, {"count": left})
+        yield PublicClaim("other_windows", "stated", text, {"count": left})
     if scored := [name for name, scores in evaluated.tasks.items() if scores is not None]:
         text = f"the scores of {' and '.join(map(brief, scored))}"
-        yield Claim("tasks", "stated", text, {"names": scored})
+        yield PublicClaim("tasks", "stated", text, {"names": scored})
     if evaluated.workload:
         names = sorted(evaluated.workload)
         text = f"{', '.join(map(brief, names))} of the workload"
-        yield Claim("workload", "stated", text, {"names": names})
+        yield PublicClaim("workload", "stated", text, {"names": names})
     if publication.is_workload:
         code = audited.transcript.header.model["workload"]["code"]
         text = f"what code {code[:12]} of workloads/ means"
-        yield Claim("code", "stated", text, {"sha256": code})
+        yield PublicClaim("code", "stated", text, {"sha256": code})
     replayed = len(verdict.replayed_windows)
-    yield Claim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
-    yield Claim("losses", "stated", "losses while training")
-    yield Claim("keys", "stated", "with what code and packages")
-    yield Claim("data", "stated", "where the sequences come from")
+    yield PublicClaim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
+    yield PublicClaim("losses", "stated", "losses while training")
+    yield PublicClaim("keys", "stated", "with what code and packages")
+    yield PublicClaim("data", "stated", "where the sequences come from")

@@ -8,7 +8,7 @@ from pipeline import runfile
 from pipeline.audit.merges import BrokenChainError, follow_params
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
-from pipeline.publication.checks.start_of_chain import Start
+from pipeline.publication.checks.start_of_chain import ChainStart
 from pipeline.publication.layout import TRANSCRIPT, Publication
 from pipeline.stage.artifacts import sha256_file
 from pipeline.swarm.begin import Setup
@@ -53,7 +53,7 @@ class PublishedTranscript(Transcript):
 
 
 def follow(
-    audited: Setup, transcript: PublishedTranscript, start: Start, aside: Path, steps: set[int]
+    audited: Setup, transcript: PublishedTranscript, start: ChainStart, aside: Path, steps: set[int]
 ) -> PublishedTranscript:
     """Follow the params from the run's start; return the transcript with those at some `steps`.
 
