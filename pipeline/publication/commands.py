@@ -17,12 +17,26 @@ from pipeline.errors import LockstepError, brief, shown
 if TYPE_CHECKING:
     from pipeline.publication.checks.claims import Verified
     from pipeline.publication.fetch import Limits
+    from pipeline.publication.reader import ReaderAsks
 
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 REFUSED, BY_TOLERANCE = 1, 3  # exit statuses; bit for bit it is 0, and 2 is a wrong command
 WorkerPython = Annotated[
     str,
     typer.Option(help="Python that runs a workload, with its packages: yours, not the author's."),
+]
+ReadersSeed = Annotated[
+    str | None, typer.Option(help="Your word: draws which of the published windows are repeated.")
+]
+HowMany = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many windows are repeated: all published; with --seed, 1."),
+]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Folder of the checkpoint that the run began with, if with one.")
+]
+OwnData = Annotated[
+    Path | None, typer.Option(help="Your own data/shards, to compare sequences with.")
 ]
 AGAIN = "the same command begins again, and fetches no byte twice"
 
@@ -53,20 +67,11 @@ def verify(  # noqa: PLR0913 - each is an option
         typer.Argument(metavar="SOURCE", help="A folder, http(s)://... or owner/name on the hub."),
     ],
     root: Root = DEFAULT_ROOT,
-    seed: Annotated[
-        str | None,
-        typer.Option(help="Your word: draws which of the published windows are repeated."),
-    ] = None,
-    windows: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many windows are repeated: all published; with --seed, 1."),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the checkpoint that the run began with, if it began with one."
-        ),
-    ] = None,
+    seed: ReadersSeed = None,
+    windows: HowMany = None,
+    checkpoint: Checkpoint = None,
+    shards: OwnData = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Repeat the scores of tasks.")] = False,
     max_gb: Annotated[
         int, typer.Option(min=1, help="The most that the publication's files may have together.")
     ] = 4,
@@ -85,14 +90,16 @@ def verify(  # noqa: PLR0913 - each is an option
     tolerance, as on another kind of machine; 1 if anything contradicts the publication.
     """
     from pipeline.publication.fetch import Limits
+    from pipeline.publication.reader import ReaderAsks
     from pipeline.runfile import Network
     from pipeline.stage import allocator
 
     allocator.tune()
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
+    asks = ReaderAsks(seed, windows, checkpoint, shards, tasks)
     reason, status, said = None, REFUSED, {"bitwise": False, "claims": {}}
     try:
-        verified = _verify(source, root, limits, seed, windows, checkpoint, worker_python)
+        verified = _verify(source, root, limits, asks, worker_python)
         said, line = verified.to_json(), verified.line()
         status = 0 if verified.bitwise else BY_TOLERANCE
     except LockstepError as error:
@@ -129,15 +136,13 @@ def _verify(
     source: str,
     root: Path,
     limits: "Limits",
-    seed: str | None = None,
-    windows: int | None = None,
-    checkpoint: Path | None = None,
+    asks: "ReaderAsks",
     worker_python: str = "",
 ) -> "Verified":
     """Return what is known of a publication; all that is printed meanwhile goes to stderr."""
     from pipeline.audit import given_bundle
     from pipeline.net import retry
-    from pipeline.publication import aside, drawn, fetch
+    from pipeline.publication import aside, fetch, reader
     from pipeline.publication.layout import PROOF
     from pipeline.stage import devices, given_files, logs
 
@@ -147,7 +152,7 @@ def _verify(
         with redirect_stdout(sys.stderr), retry.told():
             found = fetch.find(source, data / "store", limits)
             publication = found.publication
-            skip = drawn.not_needed(publication, drawn.choose(publication, seed, windows))
+            skip = reader.not_needed(publication, reader.choose(publication, asks))
             with aside.folder(data / "runs", "verify", AGAIN) as place:
                 folder = found.bring(place, skip)
                 here = [folder / name for name in publication.files if name not in skip]
@@ -156,8 +161,8 @@ def _verify(
                     devices.prepare(run)
                     from pipeline.publication.checks import verify as verifying
 
-                    asked = verifying.ReaderAsks(seed, windows, limits.max_gb, checkpoint)
-                    return verifying.verify(folder, place, publication, run, asked)
+                    where = verifying.Workplace(place, data / "store", limits.max_gb)
+                    return verifying.verify(folder, where, publication, run, asks)
     except (LockstepError, OSError) as error:
         text = str(error)
         for where in (place and place / "unpacked", folder):

@@ -1,19 +1,15 @@
-"""Which windows are published, and which of these a reader repeats.
+"""Which windows are published: the author's draw, by the transcript's hash.
 
 A *piece* is what is drawn and repeated as one: a window of one peer or, where messages are not
-kept, of all its peers together. The author's draw is by the transcript's hash. A reader draws among
-the published pieces with a seed that the author did not know.
+kept, of all its peers together.
 """
 
 import random
-import re
 from typing import NamedTuple
 
 from pipeline import runfile
 from pipeline.audit.bundle import files_of
-from pipeline.errors import LockstepError
 from pipeline.publication import layout, packed
-from pipeline.publication.layout import MANIFEST, Publication
 from pipeline.transcript.transcript import Transcript
 
 Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
@@ -59,48 +55,6 @@ def name(piece: DrawnWindow, kept: bool) -> str:
     """Return the file with the rows of a piece."""
     peer = f"-{piece.peers[0]:03}" if kept else ""
     return f"{layout.ROWS}/{piece.window.first:05}{peer}.safetensors"
-
-
-def choose(publication: Publication, seed: str | None, count: int | None) -> list[str]:
-    """Choose the pieces to repeat, by the names of their rows, before anything is fetched.
-
-    Those are all that are published or, with `count` or with a reader's own `seed`, so many (1 by
-    default) that the seed and the hash of the rounds draw among them. A seed that the author was
-    asked to draw with draws no second time.
-
-    Raises:
-      LockstepError: So many are not published.
-    """
-    names = publication.pieces
-    asked = seed is not None and seed == publication.seed
-    if count is None:
-        count = len(names) if seed is None or asked else 1
-    if count > len(names):
-        raise LockstepError(
-            f"{MANIFEST}: {len(names)} windows are published, expected {count}; ask the author for "
-            f"`publish --windows {count}`"
-        )
-    rounds = publication.files[layout.ROUNDS].sha256
-    generator = random.Random(f"reader {rounds} {'' if asked or seed is None else seed}")
-    of_all_peers = re.fullmatch(layout.PIECE, names[-1])[2] is None
-    always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
-    rest = [name for name in names if name not in always]
-    return sorted(always + generator.sample(rest, count - len(always)))
-
-
-def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
-    """Return the published files that only pieces which were not chosen need.
-
-    Of windows of all peers, whose snapshots are each other's, only rows are told apart.
-    """
-    left = set(publication.pieces) - set(chosen)
-    owned = (re.fullmatch(layout.PIECE, name) for name in left)
-    snapshots = f"{layout.TRANSCRIPT}/snapshots"
-    return left | {
-        f"{snapshots}/{int(found[1]) - 1:05}/own-{found[2]}.safetensors{packed.PLANES}"
-        for found in owned
-        if found[2]
-    }
 
 
 def merged(some: list[DrawnWindow]) -> Drawn:

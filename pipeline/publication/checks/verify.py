@@ -8,15 +8,17 @@ from typing import NamedTuple
 from pipeline import __version__, runfile
 from pipeline.audit.verdict import Verdict
 from pipeline.errors import LockstepError, brief
-from pipeline.publication import drawn, layout
+from pipeline.publication import layout, reader
 from pipeline.publication.checks import (
     card_again,
     companions,
     measured,
     method,
+    own_data,
     records,
     repeat,
     start_of_chain,
+    tasks_again,
     unpacked,
     weights,
 )
@@ -26,37 +28,35 @@ from pipeline.publication.checks.repeat import Audited
 from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.checks.start_of_chain import ChainStart
 from pipeline.publication.layout import Publication
+from pipeline.publication.reader import ReaderAsks
 
 
-class ReaderAsks(NamedTuple):
-    """What a reader asks for.
+class Workplace(NamedTuple):
+    """Where a reader's computer keeps something meanwhile.
 
     Attributes:
-      seed: What the windows are drawn with, or None.
-      windows: How many are repeated, or None, see `drawn.choose`.
-      max_gb: The most that a publication's files may have together, 10^9 bytes.
-      checkpoint: The reader's folder with the checkpoint that the run began with, or None.
+      aside: An existing folder for what is made again to be compared.
+      store: Folder of downloads.
+      max_gb: The most that the files of a transcript may have together, 10^9 bytes.
     """
 
-    seed: str | None = None
-    windows: int | None = None
-    max_gb: int = 4
-    checkpoint: Path | None = None
+    aside: Path
+    store: Path
+    max_gb: int
 
 
 def verify(
-    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: ReaderAsks
+    folder: Path, place: Workplace, publication: Publication, run: runfile.Run, asked: ReaderAsks
 ) -> Verified:
     """Check a publication whose files are as its list says.
 
-    What is made again to be compared is put `aside`, in an existing folder. Of the windows that
-    were not chosen files may be missing.
+    Of the windows that were not chosen files may be missing.
 
     Raises:
       LockstepError: Something in it contradicts the rest.
     """
     try:
-        return _verify(folder, aside, publication, run, asked)
+        return _verify(folder, place, publication, run, asked)
     except LockstepError as error:
         if publication.release == __version__:
             raise
@@ -67,12 +67,12 @@ def verify(
 
 
 def _verify(
-    folder: Path, aside: Path, publication: Publication, run: runfile.Run, asked: ReaderAsks
+    folder: Path, place: Workplace, publication: Publication, run: runfile.Run, asked: ReaderAsks
 ) -> Verified:
-    chosen = drawn.choose(publication, asked.seed, asked.windows)
-    skip = drawn.not_needed(publication, chosen)
-    most = int(asked.max_gb * 1e9)
-    whole = unpacked.unpack(folder, aside, publication, skip, most)
+    chosen = reader.choose(publication, asked)
+    skip = reader.not_needed(publication, chosen)
+    most = int(place.max_gb * 1e9)
+    whole = unpacked.unpack(folder, place.aside, publication, skip, most)
     audited = repeat.audit(folder, whole, publication, run, chosen)
     with closing(audited.setup.programs):
         _check_draw(publication, asked, audited)
@@ -86,16 +86,20 @@ def _verify(
         if audited.kept:
             start = start_of_chain.of(setup, transcript, asked.checkpoint)
             steps = {s for window, _ in audited.chosen for s in (window.opening, window.last)}
-            transcript = weights.follow(setup, transcript, start, aside, steps)
+            transcript = weights.follow(setup, transcript, start, place.aside, steps)
             audited = audited._replace(transcript=transcript)
-        weights.check(folder, aside, publication, run, transcript)
+        weights.check(folder, place.aside, publication, run, transcript)
         why = method.why_not(audited)
         tolerance = repeat.replay(audited, verdict, bitwise=why is None)
         held_out = measured.measure(folder, publication, setup, transcript, evaluated)
         same_release = publication.release == __version__
         if same_release:
             card_again.check(folder, publication, setup, transcript, made, evaluated)
-        beside = companions.claims(folder, publication, run, setup.model)
+        known = companions.claims(folder, publication, run, setup.model)
+        if asked.shards is not None:
+            known += own_data.check(folder, publication, setup, asked.shards, chosen)
+        if asked.tasks and not publication.is_workload:
+            known += tasks_again.check(folder, run, evaluated, asked.shards, place.store)
 
     sample = Sample(
         audited.chosen,
@@ -111,15 +115,12 @@ def _verify(
         *_chain(audited, start),
         sample.claim(),
         *([] if held_out is None else [_held_out(held_out)]),
-        *([_card()] if same_release else []),
-        *beside,
+        _card(publication, made_again=same_release),
+        *known,
+        *_stated(audited, publication, verdict, evaluated),
     ]
-    claims += _stated(audited, publication, verdict, evaluated)
-    if not same_release:
-        release = brief(publication.release)
-        claims.append(
-            PublicClaim("card", "stated", f"the text of the card, which release {release} wrote")
-        )
+    proven = {claim.name for claim in claims if claim.kind != "stated"}
+    claims = [claim for claim in claims if claim.kind != "stated" or claim.name not in proven]
     return Verified(why is None, claims)
 
 
@@ -180,8 +181,11 @@ def _held_out(held: Measured) -> PublicClaim:
     return PublicClaim("held_out", "proven", text, held._asdict())
 
 
-def _card() -> PublicClaim:
-    return PublicClaim("card", "proven", "the card made again")
+def _card(publication: Publication, *, made_again: bool) -> PublicClaim:
+    if made_again:
+        return PublicClaim("card", "proven", "the card made again")
+    release = brief(publication.release)
+    return PublicClaim("card", "stated", f"the text of the card, which release {release} wrote")
 
 
 def _stated(

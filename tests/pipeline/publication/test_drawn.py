@@ -1,5 +1,7 @@
 """Which windows are published and repeated, by nobody's choice."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,9 +9,11 @@ import pytest
 
 from pipeline.errors import LockstepError
 from pipeline.publication import layout
-from pipeline.publication.drawn import choose, draw, not_needed
+from pipeline.publication.drawn import draw
 from pipeline.publication.layout import Publication
+from pipeline.publication.reader import ReaderAsks, choose, not_needed
 from pipeline.runfile import Snapshots
+from pipeline.stage.keys import PROJECT
 
 WINDOWS = Snapshots(0, 40, every=10).windows
 SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was ejected, 0 left
@@ -71,7 +75,7 @@ FILE = {"bytes": 1, "sha256": "ab" * 32}
 
 
 def chosen(publication: Publication, seed: str | None, count: int | None) -> tuple[str, ...]:
-    return tuple(Path(name).stem for name in choose(publication, seed, count))
+    return tuple(Path(name).stem for name in choose(publication, ReaderAsks(seed, count)))
 
 
 def test_a_reader_repeats_all_that_is_published_or_draws_among_it():
@@ -80,7 +84,7 @@ def test_a_reader_repeats_all_that_is_published_or_draws_among_it():
     assert chosen(published(*OF_ONE, seed="mine"), "mine", None) == OF_ONE
     assert len(chosen(published(*OF_ONE), "a", 3)) == 3
     with pytest.raises(LockstepError, match="4 windows are published, expected 5; ask the author"):
-        choose(published(*OF_ONE), None, 5)
+        choose(published(*OF_ONE), ReaderAsks(windows=5))
 
 
 def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
@@ -99,3 +103,9 @@ def test_what_windows_that_were_not_chosen_need_is_not_fetched():
         own.format("00000/own-000"),
         own.format("00010/own-003"),
     }
+
+
+def test_what_is_asked_is_known_before_jax_is_imported():
+    program = "import sys; import pipeline.publication.reader, pipeline.publication.fetch; "
+    program += "import pipeline.publication.commands; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT)

@@ -21,6 +21,7 @@ from pipeline.programs.train_step import Programs
 from pipeline.protocol import consensus, driver
 from pipeline.publication import commands, layout, packed, publish
 from pipeline.publication.fetch import Limits
+from pipeline.publication.reader import ReaderAsks
 from pipeline.stage.artifacts import read_json, sha256_file
 from pipeline.swarm import begin
 from pipeline.tasks import scores
@@ -443,7 +444,7 @@ def test_rounds_that_do_not_unpack_are_refused(folder, data, said):
         layout.MANIFEST, lambda m: m["files"].update({layout.ROUNDS: entry(folder / layout.ROUNDS)})
     )(folder)
     with tiny.like_a_process(), pytest.raises(LockstepError, match=re.escape(said)):
-        commands._verify(str(folder), folder.parent, Limits(0.005, LIMITS.network))
+        commands._verify(str(folder), folder.parent, Limits(0.005, LIMITS.network), ReaderAsks())
 
 
 CARDS = {
@@ -639,6 +640,13 @@ def test_what_nobody_can_find_is_named_as_not_proven(folder, case):
     change(folder)
     forge(folder, card=change is not another_release)
     assert said in verify(folder).line()
+
+
+def test_easy_held_out_sequences_are_found_by_a_reader_with_the_same_data(published, folder):
+    measured_on(easiest)(folder)
+    forge(folder)
+    said = refusal(folder, shards=published.root / "data/shards")
+    assert said.startswith("proof/held_out.safetensors: other sequences than those of ")
 
 
 def test_a_draw_by_the_authors_own_seed_is_said_to_be_that(published, tmp_path):

@@ -18,12 +18,14 @@ from pipeline.errors import LockstepError
 from pipeline.publication import commands, layout, publish, push
 from pipeline.publication.checks import verify as verifying
 from pipeline.publication.checks.measured import Measured
-from pipeline.stage.artifacts import read_json
+from pipeline.publication.reader import ReaderAsks
+from pipeline.stage.artifacts import Paths, read_json
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny
 from tests.pipeline import trained_run
 from tests.pipeline.audit.test_strange_bundles import put
+from tests.pipeline.conversion import write_model
 from tests.pipeline.publication.published_run import (
     LIMITS,
     STAGES,
@@ -33,6 +35,7 @@ from tests.pipeline.publication.published_run import (
     flip,
     forge,
     lose,
+    refusal,
     verify,
 )
 from tests.servers.files import Files
@@ -136,7 +139,7 @@ def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(publis
         server.add(folder)
         for seed in "abcd":
             with tiny.like_a_process():
-                verified = commands._verify(server.address, tmp_path, LIMITS, seed)
+                verified = commands._verify(server.address, tmp_path, LIMITS, ReaderAsks(seed))
             seen |= {*verified.claim("windows").values["repeated"]}
             assert "(1 of 4, drawn by the reader's seed from the 4 that are published)" in (
                 verified.line()
@@ -162,6 +165,52 @@ def test_rounded_weights_verify_too_and_without_a_report(published, tmp_path):
     publish.write(tmp_path / "rounded", run_file, root, 1, None)
     line = verify(tmp_path / "rounded").line()
     assert "all messages of 6 rounds lead from there to the weights, bit for bit" in line
+
+
+def test_a_reader_with_the_same_data_knows_where_the_sequences_come_from(published):
+    verified = verify(published.folder, shards=published.root / "data/shards")
+    said = "the sequences of this window and the held-out ones are those of the reader's data"
+    assert verified.claim("data").kind == "proven" and said in verified.line()
+
+
+# ---- What the run began with ----
+
+
+def test_a_run_from_a_checkpoint_is_followed_from_the_readers_copy_of_it(published, tmp_path):
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, seed in ((own, 3), (other, 4)):
+        write_model(folder, "float32", seed)
+        (folder / "tokenizer.json").unlink()
+        (folder / "generation_config.json").unlink()
+    document = tiny.run_document(published.data)
+    document["model"]["LLM"]["checkpoint"] = {"Hub": {"repo_id": str(own)}}
+    tiny.write_run(tmp_path / "run.toml", document)
+    tiny.make(tmp_path / "run.toml", tmp_path / "root", *STAGES)
+    folder = tmp_path / "published"
+    publish.write(folder, tmp_path / "run.toml", tmp_path / "root", 1, None)
+    assert "expected its folder, as config.json and safetensors, by --checkpoint" in refusal(folder)
+    verified = verify(folder, checkpoint=own)
+    assert f"begins with the checkpoint in {own}; all messages of 6 rounds" in verified.line()
+    with pytest.raises(LockstepError, match="params before the first round of hash"):
+        verify(folder, checkpoint=other)
+    with pytest.raises(LockstepError, match="began with fresh weights, expected it without"):
+        verify(published.folder, checkpoint=own)
+
+
+@pytest.mark.soak
+def test_a_run_that_extends_another_is_followed_from_its_authors_state(published, tmp_path):
+    root, run_file = shutil.copytree(published.root, tmp_path / "root"), tmp_path / "run.toml"
+    key = Paths("train", published.run_file, published.root).key
+    document = tiny.run_document(published.data, config__total_steps=9)
+    document["model"]["LLM"]["checkpoint"] = {"Run": key}
+    tiny.write_run(run_file, document)
+    tiny.make(run_file, root, *STAGES)
+    publish.write(tmp_path / "published", run_file, root, 1, None)
+    verified = verify(tmp_path / "published")
+    assert verified.claim("start").kind == "stated"
+    assert f"not proven: that the run begins with the author's state of run {key}" in (
+        verified.line()
+    )
 
 
 # ---- Bad ones, whose list or content is another ----
@@ -321,7 +370,7 @@ def test_what_sigterm_cuts_off_leaves_downloads_alone_and_goes_on_with_them(publ
         assert [path.name for path in (root / "data").iterdir()] == ["store"]
         server.bytes_per_second = None
         with tiny.like_a_process():
-            assert commands._verify(server.address, root, LIMITS).bitwise
+            assert commands._verify(server.address, root, LIMITS, ReaderAsks()).bitwise
         sizes = {name: len(content) for name, content in server.files.items()}
         assert server.sent["model.safetensors"] < 2 * sizes["model.safetensors"]
 

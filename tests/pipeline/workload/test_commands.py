@@ -15,6 +15,7 @@ from pipeline.monitor.sinks import tracker
 from pipeline.pages import live
 from pipeline.publication import commands, publish, push
 from pipeline.publication.fetch import Limits
+from pipeline.publication.reader import ReaderAsks
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import Keys
@@ -77,7 +78,7 @@ def refusal(*words: object) -> str:
 
 def verify(folder: Path):
     with tiny.like_a_process():
-        return commands._verify(str(folder), folder.parent / "reader", LIMITS)
+        return commands._verify(str(folder), folder.parent / "reader", LIMITS, ReaderAsks())
 
 
 # ---- Stages ----
