@@ -47,6 +47,15 @@ class Audited(NamedTuple):
         """Whether messages are kept."""
         return self.setup.programs.form.kept
 
+    @property
+    def connected(self) -> runfile.Window:
+        """The first of the repeated windows that follow each other to the run's last."""
+        first, *earlier = sorted((piece.window for piece in self.chosen), reverse=True)
+        for window in earlier:
+            if window.last == first.opening:
+                first = window
+        return first
+
 
 def audit(
     folder: Path, unpacked: Unpacked, publication: Publication, run: runfile.Run, chosen: list[str]

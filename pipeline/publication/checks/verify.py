@@ -91,6 +91,8 @@ def _verify(
         weights.check(folder, place.aside, publication, run, transcript)
         why = method.why_not(audited)
         tolerance = repeat.replay(audited, verdict, bitwise=why is None)
+        if _replays_reach_the_start(audited, asked) and why is None:
+            start = start_of_chain.of(setup, transcript, asked.checkpoint)
         held_out = measured.measure(folder, publication, setup, transcript, evaluated)
         same_release = publication.release == __version__
         if same_release:
@@ -137,6 +139,15 @@ def _check_draw(publication: Publication, asked: ReaderAsks, audited: Audited) -
     )
 
 
+def _replays_reach_the_start(audited: Audited, asked: ReaderAsks) -> bool:
+    """Whether replays alone, of messages that are not kept, go back to a start that is known."""
+    if audited.kept or audited.connected.opening != audited.transcript.snapshots[0]:
+        return False
+    fresh = runfile.CheckpointInit | runfile.CheckpointEphemeral
+    run = audited.setup.run
+    return asked.checkpoint is not None or isinstance(run.llm.checkpoint, fresh)
+
+
 def _seed_of(publication: Publication, asked: ReaderAsks) -> SeedOf:
     if asked.seed is not None:
         return "asked" if asked.seed == publication.seed else "reader"
@@ -156,17 +167,19 @@ def _chain(audited: Audited, start: ChainStart | None) -> Iterator[PublicClaim]:
     """What is known of the params from the start to the weights."""
     last = audited.transcript.snapshots[-1]
     rounds = len(audited.transcript.rounds)
+    chain = {"round": last, "chain": start is not None}
     if start is None:
         text = f"the weights are the params after round {last}"
-        yield PublicClaim("weights", "proven", text, {"round": last, "chain": False})
-        text = f"the params before round {audited.chosen[-1].window.first}, since messages as large"
+        yield PublicClaim("weights", "proven", text, chain)
+        text = f"the params before round {audited.connected.first}, since messages as large"
         yield PublicClaim("start", "stated", f"{text} as these are not kept")
         return
     begins = f"the run begins with {start.text}"
     if start.kind == "proven":
         yield PublicClaim("start", "proven", begins)
-    text = f"all messages of {rounds} rounds lead from there to the weights, bit for bit"
-    yield PublicClaim("weights", "proven", text, {"round": last, "chain": True})
+    what = f"all messages of {rounds} rounds" if audited.kept else "replays of all windows"
+    text = f"{what} lead from there to the weights, bit for bit"
+    yield PublicClaim("weights", "proven", text, chain)
     if start.kind == "stated":
         yield PublicClaim("start", "stated", f"that {begins}")
 

@@ -437,6 +437,9 @@ def test_a_run_whose_messages_are_not_kept_is_verified_for_all_its_peers(optimiz
     assert "the params before round 4, since messages as large as these are not kept" in (
         verified.line()
     )
+    publish.write(tmp_path / "whole", run_file, root, 2, None)
+    line = verify(tmp_path / "whole").line()
+    assert "with fresh weights of seed 0; replays of all windows lead from there to the" in line
 
 
 @pytest.mark.soak
