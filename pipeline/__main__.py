@@ -172,7 +172,7 @@ def push(
     ] = False,
 ) -> None:
     """Upload the accepted export to DEST and to the checkpointers of the run file."""
-    from pipeline.pages import push as push_
+    from pipeline.publication import push as push_
 
     push_.push(run, root, destinations or (), private=private, with_proof=with_proof)
 

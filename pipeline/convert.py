@@ -34,12 +34,6 @@ from pipeline.workload.worker import NO_ROWS, Worker
 
 log = logging.getLogger(__name__)
 
-# The model_types of each architecture in Psyche's words; HfAuto accepts all that are known.
-ARCHITECTURES = {
-    "HfLlama": ("llama",),
-    "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
-    "HfAuto": None,
-}
 READABLE = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"  # checkpoints that have a reader
 
 
@@ -52,10 +46,10 @@ def run(run: runfile.Run, paths: Paths) -> None:
     """
     devices.keep_compiled(paths.store / "compiled")
     architecture, checkpoint = run.llm.architecture, run.llm.checkpoint
-    if architecture not in ARCHITECTURES:
+    if architecture not in hf.ARCHITECTURES:
         raise LockstepError(
             f"model.LLM.architecture is {architecture}: this release cannot train it, "
-            f"expected {', '.join(ARCHITECTURES)}"
+            f"expected {', '.join(hf.ARCHITECTURES)}"
         )
     if checkpoint.tag() not in READABLE and not run.workload.factory:
         raise LockstepError(
@@ -99,7 +93,7 @@ def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) ->
     All fresh weights are in memory while they are drawn; afterwards, a tensor at a time.
     """
     where, architecture = "model.LLM.checkpoint.Init.config", run.llm.architecture
-    hf_config = {"model_type": (ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
+    hf_config = {"model_type": (hf.ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
     _check_architecture(architecture, hf_config, where)
     model, model_config = hf.model_of(hf_config, where)
     written = model_config.to_hf()
@@ -226,7 +220,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
 
 
 def _check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
-    model_type, expected = hf_config.get("model_type"), ARCHITECTURES[architecture]
+    model_type, expected = hf_config.get("model_type"), hf.ARCHITECTURES[architecture]
     if expected is not None and model_type not in expected:
         names = " or ".join(map(repr, expected))
         raise LockstepError(

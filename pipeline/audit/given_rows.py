@@ -40,6 +40,23 @@ class GivenRows:
         return self.rows_NW[rows_N]
 
 
+def joined(several: Sequence[GivenRows]) -> GivenRows:
+    """Return the rows of several files as one.
+
+    Raises:
+      LockstepError: A row is another in another file.
+    """
+    name = ", ".join(one.name for one in several)
+    indices_N, rows_N = np.unique(
+        np.concatenate([one.indices_N for one in several]), return_index=True
+    )
+    found = GivenRows(name, indices_N, np.concatenate([one.rows_NW for one in several])[rows_N])
+    for one in several:
+        if not np.array_equal(found.take(one.indices_N), one.rows_NW):
+            raise LockstepError(f"{one.name}: a row that is another in {name}, expected the same")
+    return found
+
+
 def assigned(entries: Iterable[Entry], peers: Sequence[int]) -> np.ndarray:
     """Return the indices of all sequences that the peers' messages in these rounds are made of."""
     spans = [

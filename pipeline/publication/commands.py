@@ -15,14 +15,28 @@ from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile
 from pipeline.errors import LockstepError, brief, shown
 
 if TYPE_CHECKING:
+    from pipeline.publication.checks.claims import Verified
     from pipeline.publication.fetch import Limits
-    from pipeline.publication.verify import Proven
+    from pipeline.publication.reader import ReaderAsks
 
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 REFUSED, BY_TOLERANCE = 1, 3  # exit statuses; bit for bit it is 0, and 2 is a wrong command
 WorkerPython = Annotated[
     str,
     typer.Option(help="Python that runs a workload, with its packages: yours, not the author's."),
+]
+ReadersSeed = Annotated[
+    str | None, typer.Option(help="Your word: draws which of the published windows are repeated.")
+]
+HowMany = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many windows are repeated: all published; with --seed, 1."),
+]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Folder of the checkpoint that the run began with, if with one.")
+]
+OwnData = Annotated[
+    Path | None, typer.Option(help="Your own data/shards, to compare sequences with.")
 ]
 AGAIN = "the same command begins again, and fetches no byte twice"
 
@@ -32,7 +46,7 @@ def publish(
     run: RunFile = DEFAULT_RUN,
     root: Root = DEFAULT_ROOT,
     windows: Annotated[
-        int, typer.Option(min=1, help="How many windows others can repeat: the last, and others.")
+        int, typer.Option(min=1, help="How many windows others can repeat; each is of one peer.")
     ] = 1,
     seed: Annotated[
         str | None,
@@ -47,15 +61,17 @@ def publish(
     publishing.show(folder, run, root, windows, seed)
 
 
-def verify(
+def verify(  # noqa: PLR0913 - each is an option
     source: Annotated[
         str,
         typer.Argument(metavar="SOURCE", help="A folder, http(s)://... or owner/name on the hub."),
     ],
     root: Root = DEFAULT_ROOT,
-    seed: Annotated[
-        str | None, typer.Option(help="The seed that you asked the author to draw windows with.")
-    ] = None,
+    seed: ReadersSeed = None,
+    windows: HowMany = None,
+    checkpoint: Checkpoint = None,
+    shards: OwnData = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Repeat the scores of tasks.")] = False,
     max_gb: Annotated[
         int, typer.Option(min=1, help="The most that the publication's files may have together.")
     ] = 4,
@@ -68,27 +84,29 @@ def verify(
     worker_python: WorkerPython = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check a publication and repeat its sample.
+    """Check a publication, follow its params from the start to the weights, repeat a sample.
 
-    Exit status: 0 if everything was repeated bit for bit; 3 if messages could only be compared
-    within a tolerance, as on another kind of machine; 1 if anything contradicts the publication.
+    Exit status: 0 if the sample repeats bit for bit; 3 if it could only be compared within a
+    tolerance, as on another kind of machine; 1 if anything contradicts the publication.
     """
     from pipeline.publication.fetch import Limits
+    from pipeline.publication.reader import ReaderAsks
     from pipeline.runfile import Network
     from pipeline.stage import allocator
 
     allocator.tune()
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
-    reason, status, said = None, REFUSED, {"bitwise": False}
+    asks = ReaderAsks(seed, windows, checkpoint, shards, tasks)
+    reason, status, said = None, REFUSED, {"bitwise": False, "claims": {}}
     try:
-        proven = _verify(source, root, seed, limits, worker_python)
-        said, line = proven.to_json(), proven.line()
-        status = 0 if proven.bitwise else BY_TOLERANCE
+        verified = _verify(source, root, limits, asks, worker_python)
+        said, line = verified.to_json(), verified.line()
+        status = 0 if verified.bitwise else BY_TOLERANCE
     except LockstepError as error:
         reason = str(error)
         line = f"not verified: {reason}"
     if as_json:
-        print(json.dumps({"proven": status == 0, "reason": reason} | said))
+        print(json.dumps({"verified": reason is None, "reason": reason} | said))
     else:
         print(shown(line))
     raise typer.Exit(status)
@@ -115,30 +133,39 @@ def replay(
 
 
 def _verify(
-    source: str, root: Path, seed: str | None, limits: "Limits", worker_python: str = ""
-) -> "Proven":
-    """Return what is proven of a publication; all that is printed meanwhile goes to stderr."""
+    source: str,
+    root: Path,
+    limits: "Limits",
+    asks: "ReaderAsks",
+    worker_python: str = "",
+) -> "Verified":
+    """Return what is known of a publication; all that is printed meanwhile goes to stderr."""
     from pipeline.audit import given_bundle
     from pipeline.net import retry
-    from pipeline.publication import aside, fetch
+    from pipeline.publication import aside, fetch, reader
     from pipeline.publication.layout import PROOF
     from pipeline.stage import devices, given_files, logs
 
     logs.to_stdout("WARNING")
-    data, folder = root / "data", None
+    data, folder, place = root / "data", None, None
     try:
         with redirect_stdout(sys.stderr), retry.told():
             found = fetch.find(source, data / "store", limits)
+            publication = found.publication
+            skip = reader.not_needed(publication, reader.choose(publication, asks))
             with aside.folder(data / "runs", "verify", AGAIN) as place:
-                folder = found.bring(place)
-                with given_files.unchanged(folder / name for name in found.publication.files):
+                folder = found.bring(place, skip)
+                here = [folder / name for name in publication.files if name not in skip]
+                with given_files.unchanged(here):
                     run = given_bundle.read_run(folder / PROOF, limits.max_gb, worker_python)
                     devices.prepare(run)
-                    from pipeline.publication import verify as verifying
+                    from pipeline.publication.checks import verify as verifying
 
-                    return verifying.verify(folder, place, found.publication, run, seed)
+                    where = verifying.Workplace(place, data / "store", limits.max_gb)
+                    return verifying.verify(folder, where, publication, run, asks)
     except (LockstepError, OSError) as error:
         text = str(error)
-        if folder not in (None, Path()):  # names files as the publication does
-            text = text.replace(f"{folder}/", "")
+        for where in (place and place / "unpacked", folder):
+            if where not in (None, Path()):  # names files as the publication does
+                text = text.replace(f"{where}/", "")
         raise LockstepError(brief(text, LONGEST)) from error

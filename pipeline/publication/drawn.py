@@ -1,55 +1,100 @@
-"""Which windows are published: drawn by the transcript, so that nobody picks the good ones."""
+"""Which windows are published: the author's draw, by the transcript's hash.
+
+A *piece* is what is drawn and repeated as one: a window of one peer or, where messages are not
+kept, of all its peers together.
+"""
 
 import random
+from typing import NamedTuple
 
 from pipeline import runfile
 from pipeline.audit.bundle import files_of
+from pipeline.publication import layout, packed
 from pipeline.transcript.transcript import Transcript
 
 Drawn = list[tuple[runfile.Window, tuple[int, ...]]]
 
 
+class DrawnWindow(NamedTuple):
+    """A window, and those of its peers that are replayed."""
+
+    window: runfile.Window
+    peers: tuple[int, ...]
+
+
+def pieces(transcript: Transcript, windows: list[runfile.Window], kept: bool) -> list[DrawnWindow]:
+    """Return all pieces of a run, in order.
+
+    A peer that sent nothing in a window has none there: its replay would show nothing.
+    """
+    found = []
+    for window in windows:
+        peers = sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
+        several = [(peer,) for peer in peers] if kept else [tuple(peers)]
+        found += [DrawnWindow(window, some) for some in several if some]
+    return found
+
+
 def draw(
     transcript: Transcript, windows: list[runfile.Window], seed: str | None, count: int, kept: bool
-) -> Drawn:
-    """Draw `count` windows, each with the peers to replay: the last window, and others.
+) -> list[DrawnWindow]:
+    """Draw `count` pieces to publish; the author's draw.
 
-    The seed is the SHA-256 of rounds.jsonl, and what a reader asked for. The last window ends in
-    the params that are exported, so it is always drawn, and only its peers are left to chance. A
-    peer that sent nothing in a window is not drawn for it: its replay would show nothing. Unless
-    messages are `kept`, a window is replayed for all its peers or none.
+    The seed is the SHA-256 of rounds.jsonl, and what a reader asked for. Where messages are kept,
+    every piece is as likely. Where they are not, the last is always drawn: only its replay connects
+    anything with the weights.
     """
-    senders = {
-        window: sorted({peer for e in transcript.window(window) for peer in e.evidence.messages})
-        for window in windows
-    }
-    groups = {
-        window: [(peer,) for peer in peers] if kept else [tuple(peers)]
-        for window, peers in senders.items()
-        if peers
-    }
+    every = pieces(transcript, windows, kept)
     generator = random.Random(f"publication {transcript.hash} {seed or ''}")
-    *_, last = groups
-    chosen = [(last, generator.choice(groups[last]))]
-    rest = [(w, peers) for w, several in groups.items() for peers in several]
-    rest = [pair for pair in rest if pair not in chosen]
-    chosen += generator.sample(rest, min(count - 1, len(rest)))
+    chosen = [] if kept else every[-1:]
+    rest = [piece for piece in every if piece not in chosen]
+    return sorted(chosen + generator.sample(rest, min(count - len(chosen), len(rest))))
+
+
+def name(piece: DrawnWindow, kept: bool) -> str:
+    """Return the file with the rows of a piece."""
+    peer = f"-{piece.peers[0]:03}" if kept else ""
+    return f"{layout.ROWS}/{piece.window.first:05}{peer}.safetensors"
+
+
+def merged(some: list[DrawnWindow]) -> Drawn:
+    """Return pieces as windows, each with its peers: those of one window are replayed together."""
     return [
-        (window, tuple(sorted(peer for w, peers in chosen if w == window for peer in peers)))
-        for window in sorted({window for window, _ in chosen})
+        (window, tuple(sorted(peer for w, peers in some if w == window for peer in peers)))
+        for window in sorted({window for window, _ in some})
     ]
 
 
-def files(transcript: Transcript, drawn: Drawn, run: runfile.Run) -> set[str]:
+def files(
+    transcript: Transcript,
+    published: list[DrawnWindow],
+    run: runfile.Run,
+    *,
+    kept: bool,
+    given: bool,
+) -> set[str]:
     """Return the transcript's files that a publication has: no other is ever looked at.
 
-    These are all rounds, the hashes of all snapshots, and what the replay of the drawn windows
-    takes, without the last params where the published weights are these.
+    These are all rounds and the hashes of all snapshots. Where messages are kept, all of them, and
+    what the peers of the published pieces owned: the params follow from the run's start, which is
+    here where it is `given`. Where they are not, whole snapshots, without the last params where the
+    published weights are these.
     """
-    names = {"rounds.jsonl", "header.json"}
+    names = {packed.ROUNDS, "header.json"}
     names |= {f"snapshots/{step:05}/state.json" for step in transcript.snapshots}
-    for window, peers in drawn:
-        names |= files_of(transcript, list(transcript.window(window)), window, peers)
-    if run.export.dtype == "float32":
-        names.remove(f"snapshots/{transcript.snapshots[-1]:05}/params.safetensors")
-    return names
+    if not kept:
+        for window, peers in merged(published):
+            names |= files_of(transcript, list(transcript.window(window)), window, peers)
+        if run.export.dtype == "float32":
+            names.remove(f"snapshots/{transcript.snapshots[-1]:05}/params.safetensors")
+        return names
+    for entry in transcript.rounds:
+        sent = (*entry.evidence.messages.values(), *entry.evidence.others.values())
+        names |= {f"payloads/{message.payload}" for message in sent}
+    start = f"snapshots/{transcript.snapshots[0]:05}"
+    if given:
+        names |= {f"{start}/{part}.safetensors" for part in ("params", "shared")}
+    return names | {
+        f"snapshots/{window.opening:05}/own-{peers[0]:03}.safetensors"
+        for window, peers in published
+    }

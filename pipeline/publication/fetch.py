@@ -44,12 +44,13 @@ class Found(NamedTuple):
 
     Attributes:
       publication: Its list of files.
-      bring: Brings the files that the list has, each checked against its hash, and returns their
-        folder. It is given an empty folder, which stays empty where they are here already.
+      bring: Brings the files that the list has, but for some that nobody needs now, each checked
+        against its hash, and returns their folder. It is given an empty folder, which stays empty
+        where they are here already, and the names of those to leave.
     """
 
     publication: Publication
-    bring: Callable[[Path], Path]
+    bring: Callable[[Path, set[str]], Path]
 
 
 def find(source: str, cache: Path, limits: Limits) -> Found:
@@ -79,7 +80,8 @@ def _in_folder(folder: Path, limits: Limits) -> Found:
     publication = validate_json(Publication, path.read_bytes(), str(path))
     _check(publication, str(path), {name for name, _ in walk(folder)}, limits)
 
-    def bring(_: Path) -> Path:
+    def bring(_: Path, skip: set[str]) -> Path:
+        del skip  # they are here
         for name, file in publication.files.items():  # a larger file would take long to hash
             _compare(name, (folder / name).stat().st_size, file.bytes, "bytes")
         with unchanged(folder / name for name in publication.files):
@@ -175,13 +177,15 @@ def _to_download(
     author: str,
 ) -> Found:
     """A publication whose files are fetched unless they are in the store already."""
-    transfers = [
+    every = [
         Transfer(name, origin(name, file), file.bytes, author)
         for name, file in publication.files.items()
     ]
 
-    def bring(folder: Path) -> Path:
-        with Progress("verify", total=publication.size, unit="byte") as bar:
+    def bring(folder: Path, skip: set[str]) -> Path:
+        transfers = [transfer for transfer in every if transfer.name not in skip]
+        whole = sum(publication.files[transfer.name].bytes for transfer in transfers)
+        with Progress("verify", total=whole, unit="byte") as bar:
             fetched = store.fetch(transfers, cache, limits.network, bar)
         for transfer, stored in zip(transfers, fetched, strict=True):
             _compare(

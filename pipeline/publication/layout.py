@@ -5,14 +5,18 @@
     proof/run.json                 the run file
     proof/verdict.json             the verdict of stage witness
     proof/evaluate.json            metrics/evaluate.json
+    proof/shards.json, proof/source.json, proof/results.json
+                                   what stages download, convert and evaluate say, for the card
     proof/made/STAGE.json          what each stage left, by SHA-256 (its made file)
-    proof/tokens.safetensors       the sequences of the published windows
+    proof/rows/00151-003.safetensors
+                                   the sequences of a published window: first round, peer
     proof/held_out.safetensors     the held-out sequences
-    proof/transcript/              the part of the transcript that the published windows need
+    proof/transcript/              all rounds, hashes and messages, and what the peers of the
+                                   published windows owned; some files are packed (packed.py)
 
 Of a workload's export, README.md, workload.json and params.safetensors are here, and not what its
-own code wrote. The params after the last round are the export's weights, so the transcript lacks
-them unless the weights are rounded. Docs: docs/reference/publication.md.
+own code wrote. Where messages are not kept, whole snapshots take their place, and rows are of all
+peers of a window. Docs: docs/reference/publication.md.
 """
 
 import re
@@ -30,10 +34,15 @@ from pipeline.weights import generation_config
 
 PROOF = "proof"
 MANIFEST = f"{PROOF}/publication.json"
-RUN, VERDICT, EVALUATED = (f"{PROOF}/{name}.json" for name in ("run", "verdict", "evaluate"))
-TOKENS, HELD_OUT = (f"{PROOF}/{name}.safetensors" for name in ("tokens", "held_out"))
+RUN, VERDICT, EVALUATED, SHARDS, SOURCE, RESULTS = (
+    f"{PROOF}/{name}.json" for name in ("run", "verdict", "evaluate", "shards", "source", "results")
+)
+ROWS, HELD_OUT = f"{PROOF}/rows", f"{PROOF}/held_out.safetensors"
+PIECE = rf"{ROWS}/(\d{{5,}})(?:-(\d{{3,}}))?\.safetensors"  # first round, and peer if of one
 TRANSCRIPT = f"{PROOF}/transcript"
-REQUIRED = ("README.md", f"{TRANSCRIPT}/header.json", f"{TRANSCRIPT}/rounds.jsonl")
+ROUNDS = f"{TRANSCRIPT}/rounds.jsonl.gz"
+REQUIRED = ("README.md", f"{TRANSCRIPT}/header.json", ROUNDS)
+RECORDS = (RUN, VERDICT, EVALUATED, SHARDS, SOURCE, RESULTS)
 MODEL, WORKLOAD = "config.json", "workload.json"  # one of them says what was trained
 WORKLOADS = ("README.md", WORKLOAD, "params.safetensors")  # all of a workload's export: no code
 REPORT = "report"  # whose card has results; a run need not have one
@@ -42,8 +51,8 @@ MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known o
 # What a publication may hold: no code, no pickle, and nothing that is never looked at.
 COMPANIONS = (generation_config.NAME, *TOKENIZER_FILES)  # of the weights; nothing proves them
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-STATE_FILES = r"state\.json|(params|shared|own-\d{3,})\.safetensors"
-PARTS = rf"header\.json|rounds\.jsonl|payloads/\d+\.bin|snapshots/\d+/({STATE_FILES})"
+STATE_FILES = r"state\.json|(params|shared)\.safetensors|own-\d{3,}\.safetensors\.planes\.gz"
+PARTS = rf"header\.json|rounds\.jsonl\.gz|payloads/\d+\.bin|snapshots/\d+/({STATE_FILES})"
 
 
 class PublishedFile(Table):
@@ -58,12 +67,12 @@ class PublishedFile(Table):
 class Publication(Table):
     """proof/publication.json."""
 
-    format: Literal[1]
+    format: Literal[2]
     """Version of the format."""
     release: str
     """Release of Lockstep that wrote it."""
     windows: Count
-    """How many windows were drawn: the last, and others."""
+    """How many windows were drawn, of one peer each where messages are kept."""
     seed: str | None
     """What a reader asked the windows to be drawn with, beside the transcript's hash."""
     columns: Annotated[tuple[Column, ...], Field(min_length=1)]
@@ -80,6 +89,11 @@ class Publication(Table):
     def is_workload(self) -> bool:
         """Whether a workload was trained."""
         return WORKLOAD in self.files
+
+    @property
+    def pieces(self) -> list[str]:
+        """The files with the rows of the published windows, in order."""
+        return sorted(name for name in self.files if re.fullmatch(PIECE, name, re.ASCII))
 
     @property
     def companions(self) -> list[str]:
@@ -100,9 +114,9 @@ def made(stage: str) -> str:
 def _is_known(name: str) -> bool:
     """Whether a file of this name can be in a publication, besides its list."""
     return (
-        name in (RUN, VERDICT, EVALUATED, TOKENS, HELD_OUT, MODEL, *REQUIRED, *COMPANIONS)
+        name in (HELD_OUT, MODEL, *RECORDS, *REQUIRED, *COMPANIONS)
         or name in map(made, (*STAGES, REPORT))
-        or re.fullmatch(rf"{WEIGHTS}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
+        or re.fullmatch(rf"{WEIGHTS}|{PIECE}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
     )
 
 
@@ -122,6 +136,8 @@ def check(publication: Publication, where: str) -> None:
                 "alone"
             )
     model = WORKLOADS if of_workload else (MODEL,)
-    for name in (RUN, VERDICT, EVALUATED, TOKENS, *REQUIRED, *model, *map(made, STAGES)):
+    for name in (*RECORDS, *REQUIRED, *model, *map(made, STAGES)):
         if name not in publication.files:
             raise LockstepError(f"{where}: does not list {name}, expected it in a publication")
+    if not publication.pieces:
+        raise LockstepError(f"{where}: lists no {ROWS}/, expected the sequences of a window")

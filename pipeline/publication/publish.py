@@ -12,8 +12,9 @@ from pipeline import __version__, runfile
 from pipeline.audit import given_rows
 from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
-from pipeline.publication import drawn, layout
+from pipeline.publication import drawn, layout, packed
 from pipeline.publication.accepted_export import accepted, with_results
+from pipeline.publication.checks import start_of_chain
 from pipeline.publication.layout import Publication
 from pipeline.stage import lock
 from pipeline.stage.artifacts import METRICS, Paths, sha256_file, write_json, write_text
@@ -26,8 +27,8 @@ from pipeline.transcript.transcript import Transcript
 def show(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> None:
     """Publish a run into a folder, and print what it takes.
 
-    So many `windows` are drawn, the last always among them, with the `seed` that a reader asked
-    for, whom the author could not foresee; or None.
+    So many `windows` are drawn, with the `seed` that a reader asked for, whom the author could not
+    foresee; or None.
     """
     publication = write(folder, run, root, windows, seed)
     export = sum(file.bytes for file in publication.exported.values())
@@ -61,7 +62,7 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
         columns = _write_proof(aside, settings, paths, windows, seed)
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     publication = Publication(
-        format=1,
+        format=2,
         release=__version__,
         windows=windows,
         seed=seed,
@@ -128,25 +129,38 @@ def _write_proof(
     folder: Path, run: runfile.Run, paths: Paths, windows: int, seed: str | None
 ) -> tuple[str, ...]:
     """Write all below proof/ but its list; return the columns of the data's rows."""
-    trained, verdict = paths.need("train"), paths.need("witness") / "verdict.json"
-    evaluated = paths.need("evaluate") / METRICS / "evaluate.json"
-    shards = Paths("witness", paths.run, paths.root).need("download")
+    evaluated, shards = paths.need("evaluate"), paths.need("download")
+    source = Paths("train", paths.run, paths.root).need("convert") / "source.json"
     write_json(folder / layout.RUN, public(run))
-    _copy([(verdict, folder / layout.VERDICT), (evaluated, folder / layout.EVALUATED)])
+    _copy(
+        [
+            (paths.need("witness") / "verdict.json", folder / layout.VERDICT),
+            (evaluated / METRICS / "evaluate.json", folder / layout.EVALUATED),
+            (evaluated / "evaluate.json", folder / layout.RESULTS),
+            (shards / "shards.json", folder / layout.SHARDS),
+            (source, folder / layout.SOURCE),
+        ]
+    )
     stages = [*layout.STAGES, *([layout.REPORT] if paths.is_made(layout.REPORT) else [])]
     _copy((paths.root / paths.keys.made(s), folder / layout.made(s)) for s in stages)
 
-    transcript = Transcript(trained / "transcript")
+    transcript = Transcript(paths.need("train") / "transcript")
     start = transcript.rounds[0].round.step - 1
     model, columns = transcript.header.model, read_shards(shards).columns
     data = begin.rows(run, model, shards)
     kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
-    pairs = drawn.draw(transcript, run.snapshots(start).windows, seed, windows, kept)
-    names = sorted(drawn.files(transcript, pairs, run))
-    _copy((transcript.folder / name, folder / layout.TRANSCRIPT / name) for name in names)
+    published = drawn.draw(transcript, run.snapshots(start).windows, seed, windows, kept)
+    given = start_of_chain.is_given(run)
+    for name in drawn.files(transcript, published, run, kept=kept, given=given):
+        target = folder / layout.TRANSCRIPT / packed.name_of(name)
+        if target.name == Path(name).name:
+            _copy([(transcript.folder / name, target)])
+        else:
+            packed.pack(transcript.folder / name, target)
 
-    indices = [given_rows.assigned(transcript.window(w), peers) for w, peers in pairs]
-    given_rows.write(folder / layout.TOKENS, data, np.concatenate(indices))
+    for piece in published:
+        indices = given_rows.assigned(transcript.window(piece.window), piece.peers)
+        given_rows.write(folder / drawn.name(piece, kept), data, indices)
     held = held_out.read(run, shards)
     if len(held.rows_NW):
         every = np.arange(len(held.rows_NW))

@@ -83,14 +83,14 @@ class Keys:
         that is already running the stage.
         """
         if name not in self._keys:
-            self._keys[name] = _sha256(self.content(name))[:12]
+            self._keys[name] = digest(self.content(name))[:12]
         return self._keys[name]
 
     def content(self, name: str) -> dict[str, str]:
         """Return what the key of stage `name` digests: a hash of each table, room and stage."""
         asked = self._runs_workload(name)
         tables = {
-            f"[{table}]": _sha256(value)
+            f"[{table}]": digest(value)
             for table, value in self.tables(name).items()
             if table != "workload" or asked or name != MADE_BY_WORKLOAD
         }
@@ -113,7 +113,8 @@ class Keys:
         return f"{OUT[name]}/made-{self.key(name)}.json"
 
 
-def _sha256(value: object) -> str:
+def digest(value: object) -> str:
+    """Return the SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -34,6 +34,12 @@ REFUSED = "refused.json"  # written in place of weights where the audit failed
 # What may stand beside the weights; nothing else is fetched or copied: no code, no pickle.
 COMPANIONS = ("generation_config.json", *TOKENIZER_FILES)
 SMALL = (CONFIG, INDEX, *COMPANIONS)  # read beside the weights: no code, no pickle
+# The model_types of each architecture in Psyche's words; HfAuto accepts all that are known.
+ARCHITECTURES = {
+    "HfLlama": ("llama",),
+    "HfDeepseek": ("deepseek_v2", "deepseek_v3"),
+    "HfAuto": None,
+}
 EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}  # all set in the bits of infinity and NaN
 
 
@@ -62,10 +68,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def write_config(folder: Path, hf_config: dict[str, Any], dtype: str) -> None:
     """Write config.json so that transformers 4 and 5 read the same model from it."""
-    _, config = model_of(hf_config, folder / CONFIG)
+    write_json(folder / CONFIG, whole_config(hf_config, dtype, folder / CONFIG))
+
+
+def whole_config(hf_config: dict[str, Any], dtype: str, where: object) -> dict[str, Any]:
+    """Return the content of such a config.json; errors call the given one `where`."""
+    _, config = model_of(hf_config, where)
     whole = hf_config | config.to_hf(dtype)
     whole.pop("auto_map", None)  # names remote code, which we neither run nor copy
-    write_json(folder / CONFIG, dict(sorted(whole.items())))
+    return dict(sorted(whole.items()))
 
 
 def model_of(hf_config: dict[str, Any], where: object) -> tuple[Architecture, Any]:

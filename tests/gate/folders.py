@@ -116,12 +116,12 @@ def publication(folder: Path) -> None:
     """Files that a publication has, of no sense, and their list."""
     made = map(layout.made, layout.STAGES)
     required = (*layout.REQUIRED, layout.MODEL)
-    needed = (layout.RUN, layout.VERDICT, layout.EVALUATED, layout.TOKENS, *required, *made)
+    needed = (*layout.RECORDS, f"{layout.ROWS}/00001-000.safetensors", *required, *made)
     for name in needed:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name * 200)
     files = {n: {"bytes": len(n) * 200, "sha256": sha256_file(folder / n)} for n in needed}
-    how = {"format": 1, "release": "1", "windows": 1, "seed": None, "columns": ["inputs"]}
+    how = {"format": 2, "release": "1", "windows": 1, "seed": None, "columns": ["inputs"]}
     (folder / layout.MANIFEST).write_text(json.dumps(how | {"files": files}))
 
 
@@ -193,7 +193,7 @@ def verify(source: Path | str, out: Path, network: Network) -> None:
     """Bring a publication here."""
     from pipeline.publication import fetch
 
-    fetch.find(str(source), out / "store", fetch.Limits(1, network)).bring(out)
+    fetch.find(str(source), out / "store", fetch.Limits(1, network)).bring(out, set())
 
 
 def _verify(folder: Path, out: Path) -> None:

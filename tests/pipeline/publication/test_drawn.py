@@ -1,11 +1,19 @@
-"""Which windows are published: the last, and others, by nobody's choice."""
+"""Which windows are published and repeated, by nobody's choice."""
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pipeline.errors import LockstepError
+from pipeline.publication import layout
 from pipeline.publication.drawn import draw
+from pipeline.publication.layout import Publication
+from pipeline.publication.reader import ReaderAsks, choose, not_needed
 from pipeline.runfile import Snapshots
+from pipeline.stage.keys import PROJECT
 
 WINDOWS = Snapshots(0, 40, every=10).windows
 SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was ejected, 0 left
@@ -24,10 +32,12 @@ def pairs(drawn) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 12, 99])
-def test_the_last_window_is_always_drawn_and_no_pair_twice(count):
+def test_no_pair_is_drawn_twice_and_the_last_window_is_one_of_all(count):
     drawn = pairs(draw(transcript("a"), WINDOWS, None, count, kept=True))
     assert len(set(drawn)) == len(drawn) == min(count, 12)
-    assert drawn == sorted(drawn) and drawn[-1][0] == 31
+    assert drawn == sorted(drawn)
+    first = {pairs(draw(transcript(n), WINDOWS, None, 1, kept=True))[0][0] for n in "abcdefghij"}
+    assert first == SENDERS.keys()
 
 
 def test_only_who_sent_something_in_a_window_is_drawn_for_it():
@@ -44,5 +54,58 @@ def test_transcript_and_reader_each_decide_the_draw():
     assert len({drawn("a", seed) for seed in "abcdefgh"}) > 4
 
 
-def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers():
-    assert pairs(draw(transcript("a"), WINDOWS, None, 1, kept=False)) == [(31, 1), (31, 3)]
+def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the_last_always():
+    for count in (1, 2):
+        drawn = draw(transcript("a"), WINDOWS, None, count, kept=False)
+        assert len(drawn) == count and pairs(drawn)[-2:] == [(31, 1), (31, 3)]
+
+
+# ---- The reader's ----
+
+
+def published(*names: str, seed: str | None = None) -> Publication:
+    files = {f"{layout.ROWS}/{name}.safetensors": FILE for name in names} | {layout.ROUNDS: FILE}
+    return Publication(
+        format=2, release="1", windows=len(names), seed=seed, columns=("inputs",), files=files
+    )
+
+
+OF_ONE = ("00001-000", "00001-002", "00011-003", "00031-001")
+FILE = {"bytes": 1, "sha256": "ab" * 32}
+
+
+def chosen(publication: Publication, seed: str | None, count: int | None) -> tuple[str, ...]:
+    return tuple(Path(name).stem for name in choose(publication, ReaderAsks(seed, count)))
+
+
+def test_a_reader_repeats_all_that_is_published_or_draws_among_it():
+    assert chosen(published(*OF_ONE), None, None) == OF_ONE
+    assert len({chosen(published(*OF_ONE), seed, None) for seed in "abcdefghijkl"}) == 4
+    assert chosen(published(*OF_ONE, seed="mine"), "mine", None) == OF_ONE
+    assert len(chosen(published(*OF_ONE), "a", 3)) == 3
+    with pytest.raises(LockstepError, match="4 windows are published, expected 5; ask the author"):
+        choose(published(*OF_ONE), ReaderAsks(windows=5))
+
+
+def test_where_messages_are_not_kept_the_last_window_is_always_repeated():
+    several = published("00001", "00011", "00031")
+    for seed in "abcd":
+        assert chosen(several, seed, None) == ("00031",)
+        assert chosen(several, seed, 2)[-1] == "00031"
+
+
+def test_what_windows_that_were_not_chosen_need_is_not_fetched():
+    rows = {name: f"{layout.ROWS}/{name}.safetensors" for name in OF_ONE}
+    own = f"{layout.TRANSCRIPT}/snapshots/{{}}.safetensors.planes.gz"
+    assert not_needed(published(*OF_ONE), [rows["00001-002"], rows["00031-001"]]) == {
+        rows["00001-000"],
+        rows["00011-003"],
+        own.format("00000/own-000"),
+        own.format("00010/own-003"),
+    }
+
+
+def test_what_is_asked_is_known_before_jax_is_imported():
+    program = "import sys; import pipeline.publication.reader, pipeline.publication.fetch; "
+    program += "import pipeline.publication.commands; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT)

@@ -12,9 +12,10 @@ from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.monitor import training
 from pipeline.monitor.sinks import tracker
-from pipeline.pages import live, push
-from pipeline.publication import commands, publish
+from pipeline.pages import live
+from pipeline.publication import commands, publish, push
 from pipeline.publication.fetch import Limits
+from pipeline.publication.reader import ReaderAsks
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import read_json, write_json
 from pipeline.stage.keys import Keys
@@ -77,7 +78,7 @@ def refusal(*words: object) -> str:
 
 def verify(folder: Path):
     with tiny.like_a_process():
-        return commands._verify(str(folder), folder.parent / "reader", None, LIMITS)
+        return commands._verify(str(folder), folder.parent / "reader", LIMITS, ReaderAsks())
 
 
 # ---- Stages ----
@@ -260,10 +261,14 @@ def test_try_trains_models_of_models_alone(tmp_path):
 def test_a_publication_of_a_workload_verifies(published, finished):
     names = {path.name for path in published.iterdir() if path.is_file()}
     assert names == {"README.md", "params.safetensors", "workload.json"}
-    proven = verify(published)
-    assert proven.bitwise and proven.seed_of_weights == 0 and proven.last == 6
-    assert proven.held_out.sequences == 4 and proven.code == finished.code
-    assert f"not proven: 2 of 4 windows, what code {finished.code[:12]}" in proven.line()
+    verified = verify(published)
+    assert verified.bitwise and verified.claim("held_out").values["sequences"] == 4
+    assert (
+        "the run begins with fresh weights of seed 0; all messages of 6 rounds lead from there to "
+        "the weights, bit for bit"
+    ) in verified.line()
+    assert verified.claim("code").values == {"sha256": finished.code}
+    assert f"what code {finished.code[:12]} of workloads/ means" in verified.line()
 
 
 def test_a_publication_of_rounded_params_verifies(finished, tmp_path):
@@ -343,7 +348,7 @@ def test_what_nobody_could_repeat_is_not_published(changes, message, tmp_path):
 def test_verify_takes_the_readers_python(published, monkeypatch):
     monkeypatch.setattr(tiny, "_made", {})  # programs have a worker
     done = json.loads(lockstep("verify", published, "--json", "--worker-python", "/nowhere/python"))
-    assert not done["proven"] and "/nowhere/python: No such file or directory" in done["reason"]
+    assert not done["verified"] and "/nowhere/python: No such file or directory" in done["reason"]
 
 
 def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Whether the records of a publication agree: made files, card and verdict, with all the rest."""
 
 from pathlib import Path
+from typing import Any
 
 from pipeline import runfile
 from pipeline.audit import sample
@@ -8,15 +9,18 @@ from pipeline.audit.judge import judge
 from pipeline.audit.verdict import Verdict
 from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
-from pipeline.publication import layout, results
+from pipeline.publication import drawn, layout, packed
 from pipeline.publication.accepted_export import CARD
-from pipeline.publication.drawn import Drawn, files
+from pipeline.publication.checks import results
+from pipeline.publication.checks.results import Evaluated
+from pipeline.publication.checks.start_of_chain import is_given
+from pipeline.publication.checks.unpacked import Unpacked
+from pipeline.publication.drawn import DrawnWindow, files
 from pipeline.publication.layout import Publication, PublishedFile
-from pipeline.publication.results import Evaluated
 from pipeline.runfile.explain import validate, validate_json
 from pipeline.runfile.table import Table
 from pipeline.stage.artifacts import METRICS, read_made, sha256_file
-from pipeline.stage.keys import needs
+from pipeline.stage.keys import digest, needs
 from pipeline.stage.progress import size
 from pipeline.transcript.transcript import Transcript
 
@@ -30,17 +34,25 @@ class Made(Table, extra="ignore"):
     """Key of the stage."""
     needs: dict[str, Hash]
     """SHA-256 of the made files of the stages that it read."""
+    content: dict[str, str]
+    """What the key digests."""
+    tables: dict[str, Any]
+    """The stage's tables of the run file, as they were written."""
+    environment: dict[str, str]
+    """Versions of packages."""
     files: dict[str, PublishedFile]
     """The files that it left."""
 
 
-def check_made(folder: Path, publication: Publication, transcript: Transcript) -> None:
-    """Check that the stages read each other's results, and left the published files.
+def check_made(
+    folder: Path, publication: Publication, transcript: Transcript, unpacked: Unpacked
+) -> dict[str, Made]:
+    """Check that the stages read each other's results, and left the published files; return these.
 
     Raises:
       LockstepError: A made file is missing or damaged, or says something else.
     """
-    stages = [*layout.STAGES, *([layout.REPORT] if _reported(publication) else [])]
+    stages = [*layout.STAGES, *([layout.REPORT] if is_reported(publication) else [])]
     paths = {stage: folder / layout.made(stage) for stage in stages}
     made = {stage: validate(Made, read_made(path), path.name) for stage, path in paths.items()}
     for stage, file in made.items():
@@ -49,41 +61,74 @@ def check_made(folder: Path, publication: Publication, transcript: Transcript) -
                 raise LockstepError(
                     f"{layout.made(stage)}: read another {layout.made(need)}, expected this one"
                 )
+        _check_key(stage, made)
     if made["train"].key != transcript.header.key:
         raise LockstepError(
             f"{layout.TRANSCRIPT}/header.json: key {transcript.header.key}, expected "
             f"{made['train'].key} as {layout.made('train')} says"
         )
+    for original, file in unpacked.files.items():
+        name = f"{layout.TRANSCRIPT}/{original}"
+        _check_left(name, file, made["train"], f"transcript/{original}", "train")
     left = {
-        "train": (f"{layout.TRANSCRIPT}/", "transcript/"),
-        "witness": (layout.VERDICT, "verdict.json"),
-        "evaluate": (layout.EVALUATED, f"{METRICS}/evaluate.json"),
+        layout.VERDICT: ("witness", "verdict.json"),
+        layout.EVALUATED: ("evaluate", f"{METRICS}/evaluate.json"),
+        layout.RESULTS: ("evaluate", "evaluate.json"),
+        layout.SHARDS: ("download", "shards.json"),
+        layout.SOURCE: ("convert", "source.json"),
     }
-    for stage, (place, original) in left.items():
-        for name, file in publication.files.items():
-            if name.startswith(place):
-                _check_left(name, file, made[stage], original + name.removeprefix(place), stage)
+    for name, (stage, original) in left.items():
+        _check_left(name, publication.files[name], made[stage], original, stage)
     for name, file in publication.exported.items():
-        stage = layout.REPORT if name == CARD and _reported(publication) else "export"
+        stage = layout.REPORT if name == CARD and is_reported(publication) else "export"
         _check_left(name, file, made[stage], name, stage)
     left_out = made["export"].files.keys() - publication.exported.keys()
     if publication.is_workload:  # what its own code wrote is not published
         left_out &= set(layout.WORKLOADS)
     for name in left_out:
         raise LockstepError(f"{name}: not published, expected it as {layout.made('export')} says")
+    return made
+
+
+def _check_key(stage: str, made: dict[str, Made]) -> None:
+    """Check that a stage's key is of what it says that it digests, and of the keys it needs."""
+    said = made[stage]
+    due = {f"[{table}]": digest(value) for table, value in said.tables.items()}
+    due |= {f"stage {need}": made[need].key for need in needs(stage)}
+    for name, value in due.items():
+        if said.content.get(name, value) != value:
+            raise LockstepError(
+                f"{layout.made(stage)}: content of {brief(name)} is "
+                f"{brief(said.content[name])[:12]}, expected {value[:12]}"
+            )
+    if said.key != (found := digest(said.content)[:12]):
+        raise LockstepError(
+            f"{layout.made(stage)}: key {brief(said.key)}, expected {found} of its content"
+        )
 
 
 def check_transcript(
-    publication: Publication, transcript: Transcript, drawn: Drawn, run: runfile.Run
+    publication: Publication,
+    transcript: Transcript,
+    published: list[DrawnWindow],
+    run: runfile.Run,
+    *,
+    kept: bool,
 ) -> None:
-    """Check that a published transcript holds what the drawn windows need, and nothing else.
+    """Check that a published transcript holds what the published windows need, and nothing else.
 
     Raises:
       LockstepError: A file is missing or of no use, or holds something else than messages.
     """
     place = f"{layout.TRANSCRIPT}/"
     listed = {name for name in publication.files if name.startswith(place)}
-    due = {f"{place}{name}" for name in files(transcript, drawn, run)}
+    given = is_given(run)
+    due = {
+        f"{place}{packed.name_of(name)}"
+        for name in files(transcript, published, run, kept=kept, given=given)
+    }
+    listed |= set(publication.pieces)
+    due |= {drawn.name(piece, kept) for piece in published}
     for name in sorted(due ^ listed):
         found, expected = "a file that no drawn window needs", "none"
         if name in due:
@@ -108,7 +153,7 @@ def check_transcript(
             )
 
 
-def _reported(publication: Publication) -> bool:
+def is_reported(publication: Publication) -> bool:
     """Whether the card is that of stage report, with results."""
     return layout.made(layout.REPORT) in publication.files
 
@@ -149,7 +194,7 @@ def check_card(
             raise LockstepError(
                 f"{CARD}: another SHA-256 of {name}, expected {sha256[:12]} as it is here"
             )
-    results.check(text, evaluated if _reported(publication) else None)
+    results.check(text, evaluated if is_reported(publication) else None)
 
 
 def read_verdict(folder: Path) -> Verdict:

@@ -13,8 +13,7 @@ import pytest
 from pipeline import __main__, runfile
 from pipeline.errors import LockstepError
 from pipeline.net import google_auth
-from pipeline.pages import push
-from pipeline.publication import accepted_export
+from pipeline.publication import accepted_export, push
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT

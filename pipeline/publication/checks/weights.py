@@ -1,21 +1,21 @@
-"""Whether a published run began with the weights that it names, and ended in those published."""
+"""The params of a published run, from its start to the weights that are published."""
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import jax
-
 from pipeline import runfile
+from pipeline.audit.merges import BrokenChainError, follow_params
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.publication.checks.start_of_chain import ChainStart
 from pipeline.publication.layout import TRANSCRIPT, Publication
 from pipeline.stage.artifacts import sha256_file
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights import hf, model_folder
-from pipeline.weights.trees import fitted, load_nested, load_tree
+from pipeline.weights.trees import fitted, load_nested, load_tree, save_tree
 from pipeline.wire.commitment import flatten, tree_hash
 from pipeline.workload import export_folder
 from pipeline.workload.description import of_model
@@ -28,19 +28,54 @@ class PublishedTranscript(Transcript):
     """A transcript beside the weights that it ends in.
 
     Attributes:
-      weights: Folder of the weights, where they are the last params; None where the transcript has
-        these, and the weights are rounded.
+      weights: Folder of the weights, where they are the last params and nothing else has these.
+      followed: Folder of the params and the shared state at each snapshot, as they follow from the
+        run's start; None where messages are not kept.
     """
 
-    weights: Path | None
+    weights: Path | None = None
+    followed: Path | None = None
 
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
         """Return the params and the optimizer's shared state after `step`."""
+        if self.followed is not None:
+            place = self.followed / f"{step:05}"
+            names = [("params", like.params), ("shared", like.shared)]
+            params, shared = (
+                load_tree(place / f"{name}.safetensors", tree) for name, tree in names
+            )
+            return params, shared
         if self.weights is None or step != self.snapshots[-1]:
             return super().agreed(step, like)
         shared = load_tree(self._snapshot(step) / "shared.safetensors", like.shared)
         params = flatten(params_of(self.weights, self))
         return fitted(params, like.params, self.weights), shared
+
+
+def follow(
+    audited: Setup, transcript: PublishedTranscript, start: ChainStart, aside: Path, steps: set[int]
+) -> PublishedTranscript:
+    """Follow the params from the run's start; return the transcript with those at some `steps`.
+
+    Raises:
+      LockstepError: They do not lead to the weights.
+    """
+    followed = aside / "followed"
+    steps = steps | {transcript.snapshots[-1]}
+
+    def keep(step: int, params: Tree, shared: Tree) -> None:
+        if step in steps:
+            (followed / f"{step:05}").mkdir(parents=True)
+            save_tree(followed / f"{step:05}" / "params.safetensors", params)
+            save_tree(followed / f"{step:05}" / "shared.safetensors", shared)
+
+    try:
+        follow_params(audited, transcript, start.params, start.shared, keep)
+    except BrokenChainError as error:
+        raise LockstepError(
+            f"{TRANSCRIPT}: round {error.finding.round}, params: {error}"
+        ) from error
+    return replace(transcript, followed=followed)
 
 
 def params_of(folder: Path, transcript: Transcript) -> Tree:
@@ -64,23 +99,24 @@ def check(
 ) -> None:
     """Check that stage export makes the published weights of the params that were trained.
 
-    Where weights are float32 they are these params. Otherwise the transcript, whose header was
-    audited, has them, and rounding them must give the weights: they are made again in `aside`.
+    They are made again in `aside`. The params are those that follow from the run's start or, where
+    messages are not kept, those that the transcript's last snapshot has the hash of.
 
     Raises:
       LockstepError: The weights, or config.json, are of another model.
     """
     last = transcript.snapshots[-1]
-    if transcript.weights is not None:
-        whose, params = "the weights", params_of(transcript.weights, transcript)
+    if transcript.followed is not None:
+        params = load_nested(transcript.followed / f"{last:05}" / "params.safetensors")
+    elif transcript.weights is not None:
+        params = params_of(transcript.weights, transcript)
     else:
-        path = transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors"
-        whose, params = f"{path.relative_to(folder)}", load_nested(path)
+        params = load_nested(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
     found, expected = tree_hash(params), transcript.hashes(last).params
     if found != expected:
         raise LockstepError(
-            f"{whose}: params of hash {found[:12]}, expected {expected[:12]} of the params after "
-            f"round {last}"
+            f"the weights: params of hash {found[:12]}, expected {expected[:12]} of the params "
+            f"after round {last}"
         )
     with tempfile.TemporaryDirectory(prefix="weights-", dir=aside) as name:
         again = Path(name)
@@ -97,37 +133,6 @@ def _write(folder: Path, transcript: Transcript, params: Tree, run: runfile.Run)
         return
     whole = model_folder.with_context(model, run.llm.max_seq_len)
     hf.write_folder(folder, whole, params, run.export.dtype)
-
-
-def fresh_seed(setup: Setup, transcript: Transcript, *, bitwise: bool) -> int | None:
-    """Draw fresh weights again; return their seed, or None if the run did not begin with such.
-
-    They are drawn on a CPU, of which another kind may give other last bits: then it is None too.
-    A workload draws its own. `bitwise` says whether bits of the training are those of this machine.
-
-    Raises:
-      LockstepError: The first snapshot has other params, though a CPU like this one made them.
-    """
-    run, header = setup.run, transcript.header
-    checkpoint, same = run.llm.checkpoint, bitwise
-    if isinstance(checkpoint, runfile.CheckpointInit):
-        seed, same = checkpoint.seed, bitwise and header.environment.get("platform") == "cpu"
-        model, config = hf.model_of(header.model, HEADER)
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            found = tree_hash(jax.device_get(model.init(config, seed)))
-    elif isinstance(checkpoint, runfile.CheckpointEphemeral):
-        seed, found = run.workload.seed, tree_hash(setup.programs.worker.init())
-    else:
-        return None
-    began = transcript.hashes(transcript.snapshots[0]).params
-    if found == began:
-        return seed
-    if same:
-        raise LockstepError(
-            f"{TRANSCRIPT}: params before the first round of hash {began[:12]}, expected "
-            f"{found[:12]} of fresh weights with seed {seed}"
-        )
-    return None
 
 
 def _compare(folder: Path, publication: Publication, again: Path) -> None:

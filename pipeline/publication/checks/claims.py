@@ -1,0 +1,142 @@
+"""What `lockstep verify` says of a publication: claims, of which each says how it is known.
+
+    proven     computed again here, from content whose hash is published
+    sampled    computed again here for some of the run, which a draw chose
+    stated     the author's word
+
+The line for people and the object for scripts are made of the same claims.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pipeline.audit.replay import PARAMS_TOLERANCE
+from pipeline.errors import brief
+from pipeline.publication.drawn import DrawnWindow
+
+Kind = Literal["proven", "sampled", "stated"]
+SeedOf = Literal["reader", "asked", "author", "hash"]
+LONGEST = 200  # characters of a reason that a stranger gave
+
+
+class PublicClaim(NamedTuple):
+    """One claim.
+
+    Attributes:
+      name: Its name, for scripts.
+      kind: How it is known.
+      text: What is claimed; of a stated claim, a noun for the list of what is not proven.
+      values: What scripts may want of it.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    values: dict[str, Any] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `json.dumps` takes it."""
+        return {"is": self.kind, "text": self.text} | self.values
+
+
+class Sample(NamedTuple):
+    """The windows that were repeated, and how they were drawn and compared.
+
+    Attributes:
+      chosen: The windows, with their peers.
+      published: How many the publication has; a window of all its peers counts once.
+      total: How many the run has.
+      seed_of: Whose seed drew: the reader's, among those published (`reader`); the reader's, with
+        which the author drew what is published (`asked`); the author's own (`author`); or nobody's
+        but the transcript's hash, which the author makes (`hash`).
+      why_not_bitwise: Why bits could not be compared, or None.
+      tolerance: Largest accepted distance of a message from its replay; None where bits were
+        compared.
+      kept: Whether messages are kept, so that params are exact whatever is sampled.
+    """
+
+    chosen: list[DrawnWindow]
+    published: int
+    total: int
+    seed_of: SeedOf
+    why_not_bitwise: str | None
+    tolerance: float | None
+    kept: bool
+
+    def claim(self) -> PublicClaim:
+        """Return what is claimed of the sample."""
+        repeated = [(*window, peer) for window, peers in self.chosen for peer in peers]
+        several = len(repeated) > 1
+        named = ", ".join(f"{first}-{last} of peer {peer}" for first, last, peer in repeated)
+        count = len(self.chosen)
+        text = f"window{'s' if several else ''} {named} ({count} of {self.total}, {self._drawn()}) "
+        text += self._compared(several)
+        values = {
+            "repeated": repeated,
+            "published": self.published,
+            "total": self.total,
+            "drawn_by": self.seed_of,
+            "bitwise": self.why_not_bitwise is None,
+            "why_not_bitwise": self.why_not_bitwise,
+            "tolerance": self.tolerance,
+        }
+        return PublicClaim("windows", "sampled", text, values)
+
+    def _drawn(self) -> str:
+        if len(self.chosen) == self.total:
+            return "all there are"
+        return {
+            "reader": f"drawn by the reader's seed from the {self.published} that are published",
+            "asked": "drawn by the transcript's hash and the reader's seed",
+            "author": "drawn by the transcript's hash and the author's own seed",
+            "hash": "drawn by the author: by the transcript's hash, which has free digits",
+        }[self.seed_of]
+
+    def _compared(self, several: bool) -> str:
+        if self.why_not_bitwise is None:
+            return f"repeat{'' if several else 's'} bit for bit"
+        free = "the peers' states are not compared"
+        if not self.kept:
+            share = f"{PARAMS_TOLERANCE:.0%} of the params may be anything"
+            free = f"messages are not compared, and up to {share} after each window"
+        return (
+            f"compared by tolerance (distance of a message at most {self.tolerance:.3g}, within "
+            f"which it may be anything; {free}), because the publisher says: "
+            f"{brief(self.why_not_bitwise, LONGEST)}"
+        )
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A publication that nothing contradicts, and what is claimed of it.
+
+    Attributes:
+      bitwise: Whether the sample was compared bit for bit.
+      claims: The claims, the most important first.
+    """
+
+    bitwise: bool
+    claims: list[PublicClaim]
+
+    def claim(self, name: str) -> PublicClaim:
+        """Return a claim by its name."""
+        return next(claim for claim in self.claims if claim.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it, as `json.dumps` takes it: each claim by its name."""
+        return {
+            "bitwise": self.bitwise,
+            "claims": {claim.name: claim.to_json() for claim in self.claims},
+        }
+
+    def line(self) -> str:
+        """Return what was proven and what was not, in one line."""
+        how = "" if self.bitwise else " within a tolerance"
+        said = [claim.text for claim in self.claims if claim.kind != "stated"]
+        stated = [claim.text for claim in self.claims if claim.kind == "stated"]
+        return f"verified{how}: {'; '.join(said)}; not proven: {_listed(stated)}"
+
+
+def _listed(parts: list[str]) -> str:
+    *rest, last = parts
+    return f"{', '.join(rest)}, and {last}" if rest else last

@@ -1,0 +1,139 @@
+"""What of a published run is computed again: its rounds, its params, its drawn windows."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline import runfile
+from pipeline.audit import given_rows
+from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
+from pipeline.audit.replay import Replay
+from pipeline.audit.verdict import Finding, Verdict, contradictions
+from pipeline.errors import LockstepError
+from pipeline.publication import drawn, layout
+from pipeline.publication.checks import records
+from pipeline.publication.checks.unpacked import Unpacked
+from pipeline.publication.checks.weights import PublishedTranscript, is_workload
+from pipeline.publication.drawn import DrawnWindow
+from pipeline.publication.layout import Publication
+from pipeline.swarm import begin
+from pipeline.swarm.begin import Setup
+from pipeline.workload.choice import check_model, vocab_size
+
+
+class Audited(NamedTuple):
+    """A published transcript, all rounds computed again.
+
+    Attributes:
+      setup: The reader's own set-up of the run.
+      transcript: The transcript.
+      windows: The run's windows.
+      pieces: How many pieces a run like this one has, see `drawn.pieces`.
+      published: How many of them are published.
+      chosen: Those that the reader repeats.
+      findings: What the audit found, none of which contradicts the transcript.
+    """
+
+    setup: Setup
+    transcript: PublishedTranscript
+    windows: list[runfile.Window]
+    pieces: int
+    published: int
+    chosen: list[DrawnWindow]
+    findings: list[Finding]
+
+    @property
+    def kept(self) -> bool:
+        """Whether messages are kept."""
+        return self.setup.programs.form.kept
+
+    @property
+    def connected(self) -> runfile.Window:
+        """The first of the repeated windows that follow each other to the run's last."""
+        first, *earlier = sorted((piece.window for piece in self.chosen), reverse=True)
+        for window in earlier:
+            if window.last == first.opening:
+                first = window
+        return first
+
+
+def audit(
+    folder: Path, unpacked: Unpacked, publication: Publication, run: runfile.Run, chosen: list[str]
+) -> Audited:
+    """Audit the header and every round, with all messages that are published.
+
+    `chosen` names the rows of the windows to repeat.
+
+    Raises:
+      LockstepError: The transcript contradicts itself or the run file, or is not whole.
+    """
+    weights = folder if run.export.dtype == "float32" else None
+    transcript = PublishedTranscript(unpacked.folder, weights)
+    header, entries = transcript.header, transcript.rounds
+    total = run.config.total_steps
+    start = entries[0].round.step - 1 if entries else -1
+    if start < 0 or len(entries) != total - start:
+        raise LockstepError(
+            f"{layout.TRANSCRIPT}/rounds.jsonl: {len(entries)} rounds, expected all of {total}"
+        )
+    if is_workload(transcript) != publication.is_workload:
+        raise LockstepError(
+            f"{layout.MANIFEST}: lists {'a' if publication.is_workload else 'no'} "
+            f"{layout.WORKLOAD}, expected what {layout.TRANSCRIPT}/header.json says"
+        )
+    check_model(run, header.model, f"{layout.TRANSCRIPT}/header.json")
+    columns, bound = publication.columns, vocab_size(header.model)
+    rows = given_rows.joined(
+        [given_rows.read(folder / name, columns, run, bound) for name in chosen]
+    )
+    index = entries[0].round.data_index
+    setup = begin.blank(run, header.model, rows, columns, start, index)
+    due, kept = run.snapshots(start), setup.programs.form.kept
+    if transcript.snapshots != due.steps:
+        raise LockstepError(
+            f"{layout.TRANSCRIPT}/snapshots: after rounds {transcript.snapshots}, expected after "
+            f"{due.steps}"
+        )
+    published = drawn.draw(transcript, due.windows, publication.seed, publication.windows, kept)
+    records.check_transcript(publication, transcript, published, run, kept=kept)
+    windows = None if kept else [piece.window for piece in published]
+    findings = audit_header(setup, transcript) + audit_rounds(setup, transcript, windows)
+    _refuse(contradictions(findings))
+    return Audited(
+        setup,
+        transcript,
+        due.windows,
+        len(drawn.pieces(transcript, due.windows, kept)),
+        len(published),
+        [piece for piece in published if drawn.name(piece, kept) in chosen],
+        findings,
+    )
+
+
+def replay(audited: Audited, verdict: Verdict, *, bitwise: bool) -> float | None:
+    """Replay the chosen windows; return the largest distance of a message that was accepted.
+
+    It is None where bits are compared.
+
+    Raises:
+      LockstepError: Something was found that the verdict does not have.
+    """
+    setup, transcript = audited.setup, audited.transcript
+    windows = drawn.merged(audited.chosen)
+    replayer = Replay(setup, transcript, bitwise=bitwise, present=windows)
+    found = list(audited.findings)
+    for window, peers in windows:
+        for step, owners in ((window.opening, peers), (window.last, ())):
+            _refuse(audit_snapshot(transcript, step, setup.start.state, owners))
+        found += replayer.window(window, peers, lambda: None)
+    known = {(finding.round, finding.peer) for finding in verdict.findings}
+    _refuse(f for f in found if f.applied or (f.round, f.peer) not in known)
+    return replayer.limit
+
+
+def _refuse(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        who = "" if finding.peer is None else f"peer {finding.peer}, "
+        raise LockstepError(
+            f"{layout.TRANSCRIPT}: round {finding.round}, {who}{finding.kind}: {finding.detail}"
+        )

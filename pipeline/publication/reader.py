@@ -1,0 +1,73 @@
+"""What a reader asks of a publication, and which of its files that takes; imports no JAX.
+
+A reader draws among the published windows with a seed that their author did not know.
+"""
+
+import random
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+from pipeline.publication import layout, packed
+from pipeline.publication.layout import MANIFEST, Publication
+
+
+class ReaderAsks(NamedTuple):
+    """What a reader asks for.
+
+    Attributes:
+      seed: What the windows are drawn with, or None.
+      windows: How many are repeated, or None, see `choose`.
+      checkpoint: The reader's folder with the checkpoint that the run began with, or None.
+      shards: The reader's folder with the run's data, as stage download leaves it, or None.
+      tasks: Whether scores of tasks are repeated.
+    """
+
+    seed: str | None = None
+    windows: int | None = None
+    checkpoint: Path | None = None
+    shards: Path | None = None
+    tasks: bool = False
+
+
+def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
+    """Choose the pieces to repeat, by the names of their rows, before anything is fetched.
+
+    Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
+    many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
+    author was asked to draw with draws no second time.
+
+    Raises:
+      LockstepError: So many are not published.
+    """
+    names, seed, count = publication.pieces, asks.seed, asks.windows
+    asked = seed is not None and seed == publication.seed
+    if count is None:
+        count = len(names) if seed is None or asked else 1
+    if count > len(names):
+        raise LockstepError(
+            f"{MANIFEST}: {len(names)} windows are published, expected {count}; ask the author for "
+            f"`publish --windows {count}`"
+        )
+    rounds = publication.files[layout.ROUNDS].sha256
+    generator = random.Random(f"reader {rounds} {'' if asked or seed is None else seed}")
+    of_all_peers = re.fullmatch(layout.PIECE, names[-1])[2] is None
+    always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
+    rest = [name for name in names if name not in always]
+    return sorted(always + generator.sample(rest, count - len(always)))
+
+
+def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
+    """Return the published files that only pieces which were not chosen need.
+
+    Of windows of all peers, whose snapshots are each other's, only rows are told apart.
+    """
+    left = set(publication.pieces) - set(chosen)
+    owned = (re.fullmatch(layout.PIECE, name) for name in left)
+    snapshots = f"{layout.TRANSCRIPT}/snapshots"
+    return left | {
+        f"{snapshots}/{int(found[1]) - 1:05}/own-{found[2]}.safetensors{packed.PLANES}"
+        for found in owned
+        if found[2]
+    }
