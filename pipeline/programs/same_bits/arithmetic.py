@@ -5,7 +5,8 @@ things let bits differ nevertheless, and each has its remedy here:
 
 - a compiler contracts a product and a sum into one operation, which rounds once: `apart`
 - sums of many numbers are taken in some order: `total` has one, `product` is exact in any
-- libraries approximate other functions: `power` and `cosine` are made of single operations
+- libraries approximate other functions: `power`, `cosine` and `exponential` are made of single
+  operations
 """
 
 import math
@@ -20,7 +21,8 @@ from jax import lax
 
 UNROLLED = 16  # rows that are added without a loop
 EXACT = 53  # bits of an integer that float64 holds
-COSINE_TERMS = 14  # of its series, up to pi / 2: 28! is beyond float64's 2^-53
+COSINE_TERMS = 14  # of its series, up to pi / 2: the next is beyond float64's 2^-53
+EXPONENTIAL_TERMS = 15  # of its series, up to log(2) / 2
 DotDimensions = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 
 
@@ -128,22 +130,45 @@ class Arithmetic:
         """
         with jax.enable_x64(True):
             wide = lax.convert_element_type(x, np.float64)
+            turns, rest = self._nearest_multiple(wide, math.pi)
+            factors = [(-1) ** n / math.factorial(2 * n) for n in range(COSINE_TERMS)]
+            found = self._series(factors, self.times(rest, rest))
+            even = self.times(lax.floor(self.times(turns, _full(wide, 0.5))), _full(wide, 2.0))
+            signed = lax.select(lax.ne(even, turns), lax.neg(found), found)
+            return lax.convert_element_type(signed, x.dtype)
 
-            def known(value: float) -> jax.Array:
-                return lax.full_like(wide, np.float64(value))
+    def exponential(self, x: jax.Array) -> jax.Array:
+        """Return e to the float32 numbers x.
 
-            turns = lax.round(self.times(wide, known(1 / math.pi)), _NEAREST)
-            rest = lax.sub(wide, self.times(turns, known(math.pi)))
-            square = self.times(rest, rest)
-            found = known(0.0)
-            for term in reversed(range(COSINE_TERMS)):
-                factor = known((-1) ** term / math.factorial(2 * term))
-                found = lax.add(self.times(found, square), factor)
-            odd = lax.ne(self.times(lax.floor(self.times(turns, known(0.5))), known(2.0)), turns)
-            return lax.convert_element_type(lax.select(odd, lax.neg(found), found), x.dtype)
+        In float64, by the series of the number's distance from the nearest multiple of log 2.
+        """
+        with jax.enable_x64(True):
+            wide = lax.convert_element_type(x, np.float64)
+            wide = lax.clamp(_full(wide, -700.0), wide, _full(wide, 700.0))  # beyond float32
+            doublings, rest = self._nearest_multiple(wide, math.log(2))
+            factors = [1 / math.factorial(n) for n in range(EXPONENTIAL_TERMS)]
+            scale = _power_of_two(lax.convert_element_type(doublings, np.int64))
+            found = self.times(self._series(factors, rest), scale)
+            return lax.convert_element_type(found, x.dtype)
+
+    def _nearest_multiple(self, x: jax.Array, unit: float) -> tuple[jax.Array, jax.Array]:
+        """Return which multiple of a unit is nearest to float64 numbers, and how far they are."""
+        turns = lax.round(self.times(x, _full(x, 1 / unit)), _NEAREST)
+        return turns, lax.sub(x, self.times(turns, _full(x, unit)))
+
+    def _series(self, factors: list[float], x: jax.Array) -> jax.Array:
+        """Return the sum of factors[n] * x**n, from its last term on."""
+        found = _full(x, factors[-1])
+        for factor in factors[-2::-1]:
+            found = lax.add(self.times(found, x), _full(x, factor))
+        return found
 
 
 _NEAREST = lax.RoundingMethod.TO_NEAREST_EVEN
+
+
+def _full(like: jax.Array, value: float) -> jax.Array:
+    return lax.full_like(like, np.float64(value))
 
 
 def _added(rows: jax.Array) -> jax.Array:

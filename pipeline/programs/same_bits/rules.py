@@ -47,6 +47,10 @@ def _cos(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) ->
     return [arithmetic.cosine(inputs[0])]
 
 
+def _exp(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
+    return [arithmetic.exponential(inputs[0])]
+
+
 def _rsqrt(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
     root: jax.Array = arithmetic.apart(lax.sqrt(inputs[0]))
     return [arithmetic.apart(lax.div(lax.full_like(root, 1), root))]
@@ -63,4 +67,5 @@ RULES: dict[str, Rule] = {
     "integer_pow": _integer_pow,
     "pow": _pow,
     "cos": _cos,
+    "exp": _exp,
 }
