@@ -15,10 +15,13 @@ import numpy as np
 import optax
 
 from pipeline.optim import schedules
+from pipeline.optim.adamw import adamw
 from pipeline.optim.aggregation.rules import RULES
 from pipeline.optim.compressed.ada_distro import ada_distro
 from pipeline.optim.compressed.compressor import Coefficients, Compressor
 from pipeline.optim.compressed.distro import CompressedMomentum, distro
+from pipeline.optim.local.decoupled import decoupled_diloco
+from pipeline.optim.local.outer_steps import cgad
 from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer, RoundPeers
 from pipeline.optim.step_direction import StepDirection
@@ -45,6 +48,11 @@ STACKED: dict[str, Callable[[], Optimizer]] = {  # with matrices of layers, and 
         ),
         0.95,
     ),
+    "decoupled_cgad": lambda: decoupled_diloco(
+        adamw(RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0),
+        cgad(0.7, betas=(0.9, 0.95), eps=1e-8, alpha=0.3, cutoff=4.0),
+        inner_steps=4, fragments=2, delay=1, adopt="carry",
+    ),
     "distro_rms": lambda: distro(
         CompressedMomentum(
             RATE, Compressor(8, 64, False, stacked=LAYERS), 0.95, direction=StepDirection("rms")
@@ -65,6 +73,7 @@ def of_optimizer(optimizer: Optimizer) -> tuple[Callable, tuple]:
     own, shared = optimizer.init(theta)
     messages = _messages(optimizer, theta, own, shared)
     peers = RoundPeers.synchronous(jnp.array([3, 2, 0, 4], jnp.int32), optimizer.inner_steps)
+    peers = peers._replace(age=jnp.array([0, 2, 0, 1], jnp.int32))
 
     def merge(messages, peers, theta, shared, step):
         for later in range(ROUNDS):
