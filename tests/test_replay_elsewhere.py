@@ -98,5 +98,5 @@ def test_adamw_is_audited_piece_by_piece_with_other_instructions(tmp_path, monke
     assert verdict["compared"]["messages"] == verdict["compared"]["sketched"] == 4 * 2
     assert verdict["varied"]["messages"] == 4 * 2
     assert verdict["varied"]["there"] == "the CPU's widest vector instructions and 1 thread"
-    assert verdict["varied"]["distance"] < 1e-4 == verdict["tolerance"]
+    assert verdict["varied"]["distance"] < 1e-4 and verdict["tolerance"] == 0.005
     assert "witness: rounds 1-4 again, with the CPU's widest vector" in said

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline import runfile
-from pipeline.audit import elsewhere, given_rows, sketches
+from pipeline.audit import elsewhere, given_rows
 from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
 from pipeline.audit.replay import Replay, WindowReplay
 from pipeline.audit.tolerance import PeersOfWindows
@@ -35,6 +35,7 @@ from pipeline.tokens.shards import Column
 from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import message as wire
+from pipeline.wire.pieces import MOST_DRAWN
 
 VARIED = {"threads", "instruction_set"}  # of an environment: what is varied here
 LENGTH = struct.Struct("<Q")
@@ -106,8 +107,7 @@ def measure(
             found = [
                 d for some in work for d in HonestWindow(setup, transcript, *some).distances(told)
             ]
-    counted = form.kept or form.pieces.counted
-    return Varied(max(found, default=0.0), there.words, len(found), counted)
+    return Varied(max(found, default=0.0), there.words, len(found))
 
 
 def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
@@ -152,13 +152,13 @@ class HonestWindow(WindowReplay):
         super().__init__(replay, window, peers, group)
 
     def told(self) -> Iterator[bytes]:
-        """Yield each honest message as bytes or, if messages are not kept, the drawn pieces."""
+        """Yield each honest message as bytes or, if messages are not kept, many of its pieces."""
         form = self.setup.programs.form
-        for entry, peer, message in self.messages():
+        for entry, _, message in self.messages():
             if self.kept:
                 yield bytes(wire.encode(message, form))
             else:
-                yield form.pieces.chosen(wire.fields(message), self._draw(entry, peer))
+                yield form.pieces.chosen(wire.fields(message), self._some(entry))
 
     def distances(self, told: BinaryIO) -> list[float]:
         """Return how far each message that another process told is from the one here."""
@@ -171,14 +171,17 @@ class HonestWindow(WindowReplay):
                 distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)
                 found.append(float(distance))
             else:
-                pieces = form.pieces.split(theirs, self._draw(entry, peer))
+                pieces = form.pieces.split(theirs, self._some(entry))
                 found.append(form.pieces.distance(wire.fields(message), pieces))
         if not np.isfinite(found).all():
             raise LockstepError("honest messages are not finite, expected such as can be compared")
         return found
 
-    def _draw(self, entry: Entry, peer: int) -> list[int]:
-        return sketches.draw(self.setup, entry, peer)
+    def _some(self, entry: Entry) -> range:
+        """Pieces at equal distances, in each round others: more than a sketch has, for the tail."""
+        count = self.setup.programs.form.pieces.count
+        stride = -(-count // MOST_DRAWN)
+        return range(entry.round.step % stride, count, stride)
 
     def messages(self) -> Iterator[tuple[Entry, int, Tree]]:
         """Yield the honest messages of the window, while peers are as before kept ones."""

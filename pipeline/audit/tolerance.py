@@ -23,9 +23,9 @@ from pipeline.transcript.transcript import Transcript
 # a sent message from the replayed one, by the precision of the gradients, whatever was measured.
 # docs/explanation/verification.md says what was measured.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
-# And the smallest, since two windows do not show all: where all is floats, and where codes, signs,
-# positions and rounded values can fall to the other side. A message scaled by 1.01 is at 0.01.
-LEAST = {"float32": (1e-4, 5e-3), "bfloat16": (1e-3, 5e-2)}
+# And the smallest, since two windows do not show all: honest distances have long tails, and codes,
+# signs and positions differ wholly or not at all. A message scaled by 1.01 is at 0.01.
+LEAST = {"float32": 0.005, "bfloat16": 0.05}
 SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
@@ -42,8 +42,7 @@ def limit(run: runfile.Run, repeats: float | None, varied: Varied | None = None)
         return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
     if varied is None:
         return fixed
-    least = LEAST[run.peers.precision][varied.counted]
-    return min(fixed, max(least, MARGIN * varied.distance))
+    return min(fixed, max(LEAST[run.peers.precision], MARGIN * varied.distance))
 
 
 def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> float | None:

@@ -56,13 +56,11 @@ class Varied:
       distance: The largest distance of a message computed there from the one computed here.
       there: What was otherwise there, for people to read.
       messages: How many messages were compared.
-      counted: Whether these have codes, signs or positions, which differ wholly or not at all.
     """
 
     distance: Annotated[float, Field(ge=0)]
     there: str
     messages: Annotated[int, Field(ge=0)]
-    counted: bool
 
 
 @dataclass(frozen=True)

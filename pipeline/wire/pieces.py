@@ -68,11 +68,6 @@ class Pieces:
         """Bytes of a piece's path to the Merkle root over all pieces."""
         return HASH * (self.count - 1).bit_length()
 
-    @property
-    def counted(self) -> bool:
-        """Whether elements of a field are compared one by one."""
-        return any(field.counted for field in self.fields)
-
     @cached_property
     def drawn(self) -> int:
         """How many are kept of a message."""
