@@ -153,8 +153,9 @@ def test_every_merge_consists_of_operations_that_are_rounded_in_one_way(name):
 
 
 SEVERAL = [  # of each kind of operation some; `make soak` takes all
-    "adamw", "ada_distro_of_layers", "decoupled_cgad", "diloco_sign", "distro_rms", "muon_of_layers", "rate_cosine",
-    "rule_centered_clip", "rule_rda", "sparseloco", "sparta_diloco", "streaming_diloco",
+    "adamw", "ada_distro_of_layers", "decoupled_cgad", "diloco_sign", "distro_rms",
+    "muon_of_layers", "rate_cosine", "rule_centered_clip", "rule_rda", "sparseloco",
+    "sparta_diloco", "streaming_diloco",
 ]  # fmt: skip
 
 
