@@ -90,7 +90,7 @@ class _Evaluation:
             inside = next(settings[key] for key in ("jaxpr", "call_jaxpr") if key in settings)
             return self.run(_closed(inside), inputs)
         if name == "scan":
-            return self._scan(settings, inputs)
+            return self._scan(equation, inputs)
         if name == "while":
             return self._while(settings, inputs)
         if name == "cond":
@@ -108,19 +108,23 @@ class _Evaluation:
         results = equation.primitive.bind(*inputs, **settings)
         return results if equation.primitive.multiple_results else [results]
 
-    def _scan(self, settings: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        first, last = settings["num_consts"], settings["num_consts"] + settings["num_carry"]
-        constant, carry, rows = inputs[:first], inputs[first:last], inputs[last:]
+    def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        settings, body = equation.params, equation.params["jaxpr"]
+        # settings count them otherwise in each version of JAX: rows have an axis more than inside
+        rows = sum(_ranks_differ(equation.invars, body.jaxpr.invars))
+        carried = len(equation.outvars) - sum(_ranks_differ(equation.outvars, body.jaxpr.outvars))
+        last = len(inputs) - rows
+        first = last - carried
 
         def step(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = self.run(settings["jaxpr"], [*constant, *carry, *row])
-            return results[: last - first], results[last - first :]
+            results = self.run(body, [*inputs[:first], *carry, *row])
+            return results[:carried], results[carried:]
 
-        reverse, unroll = settings["reverse"], settings["unroll"]
-        carry, rows = lax.scan(
-            step, carry, rows, settings["length"], reverse=reverse, unroll=unroll
-        )
-        return [*carry, *rows]
+        carry, found = lax.scan(
+            step, inputs[first:last], inputs[last:],
+            settings["length"], settings["reverse"], settings["unroll"],
+        )  # fmt: skip
+        return [*carry, *found]
 
     def _while(self, settings: dict[str, Any], inputs: list[Any]) -> list[Any]:
         first, last = (
@@ -138,6 +142,10 @@ class _Evaluation:
 
 def _is_float(variable: Any) -> bool:
     return jnp.issubdtype(variable.aval.dtype, jnp.floating)
+
+
+def _ranks_differ(outside: Sequence[Any], inside: Sequence[Any]) -> list[bool]:
+    return [a.aval.ndim != b.aval.ndim for a, b in zip(outside, inside, strict=True)]
 
 
 def _adds_once(equation: Any) -> bool:
