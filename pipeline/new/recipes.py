@@ -110,7 +110,7 @@ RECIPES = {
             "quorum": 1,
             "grace_seconds": 1.0,
             "max_age": 2,
-            "outer": {"Nesterov": {"learning_rate": 0.7, "momentum": 0.5}},
+            "outer": {"Nesterov": {"learning_rate": 0.35, "momentum": 0.5}},
         },
     ),
     "sparta-diloco": _local(
