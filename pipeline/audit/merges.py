@@ -17,6 +17,7 @@ from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica
 from pipeline.swarm.begin import Setup
+from pipeline.swarm.outbox import TravellingMessages
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import message as wire
@@ -56,26 +57,27 @@ def follow_params(
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     replica = Replica.put(setup.programs, group, params, shared)
     _compare_snapshot(transcript, transcript.snapshots[0], replica, arrived)
+    travelling = TravellingMessages()
     for entry in transcript.rounds:
         step = entry.round.step
         if entry.joined_params is not None:
             _compare(step, "were given to peers", _params(replica), entry.joined_params)
-        messages = _applied(transcript, entry, setup.programs.form)
-        count = setup.run.peers.count
-        replica = replica.receive(messages, entry.round.sequences, count, step)
+        own = _decoded(transcript, entry, setup.programs.form)
+        messages = travelling.take(own, entry.round, entry.decision)
+        sequences, count = entry.round.sequences, setup.run.peers.count
+        replica = replica.receive(messages, sequences, count, step, entry.round.ages)
         if entry.checkpointed is not None:
             _compare(step, "ended the epoch", _params(replica), entry.checkpointed.params)
         if step in transcript.snapshots:
             _compare_snapshot(transcript, step, replica, arrived)
 
 
-def _applied(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
-    """The messages that everybody applied in a round."""
+def _decoded(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
+    """The round's own messages that everybody applied, in it or, of Decoupled DiLoCo, later."""
+    decision, messages = entry.decision, entry.evidence.messages
+    needed = messages.keys() & {*decision.applied, *decision.travelling}
     try:
-        return {
-            peer: transcript.message(entry.evidence.messages[peer], form)
-            for peer in entry.decision.applied
-        }
+        return {peer: transcript.message(messages[peer], form) for peer in sorted(needed)}
     except wire.WireError as error:
         raise BrokenChainError(entry.round.step, f"applied what is no message: {error}") from error
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.simulated import Lab, Trained
 from pipeline import runfile
+from pipeline.audit.merges import follow_params
 from pipeline.runfile.run import Run
 from tests import tiny
 from tests.pipeline.swarm.simulated import MODEL, entries, lab, run_of
@@ -79,6 +80,12 @@ def test_an_audit_repeats_rounds_with_late_messages_bit_for_bit(late, form, sche
     merged = [e for e in trained.transcript.rounds if {*e.round.travelling} & {*e.decision.applied}]
     gone = [e for e in merged if FAR not in e.evidence.present(e.round.peers)]
     assert merged and bool(gone) == bool(schedule)
+    if form == "late codes":  # params follow from the messages alone, late ones among them
+        setup, steps = lab(form).setup(run), []
+        state = setup.start.state
+        arrived = lambda step, *_: steps.append(step)  # noqa: E731
+        follow_params(setup, trained.transcript, state.params, state.shared, arrived)
+        assert steps == trained.transcript.snapshots
 
 
 def test_a_liar_whose_message_is_merged_later_is_named_and_what_it_did_reached_the_params(tmp_path):
