@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import runfile
-from pipeline.audit import bundle, honest, sample, verdict_text
+from pipeline.audit import beacon, bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.judge import judge
 from pipeline.audit.replay import Replay, why_not_bitwise
@@ -36,6 +36,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     init, shards, trained = paths.need("convert"), paths.need("download"), paths.need("train")
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
+    beacon.read(run.witness.beacon)  # before hours of work
     setup = begin.read(run, init, shards)
     with closing(setup.programs):
         _audit(setup, Transcript(trained / "transcript"), paths)

@@ -55,7 +55,7 @@ def judge(
             for window, peer in replayed
         ),
         sample_seed=sample.seed_of(run, transcript),
-        sample_seed_of="auditor" if run.witness.seed is not None else "transcript",
+        sample_seed_of=sample.whose_seed(run),
         transcript=transcript.hash,
         ejected=ejected,
         dropped=dropped,

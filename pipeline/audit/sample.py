@@ -1,18 +1,31 @@
 """Which windows an audit replays, and of which peers."""
 
 import random
+from typing import Literal
 
 from pipeline import runfile
+from pipeline.audit import beacon
 from pipeline.transcript.transcript import Transcript
 
 
 def seed_of(run: runfile.Run, transcript: Transcript) -> str:
-    """Return the auditor's own seed, or the hash of the rounds.
+    """Return the auditor's own seed, or the hash of the rounds, with the beacon if there is one.
 
     The default needs no secret, and cannot stop whoever writes a whole transcript from trying until
-    the sample suits: an auditor who does not trust that author supplies a seed.
+    the sample suits: an auditor who does not trust that author supplies a seed, or a beacon that
+    was not known when the transcript was public.
     """
-    return run.witness.seed if run.witness.seed is not None else transcript.hash
+    if run.witness.seed is not None:
+        return run.witness.seed
+    found = beacon.read(run.witness.beacon)
+    return transcript.hash if found is None else f"{found.value} {transcript.hash}"
+
+
+def whose_seed(run: runfile.Run) -> Literal["auditor", "beacon", "transcript"]:
+    """Return who chose that seed."""
+    if run.witness.seed is not None:
+        return "auditor"
+    return "beacon" if run.witness.beacon else "transcript"
 
 
 def draw(

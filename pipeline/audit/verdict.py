@@ -118,8 +118,9 @@ class Verdict(Table):
     """The windows that were replayed."""
     sample_seed: str
     """Seed that the sample of windows was drawn from."""
-    sample_seed_of: Literal["auditor", "transcript"]
-    """Whose seed that was: the auditor's own, or the hash of the transcript."""
+    sample_seed_of: Literal["auditor", "beacon", "transcript"]
+    """Whose seed that was: the auditor's own, the hash of the transcript, or a beacon's value
+    before that hash."""
     transcript: Hash
     """SHA-256 of rounds.jsonl, which holds every commitment."""
     ejected: dict[int, int]

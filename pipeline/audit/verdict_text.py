@@ -154,6 +154,11 @@ def seed_origin(verdict: dict) -> str:
     """Return who chose the seed of the sample, and what that choice does not protect from."""
     if verdict["sample_seed_of"] == "auditor":
         return "the auditor's own"
+    if verdict["sample_seed_of"] == "beacon":
+        return (
+            "the beacon of [witness] and the transcript's hash; that rules out a chosen sample if "
+            "the transcript was public before the beacon's value"
+        )
     return (
         "the transcript's own hash; whoever wrote the whole transcript could have tried until the "
         "sample suited them: set [witness] seed to rule that out"

@@ -8,6 +8,7 @@ import random
 from typing import NamedTuple
 
 from pipeline import runfile
+from pipeline.audit.beacon import Beacon
 from pipeline.audit.bundle import files_of
 from pipeline.publication import layout, packed
 from pipeline.transcript.transcript import Transcript
@@ -35,17 +36,22 @@ def pieces(transcript: Transcript, windows: list[runfile.Window], kept: bool) ->
     return found
 
 
-def draw(
-    transcript: Transcript, windows: list[runfile.Window], seed: str | None, count: int, kept: bool
-) -> list[DrawnWindow]:
-    """Draw `count` pieces to publish; the author's draw.
+def seed_of(transcript: Transcript, seed: str | None, beacon: Beacon | None) -> str:
+    """Return what an author draws with: the hash of the rounds, a reader's word, a beacon."""
+    return " ".join((transcript.hash, seed or "", *([] if beacon is None else [beacon.value])))
 
-    The seed is the SHA-256 of rounds.jsonl, and what a reader asked for. Where messages are kept,
+
+def draw(
+    transcript: Transcript, windows: list[runfile.Window], seed: str, count: int, kept: bool
+) -> list[DrawnWindow]:
+    """Draw `count` pieces to publish with a seed of `seed_of`; the author's draw.
+
+    Where messages are kept,
     every piece is as likely. Where they are not, the last is always drawn: only its replay connects
     anything with the weights.
     """
     every = pieces(transcript, windows, kept)
-    generator = random.Random(f"publication {transcript.hash} {seed or ''}")
+    generator = random.Random(f"publication {seed}")
     chosen = [] if kept else every[-1:]
     rest = [piece for piece in every if piece not in chosen]
     return sorted(chosen + generator.sample(rest, min(count - len(chosen), len(rest))))

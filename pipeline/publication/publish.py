@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import __version__, runfile
-from pipeline.audit import given_rows
+from pipeline.audit import beacon, given_rows
 from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
 from pipeline.publication import drawn, layout, packed
@@ -149,6 +149,7 @@ def _write_proof(
     model, columns = transcript.header.model, read_shards(shards).columns
     data = begin.rows(run, model, shards)
     kept = begin.blank(run, model, data, columns, start, 0).programs.form.kept
+    seed = drawn.seed_of(transcript, seed, beacon.read(run.witness.beacon))
     published = drawn.draw(transcript, run.snapshots(start).windows, seed, windows, kept)
     given = start_of_chain.is_given(run)
     for name in drawn.files(transcript, published, run, kept=kept, given=given):

@@ -1,5 +1,6 @@
 """Lockstep's own tables of a run file that results depend on: peers, links, faults, the audit."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
@@ -216,6 +217,9 @@ class Faults(Table):
     """The faults; an empty list is an honest run."""
 
 
+DRAND = r"drand quicknet (?P<round>[1-9][0-9]{0,17}) (?P<signature>[0-9a-f]{96})"
+
+
 class Witness(Table):
     """How much of the run is audited, and what refuses its export."""
 
@@ -238,6 +242,20 @@ class Witness(Table):
     seed: str | None = None
     """Seed of the sample; by default the hash of the transcript, which nobody knows before training
     ends."""
+
+    beacon: Annotated[str, Field(max_length=1000)] = ""
+    """A value that nobody chose, known only after training, with which and the transcript's hash
+    samples are drawn: here, and of a publication. "drand quicknet ROUND SIGNATURE", which is
+    checked by its signature and without a network (`pip install -c constraints.txt -e
+    '.[beacon]'`), or any other text, given by hand; empty for none."""
+
+    @model_validator(mode="after")
+    def _has_one_seed(self) -> "Witness":
+        if self.beacon and self.seed is not None:
+            raise wrong("beacon", "no beacon beside witness.seed, which draws the sample alone")
+        if self.beacon.startswith("drand") and not re.fullmatch(DRAND, self.beacon):
+            raise wrong("beacon", "drand quicknet ROUND SIGNATURE, of 96 hexadecimal digits")
+        return self
 
     @property
     def chosen(self) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ from pipeline.errors import brief
 from pipeline.publication.drawn import DrawnWindow
 
 Kind = Literal["proven", "sampled", "stated"]
-SeedOf = Literal["reader", "asked", "author", "hash"]
+SeedOf = Literal["reader", "asked", "author", "beacon", "hash"]
 LONGEST = 200  # characters of a reason that a stranger gave
 
 
@@ -47,11 +47,12 @@ class Sample(NamedTuple):
       published: How many the publication has; a window of all its peers counts once.
       total: How many the run has.
       seed_of: Whose seed drew: the reader's, among those published (`reader`); the reader's, with
-        which the author drew what is published (`asked`); the author's own (`author`); or nobody's
-        but the transcript's hash, which the author makes (`hash`).
+        which the author drew what is published (`asked`); the author's own (`author`); a beacon's
+        (`beacon`); or nobody's but the transcript's hash, which the author makes (`hash`).
       why_not_bitwise: Why bits could not be compared, or None.
       tolerance: Largest accepted distance of a message from its replay; None where bits were
         compared.
+      beacon: What the beacon is, or None.
       kept: Whether messages are kept, so that params are exact whatever is sampled.
     """
 
@@ -62,6 +63,7 @@ class Sample(NamedTuple):
     why_not_bitwise: str | None
     tolerance: float | None
     kept: bool
+    beacon: str | None = None
 
     def claim(self) -> PublicClaim:
         """Return what is claimed of the sample."""
@@ -89,6 +91,7 @@ class Sample(NamedTuple):
             "reader": f"drawn by the reader's seed from the {self.published} that are published",
             "asked": "drawn by the transcript's hash and the reader's seed",
             "author": "drawn by the transcript's hash and the author's own seed",
+            "beacon": f"drawn by the transcript's hash and the beacon, {self.beacon}",
             "hash": "drawn by the author: by the transcript's hash, which has free digits",
         }[self.seed_of]
 

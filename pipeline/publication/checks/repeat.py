@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline import runfile
-from pipeline.audit import given_rows
+from pipeline.audit import beacon, given_rows
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
+from pipeline.audit.beacon import Beacon
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, Verdict, contradictions
 from pipeline.errors import LockstepError
@@ -32,6 +33,7 @@ class Audited(NamedTuple):
       published: How many of them are published.
       chosen: Those that the reader repeats.
       findings: What the audit found, none of which contradicts the transcript.
+      beacon: What else the published windows were drawn with, or None.
     """
 
     setup: Setup
@@ -41,6 +43,7 @@ class Audited(NamedTuple):
     published: int
     chosen: list[DrawnWindow]
     findings: list[Finding]
+    beacon: Beacon | None
 
     @property
     def kept(self) -> bool:
@@ -94,7 +97,9 @@ def audit(
             f"{layout.TRANSCRIPT}/snapshots: after rounds {transcript.snapshots}, expected after "
             f"{due.steps}"
         )
-    published = drawn.draw(transcript, due.windows, publication.seed, publication.windows, kept)
+    known = beacon.read(run.witness.beacon)
+    seed = drawn.seed_of(transcript, publication.seed, known)
+    published = drawn.draw(transcript, due.windows, seed, publication.windows, kept)
     records.check_transcript(publication, transcript, published, run, kept=kept)
     windows = None if kept else [piece.window for piece in published]
     findings = audit_header(setup, transcript) + audit_rounds(setup, transcript, windows)
@@ -107,6 +112,7 @@ def audit(
         len(published),
         [piece for piece in published if drawn.name(piece, kept) in chosen],
         findings,
+        known,
     )
 
 

@@ -107,10 +107,11 @@ def _verify(
         audited.chosen,
         audited.published,
         audited.pieces,
-        _seed_of(publication, asked),
+        _seed_of(publication, audited, asked),
         why,
         tolerance,
         audited.kept,
+        audited.beacon.text if audited.beacon else None,
     )
     claims = [
         _files(publication, skip),
@@ -148,10 +149,12 @@ def _replays_reach_the_start(audited: Audited, asked: ReaderAsks) -> bool:
     return asked.checkpoint is not None or isinstance(run.llm.checkpoint, fresh)
 
 
-def _seed_of(publication: Publication, asked: ReaderAsks) -> SeedOf:
+def _seed_of(publication: Publication, audited: Audited, asked: ReaderAsks) -> SeedOf:
     if asked.seed is not None:
         return "asked" if asked.seed == publication.seed else "reader"
-    return "hash" if publication.seed is None else "author"
+    if publication.seed is not None:
+        return "author"
+    return "hash" if audited.beacon is None else "beacon"
 
 
 # ---- The claims ----
@@ -221,6 +224,8 @@ def _stated(
         code = audited.transcript.header.model["workload"]["code"]
         text = f"what code {code[:12]} of workloads/ means"
         yield PublicClaim("code", "stated", text, {"sha256": code})
+    if audited.beacon is not None:
+        yield PublicClaim("beacon", "stated", "that the transcript was public before the beacon")
     replayed = len(verdict.replayed_windows)
     yield PublicClaim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
     yield PublicClaim("losses", "stated", "losses while training")

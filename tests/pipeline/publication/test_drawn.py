@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.audit.beacon import Beacon
 from pipeline.errors import LockstepError
 from pipeline.publication import layout
-from pipeline.publication.drawn import draw
+from pipeline.publication.drawn import draw, seed_of
 from pipeline.publication.layout import Publication
 from pipeline.publication.reader import ReaderAsks, choose, not_needed
 from pipeline.runfile import Snapshots
@@ -33,30 +34,32 @@ def pairs(drawn) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("count", [1, 3, 12, 99])
 def test_no_pair_is_drawn_twice_and_the_last_window_is_one_of_all(count):
-    drawn = pairs(draw(transcript("a"), WINDOWS, None, count, kept=True))
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", count, kept=True))
     assert len(set(drawn)) == len(drawn) == min(count, 12)
     assert drawn == sorted(drawn)
-    first = {pairs(draw(transcript(n), WINDOWS, None, 1, kept=True))[0][0] for n in "abcdefghij"}
+    first = {pairs(draw(transcript(n), WINDOWS, n, 1, kept=True))[0][0] for n in "abcdefghij"}
     assert first == SENDERS.keys()
 
 
 def test_only_who_sent_something_in_a_window_is_drawn_for_it():
-    drawn = pairs(draw(transcript("a"), WINDOWS, None, 99, kept=True))
+    drawn = pairs(draw(transcript("a"), WINDOWS, "a", 99, kept=True))
     assert drawn == [(first, peer) for first, peers in SENDERS.items() for peer in peers]
 
 
-def test_transcript_and_reader_each_decide_the_draw():
-    def drawn(name: str, seed: str | None) -> tuple:
-        return tuple(pairs(draw(transcript(name), WINDOWS, seed, 4, kept=True)))
+def test_transcript_reader_and_beacon_each_decide_the_draw():
+    def drawn(name: str, seed: str | None, beacon: Beacon | None = None) -> tuple:
+        whole = seed_of(transcript(name), seed, beacon)
+        return tuple(pairs(draw(transcript(name), WINDOWS, whole, 4, kept=True)))
 
     assert drawn("a", None) == drawn("a", None)
     assert len({drawn(name, None) for name in "abcdefgh"}) > 4
     assert len({drawn("a", seed) for seed in "abcdefgh"}) > 4
+    assert len({drawn("a", None, Beacon(value, "")) for value in "abcdefgh"}) > 4
 
 
 def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the_last_always():
     for count in (1, 2):
-        drawn = draw(transcript("a"), WINDOWS, None, count, kept=False)
+        drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False)
         assert len(drawn) == count and pairs(drawn)[-2:] == [(31, 1), (31, 3)]
 
 

@@ -173,6 +173,21 @@ def test_a_reader_with_the_same_data_knows_where_the_sequences_come_from(publish
     assert verified.claim("data").kind == "proven" and said in verified.line()
 
 
+def test_a_beacon_draws_audit_and_publication_and_the_line_says_which(published, tmp_path):
+    root, run_file = shutil.copytree(published.root, tmp_path / "root"), tmp_path / "run.toml"
+    tiny.write_run(run_file, tiny.run_document(published.data, witness__beacon="4 8 15 16 23 42"))
+    tiny.make(run_file, root, "witness", "export", "evaluate")
+    verdict = read_json(root / "data/verdict/verdict.json")
+    assert verdict["sample_seed"] == f"4 8 15 16 23 42 {verdict['transcript']}"
+    assert verdict["sample_seed_of"] == "beacon"
+    publish.write(tmp_path / "drawn", run_file, root, 1, None)
+    line = verify(tmp_path / "drawn").line()
+    assert (
+        "drawn by the transcript's hash and the beacon, '4 8 15 16 23 42', given by hand)" in line
+    )
+    assert ", that the transcript was public before the beacon," in line
+
+
 # ---- What the run began with ----
 
 

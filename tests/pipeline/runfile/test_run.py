@@ -242,6 +242,7 @@ def test_an_error_names_key_value_and_expectation(edits, error):
         (f"{DATA}.Local.shuffle.Seeded", [1] * 33, "at most 32 items"),
         (f"{DATA}.Local.shuffle.Seeded[31]", [1] * 31 + [256], "less than or equal to 255"),
         ("witness.replay[0]", ["1" * 5000 + ":0"], "at most 20 characters"),
+        ("witness.beacon", "drand quicknet 0 ab", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
     ],
 )
 def test_a_value_that_is_too_long_is_cut_in_the_error(key, value, expected):
@@ -285,6 +286,8 @@ def test_a_value_that_is_too_long_is_cut_in_the_error(key, value, expected):
         ("witness.replay", ["0:0", "1:3"]),
         ("witness.replay_percent", 0),
         ("witness.seed", "any text"),
+        ("witness.beacon", "any text"),
+        ("witness.beacon", f"drand quicknet 1 {'ab' * 48}"),
     ],
     ids=str,
 )
