@@ -198,9 +198,6 @@ class HonestWindow(WindowReplay):
                 else:
                     honest[peer] = jax.device_get(self._take(entry, peer)[0])
                     yield entry, peer, honest[peer]
-            applied = {
-                peer: self.sent(entry, peer) if self.kept else honest[peer]
-                for peer in entry.decision.applied
-            }
-            sequences, count = entry.round.sequences, self.setup.run.peers.count
-            self.replica = self.replica.receive(applied, sequences, count, entry.round.step)
+            applied = self._applied(entry, honest)
+            assert applied is not None  # nobody was found
+            self._receive(entry, applied)

@@ -145,15 +145,19 @@ class WindowReplay:
             applied = self._applied(entry, replayed)
             if applied is None:  # what was applied in place of a replayed message is not kept
                 return self.found
-            sequences, count = entry.round.sequences, self.setup.run.peers.count
-            step, ages = entry.round.step, entry.round.ages
-            self.replica = self.replica.receive(applied, sequences, count, step, ages)
+            self._receive(entry, applied)
             if entry.checkpointed is not None:
                 self._compare_params(entry.round.step, "ended the epoch", entry.checkpointed.params)
             if entry.round.step in self.transcript.snapshots:
                 self._compare_states(entry.round.step)
             advance()
         return self.found
+
+    def _receive(self, entry: Entry, applied: dict[int, Tree]) -> None:
+        """Everybody applies the messages that the round decided on."""
+        sequences, count = entry.round.sequences, self.setup.run.peers.count
+        step, ages = entry.round.step, entry.round.ages
+        self.replica = self.replica.receive(applied, sequences, count, step, ages)
 
     def _join(self, entry: Entry) -> None:
         """Peers that join take over the params; they, and silent ones, begin with a new state."""
