@@ -42,11 +42,35 @@ def test_rounds_do_not_wait_for_the_slowest_whose_steps_are_fewer_and_late():
     assert rows[-1]["loss"] < rows[0]["loss"] / 2
 
 
-def test_one_that_goes_on_after_a_kill_has_the_messages_that_were_on_their_way(tmp_path):
-    whole = run()
+def test_one_peer_trains_as_with_streaming_diloco():
+    outer = {"outer_learning_rate": 0.7, "outer_momentum": 0.5, "nesterov": True}
+    streaming = {"StreamingDiLoCo": {**INNER, **outer, "mixing": 0.0}}
+    alone = {"peers": 1, "links": {}, "steps": 4}
+    one = decoupled(quorum=1, adopt="overwrite", grace_seconds=0.0)
+    assert same(run(one, **alone), run(streaming, **alone))
+
+
+class KilledError(Exception):
+    """In place of a signal."""
+
+
+def test_one_that_goes_on_after_kills_has_the_messages_that_were_on_their_way(tmp_path):
+    """Killed between checkpoints too, whose rounds are taken again, and at each of them."""
+    kills = [1, 3, 3, 5]
+
+    def kill(row):
+        if kills and row["step"] == kills[0]:
+            del kills[0]
+            raise KilledError
+
+    kept = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "on_round": kill}
+    for _ in range(len(kills)):
+        with pytest.raises(KilledError):
+            run(**kept)
+    assert same(run(**kept), run())
     for steps in (1, 2, 4, 8):
-        again = run(steps=steps, checkpoint_dir=tmp_path, checkpoint_every=1)
-    assert same(whole, again)
+        again = run(steps=steps, checkpoint_dir=tmp_path / "each", checkpoint_every=1)
+    assert same(run(), again)
 
 
 class Line(torch.nn.Module):

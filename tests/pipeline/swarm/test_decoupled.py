@@ -1,5 +1,19 @@
 """Decoupled DiLoCo in a swarm: with nobody late it is Streaming DiLoCo; with late messages, slower
-peers and peers that go, rounds are repeated to the same bits from what was recorded of them."""
+peers and peers that go, rounds are repeated to the same bits from what was recorded of them.
+
+What every elastic method owes, and where it is tested:
+
+1. equal speeds, a quorum of all, no delay: the bits of the method that waits     here
+2. one peer: as alone                      tests/pipeline/simulation/test_decoupled.py
+3. another order of arrivals: the same     protocol/test_pace.py, programs/test_local_steps.py
+4. an absent slot: the same bits           optim/test_common.py, optim/local/test_outer_steps.py
+5. the record repeated: the same bits      here, in an audit and after kills
+6. too old: recorded, and not merged       protocol/test_pace.py
+7. gone after it sent: counts, and once    here, and protocol/test_pace.py
+8. a peer that comes back                  here: it begins anew, as with every method
+9. the coordinator killed anywhere         here after each round, and in simulation/ between
+11. momentum once to a merge               optim/local/test_outer_steps.py
+"""
 
 from dataclasses import replace
 
