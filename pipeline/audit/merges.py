@@ -17,6 +17,7 @@ from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica
 from pipeline.swarm.begin import Setup
+from pipeline.swarm.outbox import TravellingMessages
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import message as wire
@@ -55,26 +56,29 @@ def follow_params(
     """
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     replica = Replica.put(setup.programs, group, params, shared)
+    travelling = TravellingMessages()
     _compare_snapshot(transcript, transcript.snapshots[0], replica, arrived)
     for entry in transcript.rounds:
         step = entry.round.step
         if entry.joined_params is not None:
             _compare(step, "were given to peers", _params(replica), entry.joined_params)
-        messages = _applied(transcript, entry, setup.programs.form)
+        own, plan = _received(transcript, entry, setup.programs.form), entry.round
+        messages = travelling.take(own, plan, entry.decision)
         count = setup.run.peers.count
-        replica = replica.receive(messages, entry.round.sequences, count, step)
+        replica = replica.receive(messages, plan.sequences, count, step, plan.ages)
         if entry.checkpointed is not None:
             _compare(step, "ended the epoch", _params(replica), entry.checkpointed.params)
         if step in transcript.snapshots:
             _compare_snapshot(transcript, step, replica, arrived)
 
 
-def _applied(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
-    """The messages that everybody applied in a round."""
+def _received(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
+    """The messages of a round that everybody merges, in it or in a later one."""
+    sent, decision = entry.evidence.messages, entry.decision
     try:
         return {
-            peer: transcript.message(entry.evidence.messages[peer], form)
-            for peer in entry.decision.applied
+            peer: transcript.message(sent[peer], form)
+            for peer in sent.keys() & {*decision.applied, *decision.travelling}
         }
     except wire.WireError as error:
         raise BrokenChainError(entry.round.step, f"applied what is no message: {error}") from error
