@@ -56,28 +56,30 @@ def follow_params(
     """
     group = device_groups(jax.devices(), setup.programs.parts)[0]
     replica = Replica.put(setup.programs, group, params, shared)
-    _compare_snapshot(transcript, transcript.snapshots[0], replica, arrived)
     travelling = TravellingMessages()
+    _compare_snapshot(transcript, transcript.snapshots[0], replica, arrived)
     for entry in transcript.rounds:
         step = entry.round.step
         if entry.joined_params is not None:
             _compare(step, "were given to peers", _params(replica), entry.joined_params)
-        own = _decoded(transcript, entry, setup.programs.form)
-        messages = travelling.take(own, entry.round, entry.decision)
-        sequences, count = entry.round.sequences, setup.run.peers.count
-        replica = replica.receive(messages, sequences, count, step, entry.round.ages)
+        own, plan = _received(transcript, entry, setup.programs.form), entry.round
+        messages = travelling.take(own, plan, entry.decision)
+        count = setup.run.peers.count
+        replica = replica.receive(messages, plan.sequences, count, step, plan.ages)
         if entry.checkpointed is not None:
             _compare(step, "ended the epoch", _params(replica), entry.checkpointed.params)
         if step in transcript.snapshots:
             _compare_snapshot(transcript, step, replica, arrived)
 
 
-def _decoded(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
-    """The round's own messages that everybody applied, in it or, of Decoupled DiLoCo, later."""
-    decision, messages = entry.decision, entry.evidence.messages
-    needed = messages.keys() & {*decision.applied, *decision.travelling}
+def _received(transcript: Transcript, entry: Entry, form: wire.Form) -> dict[int, Tree]:
+    """The messages of a round that everybody merges, in it or in a later one."""
+    sent, decision = entry.evidence.messages, entry.decision
     try:
-        return {peer: transcript.message(messages[peer], form) for peer in sorted(needed)}
+        return {
+            peer: transcript.message(sent[peer], form)
+            for peer in sent.keys() & {*decision.applied, *decision.travelling}
+        }
     except wire.WireError as error:
         raise BrokenChainError(entry.round.step, f"applied what is no message: {error}") from error
 

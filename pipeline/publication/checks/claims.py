@@ -101,7 +101,8 @@ class Sample(NamedTuple):
         free = "the peers' states are not compared"
         if not self.kept:
             share = f"{PARAMS_TOLERANCE:.0%} of the params may be anything"
-            free = f"messages are not compared, and up to {share} after each window"
+            free = f"up to {share} after each window, and "
+            free += "drawn pieces of messages alone are compared"
         return (
             f"compared by tolerance (distance of a message at most {self.tolerance:.3g}, within "
             f"which it may be anything; {free}), because the publisher says: "

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline import runfile
-from pipeline.audit import beacon, given_rows
+from pipeline.audit import beacon, given_rows, honest
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
 from pipeline.audit.beacon import Beacon
 from pipeline.audit.replay import Replay
@@ -126,7 +126,8 @@ def replay(audited: Audited, verdict: Verdict, *, bitwise: bool) -> float | None
     """
     setup, transcript = audited.setup, audited.transcript
     windows = drawn.merged(audited.chosen)
-    replayer = Replay(setup, transcript, bitwise=bitwise, present=windows)
+    varied = None if bitwise else honest.measure(setup, transcript, windows)
+    replayer = Replay(setup, transcript, bitwise=bitwise, present=windows, varied=varied)
     found = list(audited.findings)
     for window, peers in windows:
         for step, owners in ((window.opening, peers), (window.last, ())):

@@ -72,8 +72,10 @@ def follow(
     try:
         follow_params(audited, transcript, start.params, start.shared, keep)
     except BrokenChainError as error:
+        names = ", ".join(sorted(audited.programs.unruled))
+        perhaps = f"; {names} may have other bits on another machine" if names else ""
         raise LockstepError(
-            f"{TRANSCRIPT}: round {error.finding.round}, params: {error}"
+            f"{TRANSCRIPT}: round {error.finding.round}, params: {error}{perhaps}"
         ) from error
     return replace(transcript, followed=followed)
 

@@ -8,7 +8,10 @@ from pipeline.audit import beacon
 from pipeline.errors import LockstepError
 
 # https://pypi.org/project/drand-verify: a round of quicknet with its randomness
-SIGNATURE = "b713718a38ae728dfd477991af2822e08d2f305e47718cef9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b"
+SIGNATURE = (
+    "b713718a38ae728dfd477991af2822e08d2f305e47718cef"
+    "9f7848ce4050e7be41076862b98fad56e91a6b85b89cd97b"
+)
 VALUE = "fc1873a13f3545aeade8401532ef5519920652eee6b0d2b19ca12643b87b3587"
 ROUND = f"drand quicknet 657413 {SIGNATURE}"
 
