@@ -97,7 +97,7 @@ class InnerLoopPrograms(WorkloadPrograms):
     ) -> tuple[Tree, jax.Array]:
         steps, round_ = self.optimizer.inner_steps, int(step)
         inner = self.plain._align_before(own.optimizer, agreed.params, step, np.int32(0))
-        rows_HNW = [rows_NW for rows_NW in lots(work, steps) if rows_NW is not None]
+        rows_HNW = [rows_NW for rows_NW in lots(work, self) if rows_NW is not None]
         if not rows_HNW:
             return own._replace(optimizer=inner), jnp.float32(0)
         done = step if steps == 1 else np.float32(round_)  # rounds
