@@ -25,7 +25,7 @@ def main() -> None:
     chosen = parser.parse_args()
     allocator.tune()
     for name in chosen.methods:
-        run = sizes.load(methods.document(chosen.size, name, rounds=100, local_steps=1))
+        run = sizes.load(methods.document(chosen.size, name, rounds=100))
         devices.prepare(run)
         print(json.dumps(measure(name, run, chosen)), flush=True)
 
