@@ -106,7 +106,7 @@ def verify(  # noqa: PLR0913 - each is an option
         reason = str(error)
         line = f"not verified: {reason}"
     if as_json:
-        print(json.dumps({"verified": reason is None, "reason": reason} | said))
+        print(json.dumps({"verified": status == 0, "reason": reason} | said))
     else:
         print(shown(line))
     raise typer.Exit(status)

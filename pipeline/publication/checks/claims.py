@@ -135,10 +135,10 @@ class Verified:
 
     def line(self) -> str:
         """Return what was proven and what was not, in one line."""
-        how = "" if self.bitwise else " within a tolerance"
+        outcome = "verified" if self.bitwise else "consistent within a tolerance, not verified"
         said = [claim.text for claim in self.claims if claim.kind != "stated"]
         stated = [claim.text for claim in self.claims if claim.kind == "stated"]
-        return f"verified{how}: {'; '.join(said)}; not proven: {_listed(stated)}"
+        return f"{outcome}: {'; '.join(said)}; not proven: {_listed(stated)}"
 
 
 def _listed(parts: list[str]) -> str:

@@ -513,7 +513,7 @@ def test_a_header_that_names_another_machine_changes_the_exit_status_and_the_lin
     assert not verified.bitwise
     assert verified.claim("weights").values["chain"]  # on any machine
     line = verified.line()
-    assert line.startswith("verified within a tolerance: ")
+    assert line.startswith("consistent within a tolerance, not verified: ")
     assert (
         "compared by tolerance (distance of a message at most 0.05, within which it may be "
         "anything; the peers' states are not compared), because the publisher says: device_kind is "
