@@ -13,13 +13,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import runfile
-from pipeline.audit import beacon, bundle, honest, sample, verdict_text
+from pipeline.audit import bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.judge import judge
 from pipeline.audit.replay import Replay, why_not_bitwise
 from pipeline.audit.tolerance import PeersOfWindows
 from pipeline.audit.verdict import Finding, Varied, contradictions, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
+from pipeline.protocol import beacon
 from pipeline.stage import allocator, artifacts, devices
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.progress import Progress

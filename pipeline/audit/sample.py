@@ -4,7 +4,7 @@ import random
 from typing import Literal
 
 from pipeline import runfile
-from pipeline.audit import beacon
+from pipeline.protocol import beacon
 from pipeline.transcript.transcript import Transcript
 
 

@@ -8,8 +8,8 @@ import random
 from typing import NamedTuple
 
 from pipeline import runfile
-from pipeline.audit.beacon import Beacon
 from pipeline.audit.bundle import files_of
+from pipeline.protocol.beacon import Beacon
 from pipeline.publication import layout, packed
 from pipeline.transcript.transcript import Transcript
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from pipeline import __version__, runfile
-from pipeline.audit import beacon, given_rows
+from pipeline.audit import given_rows
 from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
+from pipeline.protocol import beacon
 from pipeline.publication import drawn, layout, packed
 from pipeline.publication.accepted_export import accepted, with_results
 from pipeline.publication.checks import start_of_chain

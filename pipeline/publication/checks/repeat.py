@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline import runfile
-from pipeline.audit import beacon, given_rows, honest
+from pipeline.audit import given_rows, honest
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
-from pipeline.audit.beacon import Beacon
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, Verdict, contradictions
 from pipeline.errors import LockstepError
+from pipeline.protocol import beacon
+from pipeline.protocol.beacon import Beacon
 from pipeline.publication import drawn, layout
 from pipeline.publication.checks import records
 from pipeline.publication.checks.unpacked import Unpacked

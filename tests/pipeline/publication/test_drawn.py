@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.audit.beacon import Beacon
 from pipeline.errors import LockstepError
+from pipeline.protocol.beacon import Beacon
 from pipeline.publication import layout
 from pipeline.publication.drawn import draw, seed_of
 from pipeline.publication.layout import Publication

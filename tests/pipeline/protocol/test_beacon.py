@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from pipeline.audit import beacon
 from pipeline.errors import LockstepError
+from pipeline.protocol import beacon
 
 # https://pypi.org/project/drand-verify: a round of quicknet with its randomness
 SIGNATURE = (

@@ -107,4 +107,4 @@ def _is_signed(number: int, signature: bytes) -> bool:
     product = pairing(G2, point, final_exponentiate=False) * pairing(
         neg(decompress_G2(halves)), hashed, final_exponentiate=False
     )
-    return final_exponentiate(product) == FQ12.one()
+    return bool(final_exponentiate(product) == FQ12.one())
