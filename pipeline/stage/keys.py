@@ -56,7 +56,7 @@ class Keys:
 
     def __init__(self, run: Path):
         self.run = Path(run)
-        self._keys: dict[str, str] = {}
+        self._contents: dict[str, dict[str, str]] = {}
 
     @cached_property
     def _tables(self) -> dict:
@@ -79,15 +79,18 @@ class Keys:
     def key(self, name: str) -> str:
         """Return the key of stage `name`, 12 hexadecimal digits.
 
-        It is computed once, so later edits do not count, just as they do not affect a process
-        that is already running the stage.
+        What it digests is looked at once, so later edits do not count, just as they do not affect a
+        process that is already running the stage.
         """
-        if name not in self._keys:
-            self._keys[name] = digest(self.content(name))[:12]
-        return self._keys[name]
+        return digest(self.content(name))[:12]
 
     def content(self, name: str) -> dict[str, str]:
         """Return what the key of stage `name` digests: a hash of each table, room and stage."""
+        if name not in self._contents:
+            self._contents[name] = self._content(name)
+        return self._contents[name]
+
+    def _content(self, name: str) -> dict[str, str]:
         asked = self._runs_workload(name)
         tables = {
             f"[{table}]": digest(value)

@@ -56,6 +56,14 @@ def test_a_room_changes_the_keys_of_just_the_stages_that_import_it(tmp_path, mon
     assert found == DOWNSTREAM_OF_TRAIN
 
 
+def test_what_a_key_digests_is_recorded_as_it_was_though_source_is_edited_meanwhile(monkeypatch):
+    found = keys.Keys(PROJECT / RUN_FILE)
+    key = found.key("train")
+    monkeypatch.setattr(keys, "digest_of_source", lambda path: f"edited {path}")
+    assert keys.digest(found.content("train"))[:12] == key
+    assert keys.Keys(PROJECT / RUN_FILE).key("train") != key
+
+
 def test_any_run_file_has_a_key_or_one_line_says_why_not(tmp_path):
     assert keys_of(tmp_path, RUN.replace("compression_topk = 32", "compression_topk = 1979-05-27"))
     for text in ("a = " + "1" * 5000, "a = " + "[" * 5000, ".".join("a" * 9000) + " = 1"):
