@@ -27,6 +27,8 @@ from pipeline.swarm.begin import Setup
 from pipeline.transcript import curves
 from pipeline.transcript.transcript import Transcript
 
+NAMES_OF_A_CHECKPOINT = ("seed", "repo_id", "revision", "bucket", "prefix", "key")
+
 
 def check(
     folder: Path,
@@ -43,6 +45,7 @@ def check(
     """
     run_file = _run_file(made)
     _check_tables(run_file, made, setup.run)
+    _check_source(read_json(folder / layout.SOURCE), setup.run)
     results = read_json(folder / layout.RESULTS)
     _check_results(results, evaluated)
     try:
@@ -142,6 +145,23 @@ def _check_tables(document: dict[str, Any], made: dict[str, Made], run: runfile.
                     f"{layout.made(stage)}: [{name}] is {brief(str(found))}, expected "
                     f"{brief(str(due))} as in {layout.RUN}"
                 )
+
+
+def _check_source(source: dict[str, Any], run: runfile.Run) -> None:
+    """Check that the checkpoint that the card names is the run file's; its commit is stated."""
+    said = run.llm.checkpoint
+    due = {name: getattr(said, name, None) for name in NAMES_OF_A_CHECKPOINT}
+    if isinstance(said, runfile.CheckpointEphemeral):
+        due["seed"] = run.workload.seed
+    due |= {"checkpoint": said.tag()}
+    if due["repo_id"] is None:
+        due |= {"commit": None}
+    for name, value in due.items():
+        if source.get(name) != value:
+            raise LockstepError(
+                f"{layout.SOURCE}: {name} is {brief(repr(source.get(name)))}, expected "
+                f"{brief(repr(value))} as in {layout.RUN}"
+            )
 
 
 def _value(document: Any, name: str) -> Any:

@@ -403,6 +403,10 @@ FORGED = {
         change_json(layout.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
         "proof/results.json: other numbers than proof/evaluate.json, expected the same",
     ),
+    "a base model that the run did not begin with": (
+        change_json(layout.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
+        "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json",
+    ),
     "other token ids where a text begins": (
         change_json("generation_config.json", lambda g: g.update(bos_token_id=3)),
         "generation_config.json: ",
