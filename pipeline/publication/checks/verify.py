@@ -86,7 +86,7 @@ def _verify(
         if audited.kept:
             start = start_of_chain.of(setup, transcript, asked.checkpoint)
             steps = {s for window, _ in audited.chosen for s in (window.opening, window.last)}
-            transcript = weights.follow(setup, transcript, start, place.aside, steps)
+            transcript = weights.follow(setup, transcript, start, steps)
             audited = audited._replace(transcript=transcript)
         weights.check(folder, place.aside, publication, run, transcript)
         why = method.why_not(audited)

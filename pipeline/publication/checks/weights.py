@@ -29,23 +29,16 @@ class PublishedTranscript(Transcript):
 
     Attributes:
       weights: Folder of the weights, where they are the last params and nothing else has these.
-      followed: Folder of the params and the shared state at each snapshot, as they follow from the
-        run's start; None where messages are not kept.
+      followed: Whether the params and the shared state at some snapshots were put there, as they
+        follow from the run's start.
     """
 
     weights: Path | None = None
-    followed: Path | None = None
+    followed: bool = False
 
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
         """Return the params and the optimizer's shared state after `step`."""
-        if self.followed is not None:
-            place = self.followed / f"{step:05}"
-            names = [("params", like.params), ("shared", like.shared)]
-            params, shared = (
-                load_tree(place / f"{name}.safetensors", tree) for name, tree in names
-            )
-            return params, shared
-        if self.weights is None or step != self.snapshots[-1]:
+        if self.followed or self.weights is None or step != self.snapshots[-1]:
             return super().agreed(step, like)
         shared = load_tree(self._snapshot(step) / "shared.safetensors", like.shared)
         params = flatten(params_of(self.weights, self))
@@ -53,21 +46,22 @@ class PublishedTranscript(Transcript):
 
 
 def follow(
-    audited: Setup, transcript: PublishedTranscript, start: ChainStart, aside: Path, steps: set[int]
+    audited: Setup, transcript: PublishedTranscript, start: ChainStart, steps: set[int]
 ) -> PublishedTranscript:
-    """Follow the params from the run's start; return the transcript with those at some `steps`.
+    """Follow the params from the run's start; put those at some `steps` into the transcript.
+
+    Its folder is the reader's own, of `unpacked`.
 
     Raises:
       LockstepError: They do not lead to the weights.
     """
-    followed = aside / "followed"
     steps = steps | {transcript.snapshots[-1]}
 
     def keep(step: int, params: Tree, shared: Tree) -> None:
-        if step in steps:
-            (followed / f"{step:05}").mkdir(parents=True)
-            save_tree(followed / f"{step:05}" / "params.safetensors", params)
-            save_tree(followed / f"{step:05}" / "shared.safetensors", shared)
+        for name, tree in (("params", params), ("shared", shared)):
+            path = transcript.folder / "snapshots" / f"{step:05}" / f"{name}.safetensors"
+            if step in steps and not path.exists():  # a given start is there
+                save_tree(path, tree)
 
     try:
         follow_params(audited, transcript, start.params, start.shared, keep)
@@ -77,7 +71,7 @@ def follow(
         raise LockstepError(
             f"{TRANSCRIPT}: round {error.finding.round}, params: {error}{perhaps}"
         ) from error
-    return replace(transcript, followed=followed)
+    return replace(transcript, followed=True)
 
 
 def params_of(folder: Path, transcript: Transcript) -> Tree:
@@ -108,9 +102,7 @@ def check(
       LockstepError: The weights, or config.json, are of another model.
     """
     last = transcript.snapshots[-1]
-    if transcript.followed is not None:
-        params = load_nested(transcript.followed / f"{last:05}" / "params.safetensors")
-    elif transcript.weights is not None:
+    if transcript.weights is not None and not transcript.followed:
         params = params_of(transcript.weights, transcript)
     else:
         params = load_nested(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
