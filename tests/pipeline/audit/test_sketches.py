@@ -15,7 +15,7 @@ from pipeline.audit import honest, sketches
 from pipeline.audit.audit import audit
 from pipeline.audit.elsewhere import Other
 from pipeline.audit.replay import Replay
-from pipeline.audit.tolerance import LEAST, MARGIN, TOLERANCE, limit
+from pipeline.audit.tolerance import LEAST, MARGIN, MOST, TOLERANCE, limit
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.protocol import sketch
 from pipeline.stage.artifacts import read_json
@@ -198,7 +198,7 @@ def test_a_tolerance_is_learnt_between_two_bounds():
     varied = Varied(2e-3, "", 1)
     assert limit(run, None, varied) == MARGIN * 2e-3
     assert limit(run, None, replace(varied, distance=1e-9)) == LEAST["float32"]
-    assert limit(run, None, replace(varied, distance=9.0)) == TOLERANCE["float32"]
+    assert limit(run, None, replace(varied, distance=9.0)) == MOST
     assert limit(run, None) == TOLERANCE["float32"]
 
 
