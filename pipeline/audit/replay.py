@@ -34,6 +34,9 @@ from pipeline.wire.commitment import tree_hash
 # Where messages are not kept and bits cannot be equal, the largest share of params that may differ
 # after a window: where an update is within rounding of zero its sign is anyone's.
 PARAMS_TOLERANCE = 0.02
+# Where these are codes, the largest share of the window's update that may be otherwise: a code that
+# falls to the other side moves its params by a whole step.
+UPDATE_TOLERANCE = 0.1
 
 
 def why_not_bitwise(setup: Setup, header: Header) -> str | None:
@@ -318,11 +321,7 @@ class WindowReplay:
             if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
                 self._blame_author(step, "the params do not follow from the window's messages")
         elif step == self.window.last:  # the window's other snapshots are kept as hashes only
-            expected, _ = self.transcript.agreed(step, self.setup.start.state)
-            share = _share_that_differs(params, expected)
-            if share > PARAMS_TOLERANCE:
-                text = f"{share:.1%} of the params do not follow from the window's messages, "
-                self._blame_author(step, text + f"expected at most {PARAMS_TOLERANCE:.0%}")
+            self._compare_closing(params)
         if not self.bitwise:
             return
         for peer, own in self.own.items():
@@ -330,6 +329,34 @@ class WindowReplay:
             if state != committed and peer not in {finding.peer for finding in self.found}:
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
                 self.found.append(Finding(step, peer, "state", text, True))
+
+    def _compare_closing(self, params: Tree) -> None:
+        """Compare the window's last params within a tolerance, where messages are not kept."""
+        step, like = self.window.last, self.setup.start.state
+        expected, _ = self.transcript.agreed(step, like)
+        what, most = "params", PARAMS_TOLERANCE
+        if self.setup.programs.form.coded:
+            what, most = "window's update", UPDATE_TOLERANCE
+            opening, _ = self.transcript.agreed(self.window.opening, like)
+            share = _update_that_differs(params, expected, opening)
+        else:
+            share = _share_that_differs(params, expected)
+        if not share <= most:
+            text = f"{share:.1%} of the {what} do not follow from the window's messages, "
+            self._blame_author(step, text + f"expected at most {most:.0%}")
+
+
+def _update_that_differs(found: Tree, expected: Tree, opening: Tree) -> float:
+    """The norm of what params differ by, as a share of that of what the window changed them by."""
+    off, moved = _far(found, expected), _far(expected, opening)
+    if not off:
+        return 0.0
+    return off / moved if moved else np.inf
+
+
+def _far(one: Tree, other: Tree) -> float:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return float(np.sqrt(sum(np.sum(np.square(a.astype(np.float64) - b)) for a, b in pairs)))
 
 
 def _share_that_differs(found: Tree, expected: Tree) -> float:

@@ -20,7 +20,7 @@ from pipeline.swarm.begin import Setup
 from pipeline.transcript.transcript import Transcript
 
 # The largest distance (`Optimizer.compare`, or `Pieces.distance` of messages that are not kept) of
-# a sent message from the replayed one, by the precision of the gradients, whatever was measured.
+# a sent message from the replayed one, by the precision of the gradients, where nothing is learnt.
 # docs/explanation/verification.md says what was measured.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 # And the smallest, since two windows do not show all: honest distances have long tails, and codes,
@@ -42,7 +42,7 @@ def limit(run: runfile.Run, repeats: float | None, varied: Varied | None = None)
         return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
     if varied is None:
         return fixed
-    return min(fixed, max(LEAST[run.peers.precision], MARGIN * varied.distance))
+    return min(MOST, max(LEAST[run.peers.precision], MARGIN * varied.distance))
 
 
 def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> float | None:

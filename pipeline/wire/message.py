@@ -116,10 +116,14 @@ class Form:
                 size = -(-value.size // 8) if signs else value.size * value.dtype.itemsize
                 found.append(Field(np.dtype(np.uint8 if signs else value.dtype), size, True))
             else:
-                codes = leaf.dtype == np.uint8
                 size = leaf.size * leaf.dtype.itemsize
-                found.append(Field(np.dtype(leaf.dtype), size, codes))
+                found.append(Field(np.dtype(leaf.dtype), size, False))
         return Pieces(tuple(found))
+
+    @property
+    def coded(self) -> bool:
+        """Whether arrays are sent as codes."""
+        return any(leaf.dtype == np.uint8 for leaf in self.leaves if not _is_sparse(leaf))
 
     @property
     def large(self) -> bool:

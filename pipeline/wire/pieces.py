@@ -26,8 +26,8 @@ class Field(NamedTuple):
     Attributes:
       dtype: Of its elements.
       bytes: Their size together.
-      counted: Whether elements are compared one by one, as codes, signs, positions and values at
-        positions are; else by their distance.
+      counted: Whether elements are compared one by one, as signs, positions and values at positions
+        are; else by their distance.
     """
 
     dtype: np.dtype
@@ -107,8 +107,8 @@ class Pieces:
 
             |y - x| / max(|x|, r sqrt(n))
 
-        so that what is small for its field is not compared with itself. Where elements are counted,
-        the share of them that are others.
+        so that what is small for its field is not compared with itself. A code of 8 bits counts as
+        the number by which it is above 128. Where elements are counted, the share of others.
 
         Args:
           fields: Of the message computed here.
@@ -123,7 +123,7 @@ class Pieces:
                 continue
             here, scale = _elements(data, field), 0.0
             if not field.counted:
-                scale = float(np.sqrt(np.mean(np.square(here.astype(np.float64)))))
+                scale = float(np.sqrt(np.mean(np.square(here))))
             for n in wanted[number]:
                 _, begin, end = self.ranges[n]
                 width = field.dtype.itemsize
@@ -134,11 +134,13 @@ class Pieces:
 
 
 def _elements(data: Buffer, field: Field) -> Any:
-    return np.frombuffer(data, field.dtype.newbyteorder("<"))
+    found = np.frombuffer(data, field.dtype.newbyteorder("<"))
+    if field.counted:
+        return found
+    return found.astype(np.float64) - (128 if field.dtype == np.uint8 else 0)
 
 
 def _relative(x: Any, y: Any, scale: float) -> float:
-    x, y = x.astype(np.float64), y.astype(np.float64)
     off, size = float(np.linalg.norm(y - x)), float(np.linalg.norm(x))
     if not off:
         return 0.0

@@ -114,7 +114,18 @@ def test_the_distance_of_floats_is_relative_to_the_piece_or_its_field():
     assert of_one(here, small) > 0.9
 
 
-def test_the_distance_of_codes_is_the_share_of_others():
+def test_codes_are_compared_as_numbers_around_128():
+    here = RNG.integers(0, 256, 3000).astype(np.uint8)
+    sent = here.copy()
+    sent[1024:1034] ^= 1
+    x, y = (a.astype(np.float64)[1024:2048] - 128 for a in (here, sent))
+    scale = np.sqrt(np.mean((here.astype(np.float64) - 128) ** 2) * 1024)
+    expected = np.sqrt(10) / max(np.linalg.norm(x), scale)
+    assert np.linalg.norm(y - x) == np.sqrt(10)
+    assert of_one(sent, here) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_distance_of_signs_and_positions_is_the_share_of_others():
     here = RNG.integers(0, 256, 3000).astype(np.uint8)
     sent = here.copy()
     sent[1024:1034] ^= 1
