@@ -180,7 +180,8 @@ class Rounds:
             ),
         )
         began = time.process_time()
-        findings = audit.audit_rounds(setup, SimpleNamespace(rounds=self.entries))
+        header = SimpleNamespace(sketched=False)
+        findings = audit.audit_rounds(setup, SimpleNamespace(header=header, rounds=self.entries))
         took = (time.process_time() - began) / len(self.entries)
         self.seconds["audit"].append(took)
         unexpected = {finding.kind for finding in findings} - {"rounds", "ejected", "equivocation"}

@@ -82,11 +82,14 @@ def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path, optimize
     assert "peer 1" in (root / "data/report/report.html").read_text()
 
 
-def test_dense_runs_audit_clean_and_keep_no_payload(tmp_path):
+def test_dense_runs_audit_clean_and_keep_a_sketch_of_each_message(tmp_path):
     run_file, root = start(tmp_path, model__LLM__optimizer=tiny.MUON)
     tiny.make(run_file, root, *UP_TO_VERDICT)
     assert read_json(root / "data/verdict/verdict.json")["accepted"]
-    assert not list((root / "data/trained/transcript/payloads").iterdir())
+    sent = tiny.sent(root / "data/trained/transcript")
+    assert sent and all(message["sketch"] < message["bytes"] for message in sent)
+    payloads = (root / "data/trained/transcript/payloads").iterdir()
+    assert sum(file.stat().st_size for file in payloads) == sum(m["sketch"] for m in sent)
     metrics = read_json(root / "metrics/train.json")
     assert metrics["bytes_up"] == pytest.approx(metrics["bytes_up_of_data_parallel"], rel=0.02)
 

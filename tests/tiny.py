@@ -306,6 +306,12 @@ def keys_of(project: Path) -> dict[str, str]:
     return json.loads(run(project, sys.executable, "-c", program).splitlines()[-1])
 
 
+def sent(transcript: Path) -> list[dict]:
+    """What a transcript has of each message that was sent, as its rounds are written."""
+    lines = (transcript / "rounds.jsonl").read_text().splitlines()
+    return [m for line in lines for m in json.loads(line)["evidence"]["messages"].values()]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by its relative name."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

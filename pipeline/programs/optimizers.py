@@ -34,7 +34,7 @@ from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.schedules import LearningRate
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
-from pipeline.runfile import Peers, Run, schedule, variant_name
+from pipeline.runfile import Peers, Run, outer_table, schedule, variant_name
 from pipeline.runfile import optimizer_table as tables
 
 SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
@@ -78,11 +78,11 @@ def _nesterov(learning_rate: float, *, momentum: float, aggregate: AggregateFn) 
     return outer_sgd(learning_rate, momentum=momentum, nesterov=nesterov, aggregate=aggregate)
 
 
-OUTER_STEPS: dict[type[tables.OuterVariant], Callable[..., Optimizer]] = {
-    tables.OuterNesterov: _nesterov,
-    tables.OuterDelayedNesterov: delayed_nesterov,
-    tables.OuterCGAD: cgad,
-    tables.OuterHeLoCo: heloco,
+OUTER_STEPS: dict[type[outer_table.OuterVariant], Callable[..., Optimizer]] = {
+    outer_table.OuterNesterov: _nesterov,
+    outer_table.OuterDelayedNesterov: delayed_nesterov,
+    outer_table.OuterCGAD: cgad,
+    outer_table.OuterHeLoCo: heloco,
 }
 
 

@@ -106,7 +106,9 @@ def test_micro_batches_are_weighted_by_their_rows(small, odd_models):
         total += count / 7 * loss.item()
     assert found["loss"] == total
     for name, gradient in small.split(small.gradients).items():
-        np.testing.assert_array_equal(gradient, dict(model.named_parameters())[name].grad.numpy())
+        expected = dict(model.named_parameters())[name].grad.numpy()
+        # of another process, whose arrays lie elsewhere: torch may then sum in another order
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
     whole = F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)).item()
     np.testing.assert_allclose(total, whole, rtol=1e-6)
 
