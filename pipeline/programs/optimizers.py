@@ -34,8 +34,9 @@ from pipeline.optim.quantize.quantizer import Quantizer
 from pipeline.optim.schedules import LearningRate
 from pipeline.optim.sgd import sgd
 from pipeline.optim.step_direction import StepDirection
-from pipeline.runfile import Peers, Run, outer_table, schedule, variant_name
-from pipeline.runfile import optimizer_table as tables
+from pipeline.runfile import Peers, Run, schedule, variant_name
+from pipeline.runfile.optimizers import optimizer_table as tables
+from pipeline.runfile.optimizers import outer_table
 
 SCHEDULES: dict[type[schedule.ScheduleVariant], Callable[..., LearningRate]] = {
     schedule.ScheduleConstant: schedules.constant,

@@ -41,7 +41,7 @@ from pipeline.runfile.data import (
     LocationSingleUrl,
     ShuffleDontShuffle,
 )
-from pipeline.runfile.optimizer_table import (
+from pipeline.runfile.optimizers.optimizer_table import (
     OptimizerAdaDistro,
     OptimizerAdamW,
     OptimizerDecoupledDiLoCo,

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.runfile.checkpoint import BUCKET, PREFIX, AnyCheckpoint, CheckpointGcs, CheckpointHub
 from pipeline.runfile.data import AnyData
-from pipeline.runfile.optimizer_table import AnyOptimizer
+from pipeline.runfile.optimizers.optimizer_table import AnyOptimizer
 from pipeline.runfile.schedule import AnySchedule
 from pipeline.runfile.table import NAME_BYTES, U8, U16, U32, U64, AsTuple, Table, wrong
 

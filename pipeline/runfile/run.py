@@ -17,7 +17,7 @@ from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.checks.workload import check_workload
 from pipeline.runfile.data import Download
 from pipeline.runfile.explain import validate
-from pipeline.runfile.optimizer_table import OptimizerDecoupledDiLoCo
+from pipeline.runfile.optimizers.optimizer_table import OptimizerDecoupledDiLoCo
 from pipeline.runfile.psyche import (
     LLM,
     STATE_KEYS,

@@ -25,7 +25,7 @@ from pipeline.runfile.checks.faults import check_faults
 from pipeline.runfile.checks.topology import check_topology
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
-from pipeline.runfile.optimizer_table import AnyOptimizer, Compressing, OptimizerVariant
+from pipeline.runfile.optimizers.optimizer_table import AnyOptimizer, Compressing, OptimizerVariant
 from pipeline.runfile.psyche import MAX_CLIENTS
 from pipeline.runfile.schedule import AnySchedule
 from pipeline.runfile.table import Table, wrong

@@ -11,7 +11,7 @@ from pipeline.protocol import consensus, links
 from pipeline.protocol.pace import Pace, steps_of
 from pipeline.protocol.round import Evidence, Round
 from pipeline.protocol.run_state import Settings
-from pipeline.runfile.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
+from pipeline.runfile.optimizers.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
 from pipeline.swarm.peers import Rows
 
 

@@ -1,6 +1,10 @@
 """What `[peers] aggregation` needs of the rest of its run: where a rule would do nothing."""
 
-from pipeline.runfile.optimizer_table import Compressing, OptimizerSparseLoCo, OptimizerVariant
+from pipeline.runfile.optimizers.optimizer_table import (
+    Compressing,
+    OptimizerSparseLoCo,
+    OptimizerVariant,
+)
 from pipeline.runfile.table import wrong
 from pipeline.runfile.tables import Peers
 

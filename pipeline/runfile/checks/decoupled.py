@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pipeline.runfile.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
+from pipeline.runfile.optimizers.optimizer_table import OptimizerDecoupledDiLoCo, OptimizerVariant
 from pipeline.runfile.table import wrong
 from pipeline.runfile.tables import Links, Peers
 

@@ -4,7 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pipeline.runfile.fault_kinds import KINDS, OF_OTHERS
-from pipeline.runfile.optimizer_table import Compressing, OptimizerSparseLoCo, OptimizerVariant
+from pipeline.runfile.optimizers.optimizer_table import (
+    Compressing,
+    OptimizerSparseLoCo,
+    OptimizerVariant,
+)
 from pipeline.runfile.table import wrong
 from pipeline.runfile.tables import Fault, Peers
 

@@ -1,6 +1,6 @@
 """What `[links] topology` needs of the rest of its run: messages whose sum is a message."""
 
-from pipeline.runfile.optimizer_table import (
+from pipeline.runfile.optimizers.optimizer_table import (
     Compressing,
     OptimizerDecoupledDiLoCo,
     OptimizerSparseLoCo,

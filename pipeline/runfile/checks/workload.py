@@ -1,7 +1,7 @@
 """What a workload needs of the tables of the model that it takes the place of."""
 
 from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
-from pipeline.runfile.optimizer_table import Fragmented, OptimizerWorkload
+from pipeline.runfile.optimizers.optimizer_table import Fragmented, OptimizerWorkload
 from pipeline.runfile.psyche import LLM
 from pipeline.runfile.table import wrong
 from pipeline.runfile.tables import Peers, Workload

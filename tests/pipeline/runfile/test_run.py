@@ -15,7 +15,7 @@ from pipeline.errors import LockstepError
 from pipeline.runfile.data import LocationNumberedFiles
 from pipeline.runfile.explain import validate
 from pipeline.runfile.fault_kinds import KINDS
-from pipeline.runfile.optimizer_table import OptimizerWorkload
+from pipeline.runfile.optimizers.optimizer_table import OptimizerWorkload
 from pipeline.runfile.serde_enum import Variant, variants_of
 from pipeline.stage.keys import PROJECT
 from tests import tiny

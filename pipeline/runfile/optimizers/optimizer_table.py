@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.runfile.outer_table import AnyOuter
+from pipeline.runfile.optimizers.outer_table import AnyOuter
 from pipeline.runfile.serde_enum import Variant, one_of, variant_name
 from pipeline.runfile.table import U16, U32, AsTuple, Count, Decay, Fraction, NotNegative, wrong
 

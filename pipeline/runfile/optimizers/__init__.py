@@ -1,0 +1,1 @@
+"""`model.LLM.optimizer`: the tables of every optimizer."""
