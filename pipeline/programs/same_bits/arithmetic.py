@@ -10,9 +10,7 @@ things let bits differ nevertheless, and each has its remedy here:
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -223,6 +221,3 @@ def _of_result(
 
 def _like(scale: jax.Array, whole: jax.Array) -> jax.Array:
     return jnp.broadcast_to(scale, whole.shape)
-
-
-Rule = Callable[[Arithmetic, list[Any], dict[str, Any]], list[Any]]

@@ -100,9 +100,9 @@ class _Evaluation:
             ]
             found: list[Any] = lax.switch(index, branches, *operands)
             return found
-        of_floats = [v.aval.dtype for v in (*equation.invars, *equation.outvars) if _is_float(v)]
-        if of_floats and name not in ONE_WAY and not _adds_once(equation):
-            if name in RULES and all(dtype == np.float32 for dtype in of_floats):
+        floats = any(map(_is_float, (*equation.invars, *equation.outvars)))
+        if floats and name not in ONE_WAY and not _adds_once(equation):
+            if _has_rule(equation):
                 return RULES[name](self.arithmetic, inputs, settings)
             self.unruled.add(name)
         results = equation.primitive.bind(*inputs, **settings)
@@ -142,6 +142,14 @@ class _Evaluation:
 
 def _is_float(variable: Any) -> bool:
     return jnp.issubdtype(variable.aval.dtype, jnp.floating)
+
+
+def _has_rule(equation: Any) -> bool:
+    """Whether an operation is one that a rule takes: in float32, and of powers whole ones alone."""
+    if equation.primitive.name == "pow" and _is_float(equation.invars[1]):
+        return False
+    floats = [v for v in (*equation.invars, *equation.outvars) if _is_float(v)]
+    return equation.primitive.name in RULES and all(v.aval.dtype == np.float32 for v in floats)
 
 
 def _ranks_differ(outside: Sequence[Any], inside: Sequence[Any]) -> list[bool]:

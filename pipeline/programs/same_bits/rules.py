@@ -1,11 +1,14 @@
 """What each operation of JAX becomes, where its bits could otherwise differ between machines."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax import lax
 
-from pipeline.programs.same_bits.arithmetic import Arithmetic, Rule
+from pipeline.programs.same_bits.arithmetic import Arithmetic
+
+Rule = Callable[[Arithmetic, list[Any], dict[str, Any]], list[Any]]
 
 # Results that are rounded in one way, or are some of the operands: whatever computes them.
 ONE_WAY = {
