@@ -100,7 +100,8 @@ def _is_signed(number: int, signature: bytes) -> bool:
         point = decompress_G1(int.from_bytes(signature, "big"))
     except ValueError:
         return False
-    if is_inf(point) or not is_inf(multiply(point, curve_order)):  # of a subgroup that is no group
+    # a signature is a point of the subgroup of this order, and not its zero
+    if is_inf(point) or not is_inf(multiply(point, curve_order)):
         return False
     message = hashlib.sha256(number.to_bytes(8, "big")).digest()
     hashed = hash_to_G1(message, DOMAIN, hashlib.sha256)

@@ -283,8 +283,7 @@ def _on_their_way(
 ) -> tuple[OnItsWay, ...]:
     """Messages of a round, of `missing` peers, that may be merged in a later one.
 
-    One that never arrives is none of them, nor one that receivers refuse, or that has a second
-    version.
+    Left out are messages that never arrive, that receivers refuse, or that exist in two versions.
     """
     pace = state.pace
     if pace is None or not pace.travels_on(round_.step):

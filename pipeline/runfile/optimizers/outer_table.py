@@ -21,7 +21,7 @@ class OuterNesterov(OuterVariant):
     """SGD with Nesterov's momentum, as in DiLoCo; it takes old messages for new ones."""
 
     momentum: Decay
-    """Decay of the momentum from one outer step to the next; 0 is none."""
+    """Decay of the momentum from one outer step to the next; 0 means no momentum."""
 
 
 class OuterDelayedNesterov(OuterVariant):
