@@ -76,12 +76,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "DisTrO, signs": {"Distro": {**DISTRO, "quantize_1bit": True}},
     "DisTrO, values": {"Distro": {**DISTRO, "quantize_1bit": False}},
 }  # fmt: skip
+HALVED = {"DiLoCo, in bfloat16": "DiLoCo", "DisTrO, values, in bfloat16": "DisTrO, values"}
+NAMES = [*STRATEGIES, *HALVED]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES))
+    parser.add_argument("--strategies", nargs="*", choices=NAMES, default=NAMES)
     parser.add_argument("--auditor", type=Path, help="folder of what was trained; used internally")
     chosen = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -125,10 +127,13 @@ def make_run(name: str, seed: int) -> runfile.Run:
                 "lr_schedule": {
                     "Constant": {"base_lr": 2e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}
                 },
-                "optimizer": STRATEGIES[name],
+                "optimizer": STRATEGIES[HALVED.get(name, name)],
             }
         },
-        "peers": {"count": PEERS, "micro_batch": 1, "seed": seed},
+        "peers": {
+            "count": PEERS, "micro_batch": 1, "seed": seed,
+            "precision": "bfloat16" if name in HALVED else "float32",
+        },
         "links": {"tokens_per_second": 1000},
         "witness": {"snapshot_every": EVERY},
     }  # fmt: skip
@@ -150,11 +155,11 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
     from pipeline.audit import honest
     from pipeline.audit.audit import audit as audit_all
     from pipeline.audit.replay import Replay
-    from pipeline.audit.tolerance import limit
+    from pipeline.audit.tolerance import limit, params_limit
     from pipeline.transcript.transcript import Transcript
 
     lab = Lab(make_run(name, 0), MODEL, devices=1)
-    form, found, varied = lab.programs.form, [], None
+    form, found, varied, params = lab.programs.form, [], None, {"none": [0.0]}
     totals = {"messages": 0, "message_bytes": 0, "kept_bytes": 0}
     distances: dict[str, list[float]] = {}
     for seed in range(seeds):
@@ -168,6 +173,9 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         replay = Replay(setup, transcript, bitwise=False, present=work, varied=varied)
         for some in work:
             found += replay.window(*some, lambda: None)
+            if not form.kept:
+                for lie, distance in _params(setup, transcript, *some, seed).items():
+                    params.setdefault(lie, []).append(distance)
             for lie, distance in _lies(honest.HonestWindow(setup, transcript, *some), seed):
                 distances.setdefault(lie, []).append(distance)
         for entry in transcript.rounds:
@@ -176,6 +184,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
                 totals["message_bytes"] += message.bytes
                 totals["kept_bytes"] += message.held
     accepted, true = limit(make_run(name, 0), None, varied), distances.pop("none")
+    of_params, honest_params = params_limit(make_run(name, 0), None, varied), params.pop("none")
     return {
         "benchmark": "elsewhere",
         "strategy": name,
@@ -188,20 +197,25 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         "honest_elsewhere": max(true),
         "honest_learnt": varied and varied.distance,
         "limit": accepted,
+        "params_elsewhere": max(honest_params),
+        "params_learnt": varied and varied.params,
+        "params_limit": None if form.kept else of_params,
         "findings": [f"{f.round} {f.peer} {f.kind}: {f.detail}" for f in found],
-        "lies": {
-            lie: {
-                "found": round(sum(not d <= accepted for d in those) / len(those), 3),
-                "least": min(those),
-                "median": sorted(those)[len(those) // 2],
-            }
-            for lie, those in distances.items()
-        },
+        "lies": {lie: _summary(those, accepted) for lie, those in distances.items()},
+        "lies_in_params": {lie: _summary(those, of_params) for lie, those in params.items()},
+    }
+
+
+def _summary(distances: list[float], accepted: float) -> dict[str, float]:
+    return {
+        "found": round(sum(not d <= accepted for d in distances) / len(distances), 3),
+        "least": min(distances),
+        "median": sorted(distances)[len(distances) // 2],
     }
 
 
 def _place(folder: Path, name: str, seed: int) -> Path:
-    return folder / f"{list(STRATEGIES).index(name):02}-{seed}"
+    return folder / f"{NAMES.index(name):02}-{seed}"
 
 
 def _begin_as_recorded(lab: "Lab", transcript: Any) -> None:
@@ -257,6 +271,47 @@ def _lies(window: Any, seed: int) -> Iterator[tuple[str, float]]:
                 sent = pieces.split(pieces.chosen(wire.fields(false), drawn), drawn)
                 yield name, pieces.distance(wire.fields(now[p]), sent)
         before, now = now, {}
+
+
+def _params(setup: Any, transcript: Any, window: Any, peers: range, seed: int) -> dict[str, float]:
+    """How far the params after a window are from those that the transcript has, by lie.
+
+    Of the window as it was, "none"; and with each lie in place of one message, whose peer and round
+    are drawn, whatever its pieces show.
+    """
+    import jax
+    import numpy as np
+
+    from pipeline.audit import honest
+    from pipeline.audit.tolerance import distance_of_update
+
+    rng = np.random.default_rng([seed, window.first])
+
+    class Lying(honest.HonestWindow):
+        lie, liar, before = "none", 0, None
+        step = window.last
+
+        def _applied(self, entry: Any, replayed: dict[int, Any]) -> dict[int, Any] | None:
+            if entry.round.step == self.step and self.lie != "none":
+                lies = _false(replayed, self.liar, self.before, setup.programs.form, rng)
+                replayed = replayed | {self.liar: dict(lies)[self.lie]}
+            self.before = replayed[self.liar]
+            return super()._applied(entry, replayed)
+
+    def after(lie: str) -> float:
+        lying = Lying(setup, transcript, window, peers)
+        lying.lie, lying.liar = lie, int(rng.integers(PEERS))
+        lying.step = int(rng.integers(window.first + 1, window.last + 1))
+        for _ in lying.messages():
+            pass
+        opening, closing = (
+            transcript.agreed(step, setup.start.state)[0] for step in (window.opening, window.last)
+        )
+        return distance_of_update(jax.device_get(lying.replica.params), closing, opening)
+
+    return {
+        lie: after(lie) for lie in ("none", "scaled", "layer", "rows", "stale", "little_enough")
+    }
 
 
 def _false(

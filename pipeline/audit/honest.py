@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from pipeline import runfile
 from pipeline.audit import elsewhere, given_rows
 from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
 from pipeline.audit.replay import Replay, WindowReplay
-from pipeline.audit.tolerance import PeersOfWindows
+from pipeline.audit.tolerance import PeersOfWindows, distance_of_update
 from pipeline.audit.verdict import Varied
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
@@ -104,14 +104,14 @@ def measure(
             log.warning(f"witness: it ended with status {done.returncode}: {last}")
             return None
         with open(folder / TOLD, "rb") as told:
-            found = [
-                d for some in work for d in HonestWindow(setup, transcript, *some).distances(told)
-            ]
-    return Varied(max(found, default=0.0), there.words, len(found))
+            windows = [HonestWindow(setup, transcript, *some).distances(told) for some in work]
+    found = [distance for window in windows for distance in window.messages]
+    params = [window.params for window in windows if window.params is not None]
+    return Varied(max(found, default=0.0), there.words, len(found), max(params, default=None))
 
 
 def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
-    """Write the messages of an honest window, as a process in which bits differ has them."""
+    """Write the messages of honest windows, as a process in which bits differ has them."""
     transcript = Transcript(Path(asked["transcript"]))
     columns: tuple[Column, ...] = tuple(asked["columns"])
     rows = given_rows.read(folder / TOKENS, columns, run, None)
@@ -141,6 +141,23 @@ def _ask(
     write_json(folder / ASKED, json.loads(json.dumps(asked)))
 
 
+class Distances(NamedTuple):
+    """How far what is honest there is from what is honest here, in a window.
+
+    Attributes:
+      messages: Of each message.
+      params: Of the params after the window, as a share of its update; None if messages are kept.
+    """
+
+    messages: list[float]
+    params: float | None
+
+
+def _read(told: BinaryIO) -> bytes:
+    (size,) = LENGTH.unpack(told.read(LENGTH.size))
+    return told.read(size)
+
+
 class HonestWindow(WindowReplay):
     """A window's replay in which nobody is judged."""
 
@@ -152,20 +169,24 @@ class HonestWindow(WindowReplay):
         super().__init__(replay, window, peers, group)
 
     def told(self) -> Iterator[bytes]:
-        """Yield each honest message as bytes or, if messages are not kept, many of its pieces."""
+        """Yield each honest message as bytes or, if messages are not kept, many of its pieces.
+
+        If messages are not kept, each array of the params after the window follows.
+        """
         form = self.setup.programs.form
         for entry, _, message in self.messages():
             if self.kept:
                 yield bytes(wire.encode(message, form))
             else:
                 yield form.pieces.chosen(wire.fields(message), self._some(entry))
+        if not self.kept:
+            yield from map(bytes, wire.fields(jax.device_get(self.replica.params)))
 
-    def distances(self, told: BinaryIO) -> list[float]:
-        """Return how far each message that another process told is from the one here."""
-        form, found = self.setup.programs.form, []
+    def distances(self, told: BinaryIO) -> Distances:
+        """Return how far what another process told is from what is computed here."""
+        form, found, params = self.setup.programs.form, list[float](), None
         for entry, peer, message in self.messages():
-            (size,) = LENGTH.unpack(told.read(LENGTH.size))
-            theirs = told.read(size)
+            theirs = _read(told)
             if self.kept:
                 work, sent = self.work(entry, peer), wire.decode(theirs, form)
                 distance, _ = self.replica.compare(self.own[peer], work, entry.round.step, sent)
@@ -173,9 +194,17 @@ class HonestWindow(WindowReplay):
             else:
                 pieces = form.pieces.split(theirs, self._some(entry))
                 found.append(form.pieces.distance(wire.fields(message), pieces))
-        if not np.isfinite(found).all():
+        if not self.kept:
+            params = self._distance_of_params(told)
+        if not np.isfinite([*found, params or 0.0]).all():
             raise LockstepError("honest messages are not finite, expected such as can be compared")
-        return found
+        return Distances(found, params)
+
+    def _distance_of_params(self, told: BinaryIO) -> float:
+        here = jax.device_get(self.replica.params)
+        there = jax.tree.map(lambda x: np.frombuffer(_read(told), x.dtype).reshape(x.shape), here)
+        opening, _ = self.transcript.agreed(self.window.opening, self.setup.start.state)
+        return distance_of_update(there, here, opening)
 
     def _some(self, entry: Entry) -> range:
         """Pieces at equal distances, in each round others: more than a sketch has, for the tail."""

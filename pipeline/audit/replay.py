@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import jax
-import numpy as np
 
 from pipeline import runfile
 from pipeline.audit import sketches, verdict_text
-from pipeline.audit.tolerance import PeersOfWindows, limit, repeated
+from pipeline.audit.tolerance import (
+    PeersOfWindows,
+    distance_of_update,
+    limit,
+    params_limit,
+    repeated,
+)
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
@@ -30,13 +35,6 @@ from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
-
-# Where messages are not kept and bits cannot be equal, the largest share of params that may differ
-# after a window: where an update is within rounding of zero its sign is anyone's.
-PARAMS_TOLERANCE = 0.02
-# Where these are codes, the largest share of the window's update that may be otherwise: a code that
-# falls to the other side moves its params by a whole step.
-UPDATE_TOLERANCE = 0.1
 
 
 def why_not_bitwise(setup: Setup, header: Header) -> str | None:
@@ -91,6 +89,13 @@ class Replay:
         """Largest accepted distance of a message from its replay; None where bits are compared."""
         return None if self.bitwise else limit(self.setup.run, self.repeats, self.varied)
 
+    @property
+    def params_limit(self) -> float | None:
+        """Largest accepted distance of a window's last params; None where they are exact."""
+        if self.merges_exactly:
+            return None
+        return params_limit(self.setup.run, self.repeats, self.varied)
+
     @cached_property
     def groups(self) -> list[DeviceGroup]:
         """The device groups on which windows can be replayed, side by side."""
@@ -121,7 +126,7 @@ class WindowReplay:
     ):
         self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
         self.bitwise, self.kept, self.limit = replay.bitwise, replay.kept, replay.limit
-        self.merges_exactly = replay.merges_exactly
+        self.merges_exactly, self.params_limit = replay.merges_exactly, replay.params_limit
         self.sketched = replay.transcript.header.sketched
         like = replay.setup.start.state
         agreed = self.transcript.agreed(window.opening, like)
@@ -332,35 +337,13 @@ class WindowReplay:
 
     def _compare_closing(self, params: Tree) -> None:
         """Compare the window's last params within a tolerance, where messages are not kept."""
-        step, like = self.window.last, self.setup.start.state
-        expected, _ = self.transcript.agreed(step, like)
-        what, most = "params", PARAMS_TOLERANCE
-        if self.setup.programs.form.coded:
-            what, most = "window's update", UPDATE_TOLERANCE
-            opening, _ = self.transcript.agreed(self.window.opening, like)
-            share = _update_that_differs(params, expected, opening)
-        else:
-            share = _share_that_differs(params, expected)
-        if not share <= most:
-            text = f"{share:.1%} of the {what} do not follow from the window's messages, "
-            self._blame_author(step, text + f"expected at most {most:.0%}")
-
-
-def _update_that_differs(found: Tree, expected: Tree, opening: Tree) -> float:
-    """The norm of what params differ by, as a share of that of what the window changed them by."""
-    off, moved = _far(found, expected), _far(expected, opening)
-    if not off:
-        return 0.0
-    return off / moved if moved else np.inf
-
-
-def _far(one: Tree, other: Tree) -> float:
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return float(np.sqrt(sum(np.sum(np.square(a.astype(np.float64) - b)) for a, b in pairs)))
-
-
-def _share_that_differs(found: Tree, expected: Tree) -> float:
-    """The share of elements that differ by more than rounding."""
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    far = [np.sum(~np.isclose(a, b, rtol=1e-4, atol=1e-6)) for a, b in pairs]
-    return float(sum(far)) / sum(leaf.size for leaf in jax.tree.leaves(expected))
+        like = self.setup.start.state
+        opening, closing = (
+            self.transcript.agreed(step, like)[0]
+            for step in (self.window.opening, self.window.last)
+        )
+        distance, most = distance_of_update(params, closing, opening), self.params_limit
+        if not distance <= most:
+            text = f"the params are at distance {distance:.3g} of the window's update from those "
+            text += f"that follow from its messages, expected at most {most:.3g}"
+            self._blame_author(self.window.last, text)

@@ -1,4 +1,4 @@
-"""How far a message may be from its replay where bits cannot be equal.
+"""How far messages and params may be from their replay where bits cannot be equal.
 
 What is accepted is learnt by the auditor, whom the trainer's word could mislead. Of a model of
 `models/` honest windows are replayed twice, as here and with other threads and instructions
@@ -7,13 +7,14 @@ repeats an honest step of its own and measures how far its own messages are from
 nothing was measured, the bounds are fixed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from pipeline import runfile
 from pipeline.audit.verdict import Varied
+from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
 from pipeline.swarm.begin import Setup
@@ -26,6 +27,10 @@ TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 # And the smallest, since two windows do not show all: honest distances have long tails, and codes,
 # signs and positions differ wholly or not at all. A message scaled by 1.01 is at 0.01.
 LEAST = {"float32": 0.005, "bfloat16": 0.05}
+# The same of the params after a window, where messages are not kept (`distance_of_update`): as sums
+# over many messages, honest ones are closer.
+PARAMS_TOLERANCE = {"float32": 0.1, "bfloat16": 0.5}
+PARAMS_LEAST = {"float32": 0.002, "bfloat16": 0.02}
 SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
@@ -37,12 +42,46 @@ def limit(run: runfile.Run, repeats: float | None, varied: Varied | None = None)
 
     `repeats` is the largest among an auditor's honest repeats, None where none were taken.
     """
-    fixed = TOLERANCE[run.peers.precision]
+    return _accepted(run, TOLERANCE, LEAST, repeats, varied and varied.distance)
+
+
+def params_limit(run: runfile.Run, repeats: float | None, varied: Varied | None = None) -> float:
+    """Return the largest distance of the params after a window that is accepted.
+
+    Arguments as those of `limit`.
+    """
+    return _accepted(run, PARAMS_TOLERANCE, PARAMS_LEAST, repeats, varied and varied.params)
+
+
+def _accepted(
+    run: runfile.Run,
+    not_learnt: Mapping[str, float],
+    least: Mapping[str, float],
+    repeats: float | None,
+    learnt: float | None,
+) -> float:
+    fixed = not_learnt[run.peers.precision]
     if run.workload.factory:
         return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
-    if varied is None:
+    if learnt is None:
         return fixed
-    return min(MOST, max(LEAST[run.peers.precision], MARGIN * varied.distance))
+    return min(MOST, max(least[run.peers.precision], MARGIN * learnt))
+
+
+def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:
+    """Return how far params are from the expected ones, relative to what a window changed them by.
+
+    |found - expected| / |expected - opening|, over all elements.
+    """
+    off, moved = _far(found, expected), _far(expected, opening)
+    if not off:
+        return 0.0
+    return off / moved if moved else np.inf
+
+
+def _far(one: Tree, other: Tree) -> float:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return float(np.sqrt(sum(np.sum(np.square(a.astype(np.float64) - b)) for a, b in pairs)))
 
 
 def repeated(setup: Setup, transcript: Transcript, present: PeersOfWindows) -> float | None:

@@ -56,11 +56,14 @@ class Varied:
       distance: The largest distance of a message computed there from the one computed here.
       there: What was otherwise there, for people to read.
       messages: How many messages were compared.
+      params: The largest distance of the params after a window, as a share of the window's update;
+        None where messages are kept, from which params follow to the bit.
     """
 
     distance: Annotated[float, Field(ge=0)]
     there: str
     messages: Annotated[int, Field(ge=0)]
+    params: Annotated[float | None, Field(ge=0)] = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,9 @@ class Verdict(Table):
     """Why bits could not be compared; null if they were."""
     tolerance: float | None
     """Largest accepted distance of a message from its replay; null if bits were compared."""
+    params_tolerance: float | None = Field(default=None, ge=0, exclude_if=_is_none)
+    """Largest accepted distance of the params after a window from those that follow from its
+    messages, as a share of the window's update; absent where params are compared bit for bit."""
     repeats: float | None = Field(default=None, ge=0, exclude_if=_is_none)
     """Largest distance among the auditor's honest repeats of a step, from which the tolerance of a
     workload follows; absent where it is a fixed one."""

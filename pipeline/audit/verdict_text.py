@@ -29,6 +29,7 @@ def render(verdict: dict) -> str:
             compared(verdict["why_not_bitwise"], verdict["tolerance"], verdict.get("repeats"))
             + measured(verdict),
         ),
+        *([("params", text)] if (text := compared_params(verdict)) else []),
         *([("messages", text)] if (text := compared_messages(verdict)) else []),
         ("audited", f"all {verdict['audited_rounds']:,} rounds"),
         ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
@@ -128,10 +129,20 @@ def measured(verdict: dict) -> str:
     """
     if (varied := verdict.get("varied")) is None:
         return ""
-    return (
+    text = (
         f"; {varied['messages']:,} honest messages with {varied['there']} were up to "
         f"{varied['distance']:.3g} from those here"
     )
+    if varied.get("params") is not None:
+        text += f", and the params after a window up to {varied['params']:.3g} of its update"
+    return text
+
+
+def compared_params(verdict: dict) -> str:
+    """Return how the params after a window were compared; nothing where it was bit for bit."""
+    if (most := verdict.get("params_tolerance")) is None:
+        return ""
+    return f"after each replayed window, off by at most {most:.3g} of the window's update"
 
 
 def compared_messages(verdict: dict) -> str:

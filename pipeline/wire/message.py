@@ -121,11 +121,6 @@ class Form:
         return Pieces(tuple(found))
 
     @property
-    def coded(self) -> bool:
-        """Whether arrays are sent as codes."""
-        return any(leaf.dtype == np.uint8 for leaf in self.leaves if not _is_sparse(leaf))
-
-    @property
     def large(self) -> bool:
         """Whether messages are too large to hold all peers' in memory, and worked through in parts.
 

@@ -10,7 +10,6 @@ The line for people and the object for scripts are made of the same claims.
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pipeline.audit.replay import PARAMS_TOLERANCE
 from pipeline.errors import brief
 from pipeline.publication.drawn import DrawnWindow
 
@@ -52,8 +51,8 @@ class Sample(NamedTuple):
       why_not_bitwise: Why bits could not be compared, or None.
       tolerance: Largest accepted distance of a message from its replay; None where bits were
         compared.
+      params_tolerance: The same of the params after a window; None where they are exact.
       beacon: What the beacon is, or None.
-      kept: Whether messages are kept, so that params are exact whatever is sampled.
     """
 
     chosen: list[DrawnWindow]
@@ -62,7 +61,7 @@ class Sample(NamedTuple):
     seed_of: SeedOf
     why_not_bitwise: str | None
     tolerance: float | None
-    kept: bool
+    params_tolerance: float | None
     beacon: str | None = None
 
     def claim(self) -> PublicClaim:
@@ -81,6 +80,7 @@ class Sample(NamedTuple):
             "bitwise": self.why_not_bitwise is None,
             "why_not_bitwise": self.why_not_bitwise,
             "tolerance": self.tolerance,
+            "params_tolerance": self.params_tolerance,
         }
         return PublicClaim("windows", "sampled", text, values)
 
@@ -99,10 +99,9 @@ class Sample(NamedTuple):
         if self.why_not_bitwise is None:
             return f"repeat{'' if several else 's'} bit for bit"
         free = "the peers' states are not compared"
-        if not self.kept:
-            share = f"{PARAMS_TOLERANCE:.0%} of the params may be anything"
-            free = f"up to {share} after each window, and "
-            free += "drawn pieces of messages alone are compared"
+        if self.params_tolerance is not None:
+            free = f"the params after a window may be off by {self.params_tolerance:.3g} of its "
+            free += "update, and drawn pieces of messages alone are compared"
         return (
             f"compared by tolerance (distance of a message at most {self.tolerance:.3g}, within "
             f"which it may be anything; {free}), because the publisher says: "

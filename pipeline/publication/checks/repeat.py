@@ -117,10 +117,12 @@ def audit(
     )
 
 
-def replay(audited: Audited, verdict: Verdict, *, bitwise: bool) -> float | None:
-    """Replay the chosen windows; return the largest distance of a message that was accepted.
+def replay(
+    audited: Audited, verdict: Verdict, *, bitwise: bool
+) -> tuple[float | None, float | None]:
+    """Replay the chosen windows; return what distance was accepted of a message, and of params.
 
-    It is None where bits are compared.
+    Each is None where bits are compared.
 
     Raises:
       LockstepError: Something was found that the verdict does not have.
@@ -136,7 +138,7 @@ def replay(audited: Audited, verdict: Verdict, *, bitwise: bool) -> float | None
         found += replayer.window(window, peers, lambda: None)
     known = {(finding.round, finding.peer) for finding in verdict.findings}
     _refuse(f for f in found if f.applied or (f.round, f.peer) not in known)
-    return replayer.limit
+    return replayer.limit, replayer.params_limit
 
 
 def _refuse(findings: Iterable[Finding]) -> None:

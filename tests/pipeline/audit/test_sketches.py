@@ -14,8 +14,18 @@ from pipeline import runfile
 from pipeline.audit import honest, sketches
 from pipeline.audit.audit import audit
 from pipeline.audit.elsewhere import Other
-from pipeline.audit.replay import Replay, _update_that_differs
-from pipeline.audit.tolerance import LEAST, MARGIN, MOST, TOLERANCE, limit
+from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import (
+    LEAST,
+    MARGIN,
+    MOST,
+    PARAMS_LEAST,
+    PARAMS_TOLERANCE,
+    TOLERANCE,
+    distance_of_update,
+    limit,
+    params_limit,
+)
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.protocol import sketch
 from pipeline.stage.artifacts import read_json
@@ -200,15 +210,17 @@ def test_a_tolerance_is_learnt_between_two_bounds():
     assert limit(run, None, replace(varied, distance=1e-9)) == LEAST["float32"]
     assert limit(run, None, replace(varied, distance=9.0)) == MOST
     assert limit(run, None) == TOLERANCE["float32"]
+    for params, expected in ((1e-3, MARGIN * 1e-3), (1e-9, PARAMS_LEAST["float32"]), (9.0, MOST)):
+        assert params_limit(run, None, replace(varied, params=params)) == expected
+    assert params_limit(run, None, varied) == params_limit(run, None) == PARAMS_TOLERANCE["float32"]
 
 
-def test_params_that_come_of_codes_are_compared_by_the_norm_of_the_update():
+def test_params_are_compared_by_the_norm_of_the_update():
     opening, moved = {"w": np.zeros(4, np.float32)}, {"w": np.float32([3, 0, 4, 0])}
-    found = {"w": np.float32([3, 0, 4, 0.25])}  # every code of one element fell to the other side
-    assert _update_that_differs(found, moved, opening) == pytest.approx(0.05)
-    assert _update_that_differs(moved, moved, opening) == 0
-    assert _update_that_differs(found, opening, opening) == np.inf
-    assert lab("codes").programs.form.coded and not lab("dense").programs.form.coded
+    found = {"w": np.float32([3, 0, 4, 0.25])}
+    assert distance_of_update(found, moved, opening) == pytest.approx(0.05)
+    assert distance_of_update(moved, moved, opening) == 0
+    assert distance_of_update(found, opening, opening) == np.inf
 
 
 def test_other_settings_than_these_are_taken_back():
