@@ -153,7 +153,8 @@ def compared_messages(verdict: dict) -> str:
     pieces = f"pieces of {found['sketched']:,} of {found['messages']:,} are kept"
     if verdict["method"] == "bitwise":
         return f"{pieces}, {share:.2%} of their bytes; the roots over all pieces were compared"
-    return f"{pieces}, {share:.2%} of their bytes, and were compared; a lie elsewhere passes"
+    seen = "passes" if verdict.get("params_tolerance") is None else "shows only in the params"
+    return f"{pieces}, {share:.2%} of their bytes, and were compared; a lie elsewhere {seen}"
 
 
 def stated(verdict: dict) -> str:

@@ -58,7 +58,7 @@ def audited(run: runfile.Run, folder: Path) -> list[Finding]:
 
 def replayed(run: runfile.Run, folder: Path, *, bitwise: bool = False) -> list[Finding]:
     work = [(window, range(PEERS)) for window in run.snapshots().windows]
-    varied = Varied(1e-6, "other threads", 24)
+    varied = Varied(1e-6, "other threads", 24, 1e-6)
     replay = Replay(lab("dense").setup(run), Transcript(folder), bitwise, work, varied)
     return [f for some in work for f in replay.window(*some, lambda: None)]
 
@@ -159,8 +159,17 @@ def undrawn(message: list[np.ndarray], drawn: list[int], pieces: Pieces, by: flo
     return [x.reshape(np.shape(leaf)) for x, leaf in zip(flat, message, strict=True)]
 
 
-def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(tmp_path, monkeypatch):
-    """Its author knows the draw: it is made to be the same for whatever is committed to."""
+@pytest.mark.parametrize(
+    ("step", "by", "found_in", "text"),
+    [
+        (2, -3.0, 3, "a lie that no drawn piece shows came before"),
+        (4, 1.5, 4, "of the window's update from those that follow from its messages"),
+    ],
+)
+def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(
+    step, by, found_in, text, tmp_path, monkeypatch
+):
+    """By later messages or, of a last round, by the params. Everyone knows the draw beforehand."""
     real, pieces = sketch.drawn, lab("dense").programs.form.pieces
 
     def foreseen(seed, step, commitments, peer, count, number):
@@ -168,18 +177,18 @@ def test_a_lie_that_no_drawn_piece_shows_refuses_the_run_and_blames_no_peer(tmp_
 
     def false(message):
         everybody = dict.fromkeys(range(PEERS), "00" * 32)
-        drawn = real(run_of("dense").peers.seed, 2, everybody, LIAR, pieces.count, pieces.drawn)
-        return undrawn([p.true for p in message], drawn, pieces, -3.0)
+        drawn = real(run_of("dense").peers.seed, step, everybody, LIAR, pieces.count, pieces.drawn)
+        return undrawn([p.true for p in message], drawn, pieces, by)
 
     monkeypatch.setattr(sketch, "drawn", foreseen)
     monkeypatch.setitem(LIES, "sign_flip", false)
-    run = run_of("dense", {"kind": "sign_flip", "peer": LIAR, "rounds": [2, 2]})
+    run = run_of("dense", {"kind": "sign_flip", "peer": LIAR, "rounds": [step, step]})
     lab("dense").train(run, tmp_path)
     assert audited(run, tmp_path) == []
     (finding,) = replayed(run, tmp_path)
-    assert (finding.round, finding.peer, finding.kind) == (3, None, "params")
-    assert "a lie that no drawn piece shows came before" in finding.detail
-    assert [(f.round, f.peer) for f in replayed(run, tmp_path, bitwise=True)] == [(2, LIAR)]
+    assert (finding.round, finding.peer, finding.kind) == (found_in, None, "params")
+    assert text in finding.detail
+    assert [(f.round, f.peer) for f in replayed(run, tmp_path, bitwise=True)] == [(step, LIAR)]
 
 
 @pytest.mark.parametrize(
