@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import small_runs
 from pipeline import runfile
 from pipeline.runfile.fault_kinds import KINDS
 from pipeline.stage import devices
@@ -35,23 +36,7 @@ if TYPE_CHECKING:
 
 PEERS, ROUNDS, EVERY, PERCENT = 10, 12, 3, 20
 LIES = (4, 9)  # first and last round
-MODEL = {
-    "model_type": "llama",
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+MODEL = small_runs.llama(64, hidden=16, inner=32, heads=2, kv_heads=1, length=16)
 BY_QUORUM = ("no message", "two messages", "false witness")
 DRAWS = 2000  # samples of a tenth, drawn for each transcript
 DAMAGE = {"rounds": 120, "liars": [1, 4, 7], "held_out": 256}
@@ -83,64 +68,27 @@ def make_run(
     percent: int = 0,
     rounds: int = ROUNDS,
     schedule: tuple[dict, ...] = (),
-    learning_rate: float = 2e-3,
 ) -> runfile.Run:
     """A run in the form that `kind` needs."""
     needs = KINDS[kind].needs if kind else ""
-    document = {
-        "config": {
-            "warmup_time": 5,
-            "cooldown_time": 1,
-            "epoch_time": 8 if kind in ("crash", "join") else 100_000,
-            "max_round_train_time": 5,
-            "round_witness_time": 1,
-            "min_clients": 4,
-            "init_min_clients": 4,
-            "waiting_for_members_extra_time": 1,
-            "verification_percent": percent,
-            "witness_nodes": 4,
-            "total_steps": rounds,
-            "global_batch_size_start": 2 * PEERS,
-            "global_batch_size_end": 2 * PEERS,
-            "global_batch_size_warmup_tokens": 0,
-        },
-        "model": {
-            "LLM": {
-                "architecture": "HfLlama",
-                "data_type": "Pretraining",
-                "max_seq_len": 16,
-                "cold_start_warmup_steps": 0,
-                "checkpoint": {"Init": {"seed": 0, "config": MODEL}},
-                "data_location": {"Local": "."},
-                "lr_schedule": {
-                    "Constant": {
-                        "base_lr": learning_rate,
-                        "warmup_init_lr": 0.0,
-                        "warmup_steps": 0,
-                    }
-                },
-                "optimizer": {
-                    "Distro": {
-                        "clip_grad_norm": 1.0,
-                        "compression_decay": 0.999,
-                        "compression_chunk": 8,
-                        "compression_topk": 4,
-                        "quantize_1bit": needs != "values",
-                    }
-                },
-            }
-        },
-        "peers": {
-            "count": PEERS,
-            "micro_batch": 2,
-            "seed": seed,
-            "wire": "psyche" if needs == "plain" else "lockstep",
-        },
-        "links": {"tokens_per_second": 1000},
-        "faults": {"schedule": list(schedule)},
-        "witness": {"snapshot_every": EVERY},
-    }
-    return runfile.parse(document, "detection")
+    distro = {
+        "clip_grad_norm": 1.0, "compression_decay": 0.999, "compression_chunk": 8,
+        "compression_topk": 4, "quantize_1bit": needs != "values",
+    }  # fmt: skip
+    wire = "psyche" if needs == "plain" else "lockstep"
+    document = small_runs.document(
+        MODEL,
+        {"Distro": distro},
+        peers={"count": PEERS, "micro_batch": 2, "seed": seed, "wire": wire},
+        rounds=rounds,
+        batch=2 * PEERS,
+        every=EVERY,
+        epoch_time=8 if kind in ("crash", "join") else 100_000,
+        max_round_train_time=5,
+        verification_percent=percent,
+        witness_nodes=4,
+    )
+    return runfile.parse(document | {"faults": {"schedule": list(schedule)}}, "detection")
 
 
 def scheduled(kind: str, rng: random.Random) -> tuple[int, list[dict]]:

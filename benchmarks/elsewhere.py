@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import small_runs
 from pipeline import runfile
 from pipeline.stage import devices
 
@@ -32,23 +33,7 @@ if TYPE_CHECKING:
 
 PEERS, ROUNDS, EVERY, BATCH = 4, 12, 6, 16
 THREADS, FLAG = "1", "--xla_cpu_max_isa=AVX"  # of the auditor
-MODEL = {
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+MODEL = small_runs.llama(512, hidden=64, inner=176, heads=4, kv_heads=2, length=32)
 ADAM = {"AdamW": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}}
 LOCAL = {"inner_steps": 4, "inner": ADAM}
 OUTER = {"outer_learning_rate": 0.7, "outer_momentum": 0.9, "nesterov": True}
@@ -107,36 +92,15 @@ def main() -> None:
 
 def make_run(name: str, seed: int) -> runfile.Run:
     """A run of a strategy: 12 rounds, 2 windows of each peer."""
-    document = {
-        "config": {
-            "warmup_time": 5, "cooldown_time": 1, "epoch_time": 100_000,
-            "max_round_train_time": 60, "round_witness_time": 1, "min_clients": PEERS,
-            "init_min_clients": PEERS, "waiting_for_members_extra_time": 1,
-            "verification_percent": 0, "witness_nodes": 2, "total_steps": ROUNDS,
-            "global_batch_size_start": BATCH, "global_batch_size_end": BATCH,
-            "global_batch_size_warmup_tokens": 0,
-        },
-        "model": {
-            "LLM": {
-                "architecture": "HfLlama",
-                "data_type": "Pretraining",
-                "max_seq_len": 32,
-                "cold_start_warmup_steps": 0,
-                "checkpoint": {"Init": {"seed": 0, "config": MODEL}},
-                "data_location": {"Local": "."},
-                "lr_schedule": {
-                    "Constant": {"base_lr": 2e-3, "warmup_init_lr": 0.0, "warmup_steps": 0}
-                },
-                "optimizer": STRATEGIES[HALVED.get(name, name)],
-            }
-        },
-        "peers": {
-            "count": PEERS, "micro_batch": 1, "seed": seed,
-            "precision": "bfloat16" if name in HALVED else "float32",
-        },
-        "links": {"tokens_per_second": 1000},
-        "witness": {"snapshot_every": EVERY},
-    }  # fmt: skip
+    precision = "bfloat16" if name in HALVED else "float32"
+    document = small_runs.document(
+        MODEL,
+        STRATEGIES[HALVED.get(name, name)],
+        peers={"count": PEERS, "micro_batch": 1, "seed": seed, "precision": precision},
+        rounds=ROUNDS,
+        batch=BATCH,
+        every=EVERY,
+    )
     return runfile.parse(document, "elsewhere")
 
 
