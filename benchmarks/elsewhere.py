@@ -119,7 +119,6 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
     from pipeline.audit import honest
     from pipeline.audit.audit import audit as audit_all
     from pipeline.audit.replay import Replay
-    from pipeline.audit.tolerance import limit, params_limit
     from pipeline.transcript.transcript import Transcript
 
     lab = Lab(make_run(name, 0), MODEL, devices=1)
@@ -147,8 +146,8 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
                 totals["messages"] += 1
                 totals["message_bytes"] += message.bytes
                 totals["kept_bytes"] += message.held
-    accepted, true = limit(make_run(name, 0), None, varied), distances.pop("none")
-    of_params, honest_params = params_limit(make_run(name, 0), None, varied), params.pop("none")
+    accepted, true = replay.limit, distances.pop("none")
+    honest_params = params.pop("none")
     return {
         "benchmark": "elsewhere",
         "strategy": name,
@@ -163,10 +162,12 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         "limit": accepted,
         "params_elsewhere": max(honest_params),
         "params_learnt": varied and varied.params,
-        "params_limit": None if form.kept else of_params,
+        "params_limit": replay.params_limit,
         "findings": [f"{f.round} {f.peer} {f.kind}: {f.detail}" for f in found],
         "lies": {lie: _summary(those, accepted) for lie, those in distances.items()},
-        "lies_in_params": {lie: _summary(those, of_params) for lie, those in params.items()},
+        "lies_in_params": {
+            lie: _summary(those, replay.params_limit) for lie, those in params.items()
+        },
     }
 
 

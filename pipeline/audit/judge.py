@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pipeline import runfile
 from pipeline.audit import sample
-from pipeline.audit.tolerance import limit, params_limit
+from pipeline.audit.tolerance import limit
 from pipeline.audit.verdict import ComparedMessages, Finding, Replayed, Varied, Verdict, accepts
 from pipeline.transcript.transcript import Transcript
 
@@ -29,7 +29,9 @@ def judge(
     """
     repeats = repeats if why and run.workload.factory else None
     varied = varied if why and not run.workload.factory else None
-    sketched = transcript.header.sketched
+    params_tolerance = None
+    if why and transcript.header.sketched:
+        params_tolerance = limit(run, repeats, varied and varied.params)
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)
     for entry in transcript.rounds:
@@ -43,8 +45,8 @@ def judge(
         policy=run.witness.policy,
         method="tolerance" if why else "bitwise",
         why_not_bitwise=why,
-        tolerance=limit(run, repeats, varied) if why else None,
-        params_tolerance=params_limit(run, repeats, varied) if why and sketched else None,
+        tolerance=limit(run, repeats, varied and varied.distance) if why else None,
+        params_tolerance=params_tolerance,
         repeats=repeats,
         varied=varied,
         compared=_compared(transcript, replayed),

@@ -14,13 +14,7 @@ import jax
 
 from pipeline import runfile
 from pipeline.audit import sketches, verdict_text
-from pipeline.audit.tolerance import (
-    PeersOfWindows,
-    distance_of_update,
-    limit,
-    params_limit,
-    repeated,
-)
+from pipeline.audit.tolerance import PeersOfWindows, distance_of_update, limit, repeated
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
@@ -87,14 +81,16 @@ class Replay:
     @property
     def limit(self) -> float | None:
         """Largest accepted distance of a message from its replay; None where bits are compared."""
-        return None if self.bitwise else limit(self.setup.run, self.repeats, self.varied)
+        if self.bitwise:
+            return None
+        return limit(self.setup.run, self.repeats, self.varied and self.varied.distance)
 
     @property
     def params_limit(self) -> float | None:
         """Largest accepted distance of a window's last params; None where they are exact."""
         if self.merges_exactly:
             return None
-        return params_limit(self.setup.run, self.repeats, self.varied)
+        return limit(self.setup.run, self.repeats, self.varied and self.varied.params)
 
     @cached_property
     def groups(self) -> list[DeviceGroup]:

@@ -7,65 +7,47 @@ repeats an honest step of its own and measures how far its own messages are from
 nothing was measured, the bounds are fixed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.audit.verdict import Varied
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.transcript import Transcript
 
-# The largest distance (`Optimizer.compare`, or `Pieces.distance` of messages that are not kept) of
-# a sent message from the replayed one, by the precision of the gradients, where nothing is learnt.
+# The largest distance of a sent message from the replayed one (`Optimizer.compare`, or
+# `Pieces.distance` where messages are not kept; then also of the params after a window,
+# `distance_of_update`), by the precision of the gradients, where nothing is learnt.
 # docs/explanation/verification.md says what was measured.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
-# And the smallest, since two windows do not show all: honest distances have long tails, and codes,
-# signs and positions differ wholly or not at all. A message scaled by 1.01 is at 0.01.
+# And the smallest, since two windows do not show all: honest distances have long tails, and
+# codes, signs and positions differ wholly or not at all. A message scaled by 1.01 is at 0.01.
 LEAST = {"float32": 0.005, "bfloat16": 0.05}
-# The same of the params after a window, where messages are not kept (`distance_of_update`): as sums
-# over many messages, honest ones are closer.
-PARAMS_TOLERANCE = {"float32": 0.1, "bfloat16": 0.5}
-PARAMS_LEAST = {"float32": 0.002, "bfloat16": 0.02}
 SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
 PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
 
 
-def limit(run: runfile.Run, repeats: float | None, varied: Varied | None = None) -> float:
-    """Return the largest distance that is accepted.
+def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) -> float:
+    """Return the largest distance that is accepted, of a message or of the params after a window.
 
-    `repeats` is the largest among an auditor's honest repeats, None where none were taken.
+    Args:
+      run: The run.
+      repeats: The largest distance among an auditor's honest repeats; None where none were taken.
+      learnt: The largest among the auditor's honest messages, or params, of other bits; None where
+        it was not measured. A workload has none.
     """
-    return _accepted(run, TOLERANCE, LEAST, repeats, varied and varied.distance)
-
-
-def params_limit(run: runfile.Run, repeats: float | None, varied: Varied | None = None) -> float:
-    """Return the largest distance of the params after a window that is accepted.
-
-    Arguments as those of `limit`.
-    """
-    return _accepted(run, PARAMS_TOLERANCE, PARAMS_LEAST, repeats, varied and varied.params)
-
-
-def _accepted(
-    run: runfile.Run,
-    not_learnt: Mapping[str, float],
-    least: Mapping[str, float],
-    repeats: float | None,
-    learnt: float | None,
-) -> float:
-    fixed = not_learnt[run.peers.precision]
+    fixed = TOLERANCE[run.peers.precision]
     if run.workload.factory:
         return fixed if repeats is None else max(fixed, min(MOST, MARGIN * repeats))
     if learnt is None:
         return fixed
-    return min(MOST, max(least[run.peers.precision], MARGIN * learnt))
+    return min(MOST, max(LEAST[run.peers.precision], MARGIN * learnt))
 
 
 def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:

@@ -19,12 +19,9 @@ from pipeline.audit.tolerance import (
     LEAST,
     MARGIN,
     MOST,
-    PARAMS_LEAST,
-    PARAMS_TOLERANCE,
     TOLERANCE,
     distance_of_update,
     limit,
-    params_limit,
 )
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.protocol import sketch
@@ -214,14 +211,19 @@ def test_whoever_strays_alone_is_named(distances, named, astray):
 
 def test_a_tolerance_is_learnt_between_two_bounds():
     run = run_of("dense")
-    varied = Varied(2e-3, "", 1)
-    assert limit(run, None, varied) == MARGIN * 2e-3
-    assert limit(run, None, replace(varied, distance=1e-9)) == LEAST["float32"]
-    assert limit(run, None, replace(varied, distance=9.0)) == MOST
+    assert limit(run, None, 2e-3) == MARGIN * 2e-3
+    assert limit(run, None, 1e-9) == LEAST["float32"]
+    assert limit(run, None, 9.0) == MOST
     assert limit(run, None) == TOLERANCE["float32"]
-    for params, expected in ((1e-3, MARGIN * 1e-3), (1e-9, PARAMS_LEAST["float32"]), (9.0, MOST)):
-        assert params_limit(run, None, replace(varied, params=params)) == expected
-    assert params_limit(run, None, varied) == params_limit(run, None) == PARAMS_TOLERANCE["float32"]
+
+
+def test_messages_and_params_have_each_what_was_learnt_of_them(trained):
+    run, folder = trained()
+    setup, transcript = lab("dense").setup(run), Transcript(folder)
+    replay = Replay(setup, transcript, False, (), Varied(2e-3, "other threads", 24, 3e-3))
+    assert (replay.limit, replay.params_limit) == (MARGIN * 2e-3, MARGIN * 3e-3)
+    assert replace(replay, varied=None).params_limit == TOLERANCE["float32"]
+    assert replace(replay, bitwise=True).params_limit is None
 
 
 def test_params_are_compared_by_the_norm_of_the_update():
