@@ -22,7 +22,7 @@ from pipeline.protocol.pace import OnItsWay, Pace, steps_of
 from pipeline.protocol.round import Decision, Evidence, Message, Round, Travelling
 from pipeline.transcript.entry import Entry
 from tests.pipeline.protocol import records
-from tests.pipeline.protocol.test_driver import Settings, commitment
+from tests.pipeline.protocol.driver.driven_run import Settings, commitment
 from tests.pipeline.protocol.three_peers import at
 
 ENDLESS = Settings(init_min_clients=4, min_clients=3, rounds_per_epoch=100, batch=16)
