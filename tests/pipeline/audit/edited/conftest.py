@@ -1,0 +1,50 @@
+"""Two trained runs for all tests of edited transcripts: a plain one, and an eventful one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.audit.edited.audited_run import (
+    Audited,
+    flat,
+    with_checks,
+    with_joined,
+    with_late,
+    with_other,
+    with_ruling,
+    with_silent,
+)
+from tests.pipeline.swarm.simulated import BY_TIME, lab, run_of
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory) -> Audited:
+    """An honest run of 8 rounds, snapshots after 0, 4 and 8."""
+    folder, run = tmp_path_factory.mktemp("audited"), run_of("signs", verified=True)
+    lab("signs").train(run, folder)
+    return Audited(run, folder)
+
+
+@pytest.fixture(scope="session")
+def eventful(tmp_path_factory) -> Audited:
+    """A run in which there is something in every field of a round, in one round or another."""
+    faults = [
+        {"kind": "late", "peer": 2, "rounds": [1, 1]},
+        {"kind": "sign_flip", "peer": 4, "rounds": [2, 12]},
+        {"kind": "equivocation", "peer": 1, "rounds": [3, 12]},
+        {"kind": "crash", "peer": 3, "rounds": [4, 5]},
+    ]
+    times = {**BY_TIME, "witness_nodes": 0, "total_steps": 12}
+    run = run_of("signs", *faults, verified=True, **times)
+    folder = tmp_path_factory.mktemp("eventful")
+    entries = lab("signs").train(run, folder).transcript.rounds
+    for there in (with_late, with_other, with_ruling, with_silent, with_joined, with_checks):
+        assert any(there(flat(entry.model_dump(mode="json"))) for entry in entries), there
+    return Audited(run, folder)
+
+
+@pytest.fixture
+def transcript(audited, tmp_path) -> Path:
+    """A copy to tamper with."""
+    return shutil.copytree(audited.folder, tmp_path / "transcript")
