@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.audit import rerun_bundle
 from pipeline.errors import LockstepError
-from tests.pipeline.audit.test_bundle import FLIP, bundles, seal
+from tests.pipeline.audit.bundle.bundled_run import FLIP, bundles, seal
 
 VALUES = [
     -1,

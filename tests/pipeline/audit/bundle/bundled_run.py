@@ -1,0 +1,58 @@
+"""A trained and audited run of which only verdict and bundles are left, and edits of a bundle."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.audit import bundle
+from pipeline.stage.artifacts import read_json, write_json
+from pipeline.stage.keys import PROJECT
+from tests import tiny
+
+FLIP = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}
+OPENING = "transcript/snapshots/00000"
+
+
+def bundles(folder: Path, **changes: object) -> tuple[dict, dict[str, Path]]:
+    """Trains and audits a run; leaves its verdict and, elsewhere, its bundles, and nothing else."""
+    run_file, root, kept = folder / "run.toml", folder / "root", folder / "elsewhere"
+    tiny.write_run(run_file, tiny.run_document(tiny.write_data(folder / "tokens"), **changes))
+    tiny.make(run_file, root, "download", "convert", "train", "witness")
+    verdict = read_json(root / "data/verdict/verdict.json")
+    shutil.copytree(root / "data/verdict/bundles", kept)
+    for gone in (root, folder / "tokens"):
+        shutil.rmtree(gone)
+    return verdict, {path.name: path for path in sorted(kept.iterdir())}
+
+
+def replay(path: Path, **environment: str) -> subprocess.CompletedProcess:
+    """The command, as a third party gives it: where there is no data of the run."""
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", "replay", path],
+        cwd=path.parent,
+        env=tiny.environment(PROJECT) | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def change_json(path: Path, change: Callable[[dict], object]) -> None:
+    said = read_json(path)
+    change(said)
+    write_json(path, said)
+
+
+def seal(folder: Path) -> None:
+    """Makes bundle.json list the files as they are: whoever changes them can do that too."""
+    change_json(folder / bundle.MANIFEST, lambda said: said.update(files=bundle.listing(folder)))
+
+
+def change_said(folder: Path, change: Callable[[dict], object]) -> None:
+    change_json(folder / bundle.MANIFEST, change)
+
+
+def found(**said: object) -> Callable[[Path], None]:
+    """Changes what bundle.json says was found."""
+    return lambda folder: change_said(folder, lambda old: old["findings"][0].update(said))

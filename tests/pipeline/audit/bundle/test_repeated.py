@@ -1,0 +1,131 @@
+"""A finding is repeated with its bundle alone, which holds what that needs and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import runfile
+from pipeline.__main__ import app
+from pipeline.audit import bundle, rerun_bundle
+from pipeline.stage.keys import PROJECT
+from pipeline.weights.trees import load_nested
+from tests import tiny
+from tests.pipeline.audit.bundle.bundled_run import FLIP, OPENING, bundles, found, replay, seal
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
+    """The run of `flipped` with dense messages, which are not kept."""
+    changes = {"faults__schedule": [FLIP], "model__LLM__optimizer": tiny.ADAMW}
+    return bundles(tmp_path_factory.mktemp("dense"), **changes)
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
+    """A verifier accuses an honest peer, and another peer sends what it did not commit to."""
+    return bundles(
+        tmp_path_factory.mktemp("verified"),
+        config__verification_percent=34,
+        config__min_clients=3,
+        config__init_min_clients=3,
+        config__global_batch_size_start=6,
+        config__global_batch_size_end=6,
+        peers__count=5,
+        faults__schedule=[
+            {"kind": "false_verifier", "peer": 0, "rounds": [1, 6]},
+            {"kind": "wrong_hash", "peer": 4, "rounds": [1, 6]},
+        ],
+    )
+
+
+def test_a_finding_is_confirmed_with_the_bundle_alone(flipped):
+    verdict, found = flipped
+    names = {finding["bundle"] for finding in verdict["findings"]}
+    assert names == {f"bundles/{name}" for name in found} == {"bundles/00001-00003-peer-01"}
+    done = replay(found["00001-00003-peer-01"])
+    assert (done.returncode, done.stderr) == (0, "")
+    (finding,) = verdict["findings"]
+    assert done.stdout.splitlines() == [
+        f"peer 1, round 2, message: {finding['detail']}",
+        f"  found here: round 2, message: {finding['detail']}",
+        "  confirmed",
+        "1 of 1 findings confirmed, compared bit for bit",
+    ]
+
+
+def test_elsewhere_it_is_confirmed_within_a_tolerance_and_says_why(flipped):
+    flags = f"{tiny.environment(PROJECT)['XLA_FLAGS']} --xla_cpu_enable_fast_math=false"
+    done = replay(flipped[1]["00001-00003-peer-01"], XLA_FLAGS=flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n  confirmed\n" in done.stdout
+    assert "compared within a tolerance of 0.05, because xla_flags is" in done.stdout
+
+
+def test_it_holds_what_the_replay_needs_and_nothing_else(flipped):
+    (path,) = flipped[1].values()
+    assert set(tiny.contents(path)) == {
+        "bundle.json",
+        "run.json",
+        "tokens.safetensors",
+        "transcript/header.json",
+        "transcript/rounds.jsonl",
+        "transcript/payloads/00001.bin",
+        f"{OPENING}/state.json",
+        f"{OPENING}/params.safetensors",
+        f"{OPENING}/shared.safetensors",
+        f"{OPENING}/own-001.safetensors",
+        "transcript/snapshots/00003/state.json",
+        "transcript/snapshots/00003/params.safetensors",
+        "transcript/snapshots/00003/shared.safetensors",
+    }
+    assert len((path / "transcript/rounds.jsonl").read_text().splitlines()) == 3
+    tokens = load_nested(path / "tokens.safetensors")
+    assert tokens["rows"].shape == (tokens["indices"].size, 16) == (6, 16)  # 2 in each of 3 rounds
+
+
+def test_where_messages_are_not_kept_it_holds_all_peers(dense, capsys):
+    verdict, found = dense
+    (path,) = found.values()
+    assert verdict["findings"][0]["bundle"] == f"bundles/{path.name}"
+    names = set(tiny.contents(path))
+    assert {f"{OPENING}/own-{peer:03}.safetensors" for peer in (0, 1)} <= names
+    assert "transcript/payloads/00001.bin" in names  # of sketches
+    assert rerun_bundle.show(path, 1) == 0
+    assert "1 of 1 findings confirmed, compared bit for bit" in capsys.readouterr().out
+
+
+def test_a_false_check_is_repeated_by_taking_the_step_of_the_accused(verified, capsys):
+    verdict, found = verified
+    (finding,) = [f for f in verdict["findings"] if f["kind"] == "check"]
+    path = found[Path(finding["bundle"]).name]
+    accused = finding["detail"].split()[5]
+    assert f"recomputed the step of peer {accused} as" in finding["detail"] and finding["peer"] == 0
+    owned = [name for name in tiny.contents(path) if "own-" in name]
+    assert owned == [f"{OPENING}/own-{int(accused):03}.safetensors"]
+    assert rerun_bundle.show(path, 1) == 0
+    assert capsys.readouterr().out.count(finding["detail"]) == 2
+
+
+def test_another_payload_than_was_committed_to_is_repeated_without_training(verified, capsys):
+    verdict, found = verified
+    (finding,) = [f for f in verdict["findings"] if f["kind"] == "commitment"]
+    path = found[Path(finding["bundle"]).name]
+    assert verdict["accepted"] and finding["peer"] == 4
+    names = set(tiny.contents(path))
+    assert not any("snapshots" in name for name in names) and "tokens.safetensors" not in names
+    assert rerun_bundle.show(path, 1) == 0
+    assert "1 of 1 findings confirmed, by decoding what was sent" in capsys.readouterr().out
+
+
+def test_the_command_exits_with_one_where_a_finding_is_not_confirmed(folder, capsys):
+    found(round=1)(folder)
+    seal(folder)
+    with tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        app(["replay", str(folder)])
+    printed = capsys.readouterr()
+    assert (caught.value.code, printed.err) == (1, "")
+    assert "  not confirmed" in printed.out.splitlines()
+
+
+def test_a_name_tells_the_rounds_and_the_peer():
+    assert bundle.name(runfile.Window(51, 100), 2) == "bundles/00051-00100-peer-02"
