@@ -1,4 +1,4 @@
-"""Forged publications, every hash, key and card of which their author made agree."""
+"""Forged weights, rounds, states, verdicts and run files, where every hash and key agrees."""
 
 import gzip
 import json
@@ -16,24 +16,29 @@ from flax.traverse_util import unflatten_dict
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
-from pipeline.programs import held_out
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import consensus, driver
-from pipeline.publication import commands, layout, packed, publish
+from pipeline.publication import commands, layout, packed
 from pipeline.publication.fetch import Limits
 from pipeline.publication.reader import ReaderAsks
-from pipeline.stage.artifacts import read_json, sha256_file
+from pipeline.stage.artifacts import read_json
 from pipeline.swarm import begin
-from pipeline.tasks import scores
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.follow import begin_round
-from pipeline.weights import exported, hf
+from pipeline.weights import hf
 from pipeline.weights.trees import load_arrays, save_tree
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
 from tests import tiny
-from tests.pipeline import finished_run, trained_run
+from tests.pipeline.publication.forged.changes import (
+    HEADER,
+    SNAPSHOT,
+    another_machine,
+    change_run,
+    new_transcript_hash,
+    other_rate,
+)
 from tests.pipeline.publication.published_run import (
     LIMITS,
     TRANSCRIPT,
@@ -45,18 +50,7 @@ from tests.pipeline.publication.published_run import (
     flip,
     forge,
     refusal,
-    rounds_sha256,
-    verify,
 )
-
-HEADER = f"{TRANSCRIPT}/header.json"
-SNAPSHOT = f"{TRANSCRIPT}/snapshots/{{:05}}/state.json"
-
-
-@pytest.fixture
-def folder(published, tmp_path) -> Path:
-    """A copy of a publication with all windows, to change."""
-    return shutil.copytree(published.whole, tmp_path / "folder")
 
 
 def other_weights(folder: Path) -> None:
@@ -71,20 +65,6 @@ def other_weights_and_their_hash(folder: Path) -> None:
     change_json(f"{TRANSCRIPT}/snapshots/00006/state.json", lambda s: s.update(params=found))(
         folder
     )
-
-
-def other_rate(tables: dict) -> None:
-    tables["model"]["LLM"]["lr_schedule"]["Cosine"]["base_lr"] = 4e-3
-
-
-def change_run(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """Another run file, in the transcript's header too."""
-
-    def changed(folder: Path) -> None:
-        change_json(layout.RUN, change)(folder)
-        change_json(HEADER, lambda header: change(header["run"]))(folder)
-
-    return changed
 
 
 def other_seed(tables: dict) -> None:
@@ -111,10 +91,6 @@ def larger_model(tables: dict) -> None:
 
 def other_theta(tables: dict) -> None:
     tables["model"]["LLM"]["checkpoint"]["Init"]["config"]["rope_theta"] = 500000.0
-
-
-def another_machine(header: dict) -> None:
-    header["environment"] |= {"platform": "gpu", "device_kind": "NVIDIA H100 80GB HBM3"}
 
 
 def back_door(folder: Path) -> None:
@@ -232,48 +208,10 @@ def change_token(tensors: dict) -> None:
     tensors["rows"][:, 3] = (tensors["rows"][:, 3] + 1) % 64
 
 
-def new_transcript_hash(folder: Path) -> None:
-    """The verdict is of the rounds as they are."""
-    found = rounds_sha256(folder)
-    change_json(layout.VERDICT, lambda v: v.update(transcript=found, sample_seed=found))(folder)
-
-
 def change_commitment(folder: Path) -> None:
     """One message of the first window, which is not published, is committed to as another."""
     change_round(folder, 2, lambda e: e["evidence"]["messages"]["0"].update(commitment="ab" * 32))
     new_transcript_hash(folder)
-
-
-def change_card(folder: Path, pattern: str, said: str) -> None:
-    path = folder / "README.md"
-    text, count = re.subn(pattern, said, path.read_text(), count=1)
-    assert count
-    path.write_text(text)
-
-
-def better(name: str, value: object) -> Callable[[Path], None]:
-    """Another number in evaluate.json."""
-
-    def changed(folder: Path) -> None:
-        for file in (layout.EVALUATED, layout.RESULTS):
-            change_json(file, lambda e: e.update({name: value}))(folder)
-
-    return changed
-
-
-def no_loss(folder: Path) -> None:
-    names = ("held_out_loss", "perplexity", "bits_per_byte")
-    for file in (layout.EVALUATED, layout.RESULTS):
-        change_json(file, lambda e: e.update(dict.fromkeys(names)))(folder)
-
-
-def without_results(folder: Path) -> None:
-    change_card(folder, "(?s)model-index:.*?---\n", "---\n")
-
-
-def fewer_rows(tensors: dict) -> None:
-    for name, array in tensors.items():
-        tensors[name] = array[:2]
 
 
 def append(path: Path, data: bytes) -> None:
@@ -363,58 +301,6 @@ FORGED = {
         other_seed_and_its_hash,
         "round 3, params: the params at the snapshot are ",
     ),
-    "a better loss": (
-        better("held_out_loss", 1.0),
-        "proof/evaluate.json: held_out_loss is 1.0000, expected ",
-    ),
-    "a better perplexity": (
-        better("perplexity", 1.05),
-        "proof/evaluate.json: perplexity is 1.0500, expected ",
-    ),
-    "more tokens": (
-        better("tokens", 10**9),
-        "proof/evaluate.json: tokens is 1000000000, expected 60 as measured here",
-    ),
-    "more sequences": (
-        better("sequences", 10**6),
-        "proof/evaluate.json: sequences is 1000000, expected 4 as measured here",
-    ),
-    "bits per byte without a tokenizer": (
-        better("bits_per_byte", 1.0),
-        "proof/evaluate.json: bits_per_byte is 1.0000, expected null as measured here",
-    ),
-    "a text for a perplexity": (
-        better("perplexity", "a" * 3000),
-        "proof/evaluate.json: perplexity is ",
-    ),
-    "no loss though something was held out": (
-        no_loss,
-        "proof/evaluate.json: held_out_loss is null, expected ",
-    ),
-    "fewer held-out sequences": (
-        change_tensors(layout.HELD_OUT, fewer_rows),
-        "proof/evaluate.json: ",
-    ),
-    "other held-out sequences than the first": (
-        change_tensors(layout.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
-        "proof/held_out.safetensors: 4 sequences up to 4, expected at most the first 4",
-    ),
-    "scores in one file of the two": (
-        change_json(layout.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
-        "proof/results.json: other numbers than proof/evaluate.json, expected the same",
-    ),
-    "a base model that the run did not begin with": (
-        change_json(layout.SOURCE, lambda s: s.update(repo_id="meta/large", commit="ab" * 20)),
-        "proof/source.json: repo_id is 'meta/large', expected None as in proof/run.json",
-    ),
-    "other token ids where a text begins": (
-        change_json("generation_config.json", lambda g: g.update(bos_token_id=3)),
-        "generation_config.json: ",
-    ),
-    "other tables than the run file's in a made file": (
-        change_json(layout.made("train"), lambda m: m["tables"]["peers"].update(count=9)),
-        "proof/made/train.json: [peers] is ",
-    ),
     "messages of nobody": (
         lambda folder: append(folder / TRANSCRIPT / "payloads/00004.bin", bytes(10**6)),
         "payloads/00004.bin: 100",
@@ -451,212 +337,10 @@ def test_rounds_that_do_not_unpack_are_refused(folder, data, said):
         commands._verify(str(folder), folder.parent, Limits(0.005, LIMITS.network), ReaderAsks())
 
 
-CARDS = {
-    "a better loss": (
-        ("(held_out_loss\n +value:) [0-9.]+", r"\1 1.0"),
-        "README.md: held_out_loss of held_out is 1.0 in its model-index, expected ",
-    ),
-    "a better perplexity": (
-        ("(type: perplexity\n +value:) [0-9.]+", r"\1 1.05"),
-        "README.md: perplexity of held_out is 1.05 in its model-index, expected ",
-    ),
-    "a better loss, twice said": (
-        ("(held_out_loss\n( +)value:)", r"\1 1.0\n\2value:"),
-        "README.md: its front matter is not as the stages export and report write",
-    ),
-    "another name of the perplexity": (
-        ("name: perplexity per token", "name: MMLU, accuracy"),
-        "README.md: perplexity of held_out has another name in its model-index, expected ",
-    ),
-    "a score that nobody measured": (
-        ("type: held_out\n", "type: mmlu\n"),
-        "README.md: held_out_loss of mmlu is ",
-    ),
-    "no results": (
-        ("(?s)model-index:.*?---\n", "---\n"),
-        "README.md: ",
-    ),
-    "a word of praise": (
-        ("\n## Data\n", "\nAudited by an independent lab; MMLU 91.2.\n\n## Data\n"),
-        "README.md: line ",
-    ),
-    "a heading": (("\n# llama, ", "\n# GPT-5, "), "expected '# llama, "),
-    "a word at the end": (("\\Z", "trust me\n"), "README.md: line "),
-}
-
-
-@pytest.mark.parametrize("case", CARDS)
-def test_a_card_of_which_a_word_was_changed_is_not_verified(folder, case):
-    (pattern, said), expected = CARDS[case]
-    change_card(folder, pattern, said)
-    forge(folder, card=False)
-    assert expected in refusal(folder)
-
-
-def test_a_card_of_other_weights_is_not_verified(folder):
-    text = (folder / "README.md").read_text()
-    weights = sha256_file(folder / "model.safetensors")
-    (folder / "README.md").write_text(text.replace(weights, "0" * 64))
-    forge(folder, card=False)
-    assert refusal(folder).startswith("README.md: another SHA-256 of model.safetensors, expected")
-
-
 def test_a_second_half_of_another_run_is_not_verified(published, folder, tmp_path):
     splice(published.of_another_seed(tmp_path / "other"))(folder)
     forge(folder)
     assert "round 3, params: the params at the snapshot are " in refusal(folder)
-
-
-# ---- What is not found, and is named as not proven ----
-
-
-def test_a_header_that_names_another_machine_changes_the_exit_status_and_the_line(folder, capsys):
-    change_json(HEADER, another_machine)(folder)
-    forge(folder)
-    verified = verify(folder)
-    assert not verified.bitwise
-    assert verified.claim("weights").values["chain"]  # on any machine
-    line = verified.line()
-    assert line.startswith("consistent within a tolerance, not verified: ")
-    assert (
-        "compared by tolerance (distance of a message at most 0.05, within which it may be "
-        "anything; the peers' states are not compared), because the publisher says: device_kind is "
-        "'cpu' here, was 'NVIDIA H100 80GB HBM3' in training"
-    ) in line
-
-
-def of_rounds(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    def changed(folder: Path) -> None:
-        for number in range(1, 7):
-            change_round(folder, number, change)
-        new_transcript_hash(folder)
-
-    return changed
-
-
-def own_draw(folder: Path) -> None:
-    """The author's own seed and percent of the audit, and its verdict."""
-    sample = {"seed": "of the author's own", "replay_percent": 0.0}
-    change_json(layout.RUN, lambda tables: tables["witness"].update(sample))(folder)
-    verdict = {"replayed_windows": [], "sample_seed": sample["seed"], "sample_seed_of": "auditor"}
-    change_json(layout.VERDICT, lambda v: v.update(verdict))(folder)
-
-
-def other_words(folder: Path) -> None:
-    """A tokenizer whose words mean other tokens than those of the training."""
-    add("tokenizer.json")(folder)
-    tokenizer = trained_run.make_tokenizer()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    data = held_out.HeldOutRows(load_arrays(folder / layout.HELD_OUT)["rows"], ("inputs",))
-    loss = read_json(folder / layout.EVALUATED)["held_out_loss"]
-    for name, value in held_out.numbers(loss, data, tokenizer, []).items():
-        better(name, value)(folder)
-    name = layout.made("export")
-    here = entry(folder / "tokenizer.json")
-    change_json(name, lambda m: m["files"].update({"tokenizer.json": here}))(folder)
-
-
-def other_packages(folder: Path) -> None:
-    for stage in layout.STAGES:
-        change_json(layout.made(stage), invented)(folder)
-
-
-def invented(made: dict) -> None:
-    made["environment"]["jax"] = "9.9"
-    made["content"] |= {"pipeline/train.py": "ab" * 32}
-
-
-def easiest(tensors: dict) -> None:
-    for name in tensors:
-        tensors[name] = tensors[name].copy()
-    tensors["rows"][:] = tensors["rows"][0]
-
-
-def measured_on(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """Other held-out rows, and the loss that is measured on them."""
-
-    def changed(folder: Path) -> None:
-        change_tensors(layout.HELD_OUT, change)(folder)
-        rows_NW = load_arrays(folder / layout.HELD_OUT)["rows"]
-        model = exported.read(folder, scan=False)
-        data = held_out.HeldOutRows(rows_NW, ("inputs",))
-        run = runfile.parse(read_json(folder / layout.RUN), "run.json")
-        with tiny.like_a_process():
-            loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
-        found = held_out.numbers(loss, data, None, [])
-        for name, value in found.items():
-            better(name, value)(folder)
-
-    return changed
-
-
-def one_row(tensors: dict) -> None:
-    for name, array in tensors.items():
-        tensors[name] = array[:1]
-
-
-def invented_score(folder: Path) -> None:
-    task = json.loads(json.dumps(scores.report(finished_run.NEXT_LINE)))
-    change_json(layout.RESULTS, lambda r: r.update(tasks=[task]))(folder)
-    flat = scores.flat(finished_run.NEXT_LINE)
-    change_json(layout.EVALUATED, lambda e: e.update(tasks={"next_line": flat}))(folder)
-
-
-def another_release(folder: Path) -> None:
-    change_json(layout.MANIFEST, lambda m: m.update(release="9.9.9"))(folder)
-    change_card(folder, "\n## Data\n", "\nAudited by an independent lab.\n\n## Data\n")
-
-
-NAMED = {
-    "other losses in all rounds": (
-        of_rounds(lambda entry: entry.update(loss=0.5)),
-        "losses while training",
-    ),
-    "the author's own draw of the audit": (
-        own_draw,
-        "that the author's audit replayed 0 windows",
-    ),
-    "another source of the data": (
-        change_json(layout.SHARDS, lambda s: s["source"].update(read="FineWeb-Edu")),
-        "where the sequences come from",
-    ),
-    "other packages and code": (other_packages, "with what code and packages"),
-    "a tokenizer of other words": (other_words, "tokenizer.json"),
-    "a score that nobody measured": (invented_score, "the scores of next_line"),
-    "one held-out sequence": (
-        measured_on(one_row),
-        "measured again on 1 sequence of the 4 asked for;",
-    ),
-    "the same held-out sequence four times": (
-        measured_on(easiest),
-        "measured again on 4 sequences, of which only 1 differ;",
-    ),
-    "a card of another release": (
-        another_release,
-        "the text of the card, which release 9.9.9 wrote",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NAMED)
-def test_what_nobody_can_find_is_named_as_not_proven(folder, case):
-    change, said = NAMED[case]
-    change(folder)
-    forge(folder, card=change is not another_release)
-    assert said in verify(folder).line()
-
-
-def test_easy_held_out_sequences_are_found_by_a_reader_with_the_same_data(published, folder):
-    measured_on(easiest)(folder)
-    forge(folder)
-    said = refusal(folder, shards=published.root / "data/shards")
-    assert said.startswith("proof/held_out.safetensors: other sequences than those of ")
-
-
-def test_a_draw_by_the_authors_own_seed_is_said_to_be_that(published, tmp_path):
-    tried = tmp_path / "tried"
-    publish.write(tried, published.run_file, published.root, 1, "mine")
-    assert "drawn by the transcript's hash and the author's own seed" in verify(tried).line()
 
 
 @pytest.mark.soak  # compiles another program
