@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import runfile
+from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.publication import commands, layout, packed, publish
 from pipeline.publication.checks import card_again, unpacked
@@ -73,6 +74,13 @@ def verify(source: Path | str, **asked: object):
             return commands._verify(str(source), root, LIMITS, ReaderAsks(**asked))
     finally:
         assert not root.exists()  # nothing of a folder is copied, or left
+
+
+def print_of(capsys, *arguments: str) -> tuple[int, str]:
+    """The exit status of the command, and what it prints."""
+    with tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        app(list(arguments))
+    return caught.value.code, capsys.readouterr().out
 
 
 def refusal(source: Path, **asked: object) -> str:

@@ -1,0 +1,119 @@
+"""What `verify` prints and leaves, whatever the publication or its server is."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline.__main__ import app
+from pipeline.publication import commands, layout
+from pipeline.publication.checks import verify as verifying
+from pipeline.publication.checks.measured import Measured
+from pipeline.publication.reader import ReaderAsks
+from pipeline.stage.keys import PROJECT
+from pipeline.weights import hf
+from tests import tiny
+from tests.pipeline.publication.published_run import LIMITS, flip, print_of, verify
+from tests.servers.files import Files
+from tests.servers.misbehaviour import Misbehaviour, silent, untagged
+
+
+def test_the_command_says_why_and_exits_with_one(folder, capsys):
+    flip("README.md")(folder)
+    code, said = print_of(capsys, "verify", str(folder))
+    assert code == 1 and said.startswith("not verified: README.md: found ")
+    code, said = print_of(capsys, "verify", str(folder), "--json")
+    said = json.loads(said)
+    assert (code, said["verified"], said["claims"]) == (1, False, {})
+
+
+def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published):
+    values = verify(published.folder).claim("held_out").values
+    assert values["loss"] > 0
+    assert (values["sequences"], values["different"], values["asked"]) == (4, 4, 4)
+    for held, said in (
+        (Measured(1.5, 14, 14, 64), "1.5000 measured again on 14 sequences of the 64 asked for"),
+        (Measured(1.5, 64, 1, 64), "1.5000 measured again on 64 sequences, of which only 1 differ"),
+    ):
+        assert verifying._held_out(held).text.endswith(said)
+    assert set(layout.COMPANIONS) == set(hf.COMPANIONS)
+
+
+def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
+    code, said = print_of(capsys, "verify", str(published.folder), "--json")
+    said = json.loads(said)
+    assert (code, said["verified"], said["bitwise"], said["reason"]) == (0, True, True, None)
+    assert {name: claim["is"] for name, claim in said["claims"].items()} == {
+        "files": "proven",
+        "start": "proven",
+        "weights": "proven",
+        "windows": "sampled",
+        "held_out": "proven",
+        "card": "proven",
+        "generation_config.json": "proven",
+        "other_windows": "stated",
+        "verdict": "stated",
+        "losses": "stated",
+        "keys": "stated",
+        "data": "stated",
+    }
+
+
+def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_were_asked_for(
+    tmp_path, capsys
+):
+    with Files().serving() as server, tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+        server.faults.append(Misbehaviour(silent))
+        limits = ["--attempts", "2", "--stall-seconds", "0.1", "--root", str(tmp_path)]
+        app(["verify", f"{server.address}/x?signature=secret", *limits])
+    said, asked = capsys.readouterr(), f"{server.address}/x/proof/publication.json?..."
+    assert said.err.splitlines() == [
+        f"verify: asks {asked}, at most 2 times for 0.1 s",
+        f"{asked} timed out; asks again, 1 attempts are left",
+    ]
+    assert said.out == (
+        f"not verified: {asked} timed out, expected an answer within 2 attempts; run again\n"
+    )
+    paths = {path for _, path, _ in server.seen}
+    assert paths == {"/x/proof/publication.json?signature=secret"}
+    assert caught.value.code == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_list_of_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):
+    with Files().serving() as server:
+        server.put(layout.MANIFEST, b" " * (2**20 + 1))
+        _, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
+    assert said.endswith("a listing of over 1048576 bytes, expected less\n")
+
+
+def test_a_wrong_name_makes_no_folder(tmp_path, capsys):
+    code, said = print_of(capsys, "verify", "no-such-name", "--root", str(tmp_path))
+    assert code == 1 and said.startswith("not verified: no-such-name: no such folder, expected")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_sigterm_cuts_off_leaves_downloads_alone_and_goes_on_with_them(published, tmp_path):
+    root = tmp_path / "reader"
+    with Files(bytes_per_second=2e4).serving() as server:
+        server.add(published.folder)
+        server.faults.append(Misbehaviour(untagged))
+        command = [sys.executable, "-m", "pipeline", "verify", server.address, "--root", str(root)]
+        with subprocess.Popen(
+            command, cwd=PROJECT, env=tiny.environment(PROJECT), stderr=subprocess.PIPE, text=True
+        ) as process:
+            while not server.sent.get("model.safetensors"):
+                time.sleep(0.01)
+            process.terminate()
+            said = process.stderr.read()
+        assert said.endswith(
+            "SIGTERM received; the same command begins again, and fetches no byte twice\n"
+        )
+        assert process.returncode == 143
+        assert [path.name for path in (root / "data").iterdir()] == ["store"]
+        server.bytes_per_second = None
+        with tiny.like_a_process():
+            assert commands._verify(server.address, root, LIMITS, ReaderAsks()).bitwise
+        sizes = {name: len(content) for name, content in server.files.items()}
+        assert server.sent["model.safetensors"] < 2 * sizes["model.safetensors"]
