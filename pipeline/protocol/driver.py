@@ -4,6 +4,7 @@ A `Round` is a pure function of the run's settings, its seed and the rounds befo
 is a pure function of the round and its `Evidence`. An auditor recomputes both and compares.
 """
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -231,8 +232,9 @@ def finish_round(
     missing = round_.spans.keys() - set(arrived(round_, evidence, limit))
     times = [*evidence.arrivals.values(), *(check.seconds for check in evidence.checks)]
     times += [one.seconds for one in round_.travelling.values()]
-    waited = bool(missing or evidence.silent or max(times) > limit)
-    train_seconds = float(limit if waited else max(times))
+    last = max(times, default=math.inf)  # of none, where all that travels is of other fragments
+    waited = bool(missing or evidence.silent or last > limit)
+    train_seconds = float(limit if waited else last)
 
     spoke = state.since + train_seconds
     if waited:

@@ -169,3 +169,5 @@ def _verify(
             if where not in (None, Path()):  # names files as the publication does
                 text = text.replace(f"{where}/", "")
         raise LockstepError(brief(text, LONGEST)) from error
+    except RecursionError as error:  # a stranger's lists, hundreds deep
+        raise LockstepError(f"{source}: {error}, expected no lists as deep in it") from error

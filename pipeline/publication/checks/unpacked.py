@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.errors import LockstepError
 from pipeline.publication import packed
 from pipeline.publication.layout import TRANSCRIPT, Publication, PublishedFile
 from pipeline.stage.artifacts import link, sha256_file, writes
@@ -38,6 +39,8 @@ def unpack(
         else:
             packed.unpack(folder / name, target, most)
             file = PublishedFile(bytes=target.stat().st_size, sha256=sha256_file(target))
+        if file.bytes > most:
+            raise LockstepError(f"{name}: {file.bytes} bytes, expected at most {most} besides others")
         most -= file.bytes
         files[original] = file
     return Unpacked(place, files)

@@ -154,6 +154,16 @@ def test_a_late_message_waits_for_the_turn_of_its_fragment_and_its_peer_does_not
     assert (decision.late, decision.travelling) == ((3,), ())
 
 
+def test_a_round_in_which_nobody_trains_and_nothing_is_merged_lasts_its_time():
+    """All messages of round 1 travel on, and their fragment's turn is round 4."""
+    pace = replace(PACE, fragments=3, quorum=1)
+    rounds, decisions, _ = take(begun(pace), dict.fromkeys(range(4), 99.0), {}, {}, {})
+    assert decisions[0].travelling == (0, 1, 2, 3)
+    assert not rounds[1].spans and not rounds[2].spans
+    assert [decision.train_seconds for decision in decisions] == [30.0, 30.0, 30.0, 3.0]
+    assert [decision.applied for decision in decisions] == [(), (), (), (0, 1, 2, 3)]
+
+
 def test_two_messages_of_a_peer_may_be_on_their_way_of_different_fragments():
     pace = replace(PACE, fragments=3)
     rounds, decisions, progress = take(begun(pace), {3: 5.0}, {}, {3: 5.0})

@@ -1,0 +1,60 @@
+"""Files of a publication that would take a reader's memory or time, or end in a traceback."""
+
+import gzip
+
+import pytest
+import yaml
+
+from pipeline.errors import LockstepError
+from pipeline.publication import commands, fetch
+from pipeline.publication.checks import results, unpacked
+from pipeline.publication.checks.results import Evaluated
+from pipeline.publication.layout import ROUNDS, TRANSCRIPT, Publication
+from pipeline.tokens.rows import PLAIN
+from tests.pipeline.publication.published_run import entry, verify
+
+EVALUATED = Evaluated(
+    held_out_loss=1.0,
+    perplexity=2.7,
+    bits_per_byte=None,
+    sequences=1,
+    tokens=1,
+    bytes=None,
+    tasks={},
+)
+
+
+def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
+    value = ["x"] * 10
+    for _ in range(12):
+        value = [value] * 10
+    metric = {"name": "loss", "type": "held_out_loss", "value": value}
+    result = {"task": {"type": "t"}, "dataset": {"name": "d", "type": "held_out"}}
+    index = [{"name": "m", "results": [result | {"metrics": [metric]}]}]
+    front = yaml.safe_dump({results.INDEX: index}, sort_keys=False)
+    assert len(front) < 4000
+    with pytest.raises(LockstepError, match="front matter is not as the stages export and report"):
+        results.check(f"---\n{front}---\n", EVALUATED)
+
+
+def test_what_is_unpacked_last_has_only_what_other_files_leave(tmp_path):
+    """A negative rest would mean that a packed file may have any size."""
+    files = {f"{TRANSCRIPT}/header.json": bytes(1000), ROUNDS: gzip.compress(bytes(10**6))}
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    listed = {name: entry(tmp_path / name) for name in files}
+    publication = Publication(
+        format=2, release="0", windows=1, seed=None, columns=PLAIN, files=listed
+    )
+    with pytest.raises(LockstepError, match="header.json: 1000 bytes, expected at most 998"):
+        unpacked.unpack(tmp_path, tmp_path / "aside", publication, set(), 998)
+
+
+def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
+    def found(*_: object):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(fetch, "find", found)
+    with pytest.raises(LockstepError, match="maximum recursion depth exceeded, expected no lists"):
+        verify(tmp_path / "published")
