@@ -338,7 +338,7 @@ class WindowReplay:
             self.transcript.agreed(step, like)[0]
             for step in (self.window.opening, self.window.last)
         )
-        distance, most = distance_of_update(params, closing, opening), self.params_limit
+        distance, most = distance_of_update(closing, params, opening), self.params_limit
         if not distance <= most:
             text = f"the params are at distance {distance:.3g} of the window's update from those "
             text += f"that follow from its messages, expected at most {most:.3g}"

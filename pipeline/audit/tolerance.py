@@ -53,7 +53,8 @@ def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) 
 def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:
     """Return how far params are from the expected ones, relative to what a window changed them by.
 
-    |found - expected| / |expected - opening|, over all elements.
+    |found - expected| / |expected - opening|, over all elements. The expected ones are the
+    auditor's, or an author's larger update would seem nearer than it is.
     """
     off, moved = _far(found, expected), _far(expected, opening)
     if not off:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -28,6 +29,7 @@ from pipeline.protocol import sketch
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.lies import LIES
 from pipeline.transcript.transcript import Transcript
+from pipeline.weights.trees import save_tree
 from pipeline.wire.pieces import Pieces
 from tests.pipeline.swarm.simulated import PEERS, lab, run_of
 
@@ -232,6 +234,18 @@ def test_params_are_compared_by_the_norm_of_the_update():
     assert distance_of_update(found, moved, opening) == pytest.approx(0.05)
     assert distance_of_update(moved, moved, opening) == 0
     assert distance_of_update(found, opening, opening) == np.inf
+
+
+def test_params_that_moved_twice_as_far_are_off_by_a_whole_update(trained, tmp_path):
+    """Of their own update it would be a half, which a wide limit lets pass."""
+    run, folder = trained()
+    copy, like = shutil.copytree(folder, tmp_path / "copy"), lab("dense").setup(run).start.state
+    window, transcript = run.snapshots().windows[-1], Transcript(copy)
+    opening, closing = (transcript.agreed(s, like)[0] for s in (window.opening, window.last))
+    twice = jax.tree.map(lambda x, y: y + (y - x), opening, closing)
+    save_tree(copy / f"snapshots/{window.last:05}/params.safetensors", twice)
+    (finding,) = replayed(run, copy)
+    assert finding.detail.startswith("the params are at distance 1 of the window's update")
 
 
 def test_other_settings_than_these_are_taken_back():
