@@ -3,6 +3,7 @@
 import json
 from datetime import date, datetime, time
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, RootModel, ValidationError
@@ -22,6 +23,7 @@ EXPECTED = {
     "model_type": "a table",
     "invalid-json-value": "a string, number, boolean, list or table",
 }
+MOST_PARTS = 100  # of a value that is shown: more than `brief` leaves of it
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
@@ -61,7 +63,10 @@ def show(value: Any) -> str:
         return f"a table with {brief(', '.join(map(_key, value)))}" if value else "an empty table"
     if isinstance(value, datetime | date | time):
         return f"the date {value}"
-    return brief(json.dumps(value, default=str, ensure_ascii=False))
+    # its beginning alone: YAML of a kilobyte can stand for terabytes of lists, or endless ones
+    encoder = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False)
+    parts = encoder.iterencode(value)
+    return brief("".join(islice(parts, MOST_PARTS)))
 
 
 def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -> str:
