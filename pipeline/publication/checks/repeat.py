@@ -20,6 +20,7 @@ from pipeline.publication.drawn import DrawnWindow
 from pipeline.publication.layout import Publication
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup
+from pipeline.transcript.entry import Header
 from pipeline.workload.choice import check_model, vocab_size
 
 
@@ -93,6 +94,7 @@ def audit(
     index = entries[0].round.data_index
     setup = begin.blank(run, header.model, rows, columns, start, index)
     due, kept = run.snapshots(start), setup.programs.form.kept
+    check_sketched(header, kept=kept)
     if transcript.snapshots != due.steps:
         raise LockstepError(
             f"{layout.TRANSCRIPT}/snapshots: after rounds {transcript.snapshots}, expected after "
@@ -115,6 +117,19 @@ def audit(
         findings,
         known,
     )
+
+
+def check_sketched(header: Header, *, kept: bool) -> None:
+    """Check that messages that are not kept have sketches: without, none could be compared.
+
+    Raises:
+      LockstepError: The header says otherwise, as a transcript of release 0.2.
+    """
+    if not kept and not header.sketched:
+        raise LockstepError(
+            f"{layout.TRANSCRIPT}/header.json: sketched is false, expected true, since messages as "
+            "large as these are not kept"
+        )
 
 
 def replay(

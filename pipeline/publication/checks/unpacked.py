@@ -40,7 +40,9 @@ def unpack(
             packed.unpack(folder / name, target, most)
             file = PublishedFile(bytes=target.stat().st_size, sha256=sha256_file(target))
         if file.bytes > most:
-            raise LockstepError(f"{name}: {file.bytes} bytes, expected at most {most} besides others")
+            raise LockstepError(
+                f"{name}: {file.bytes} bytes, expected at most the {most} that other files leave"
+            )
         most -= file.bytes
         files[original] = file
     return Unpacked(place, files)

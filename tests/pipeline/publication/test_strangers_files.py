@@ -6,12 +6,20 @@ import pytest
 import yaml
 
 from pipeline.errors import LockstepError
-from pipeline.publication import commands, fetch
+from pipeline.publication import fetch, publish
 from pipeline.publication.checks import results, unpacked
 from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.layout import ROUNDS, TRANSCRIPT, Publication
 from pipeline.tokens.rows import PLAIN
-from tests.pipeline.publication.published_run import entry, verify
+from tests import tiny
+from tests.pipeline.publication.published_run import (
+    STAGES,
+    change_json,
+    entry,
+    forge,
+    refusal,
+    verify,
+)
 
 EVALUATED = Evaluated(
     held_out_loss=1.0,
@@ -47,8 +55,25 @@ def test_what_is_unpacked_last_has_only_what_other_files_leave(tmp_path):
     publication = Publication(
         format=2, release="0", windows=1, seed=None, columns=PLAIN, files=listed
     )
-    with pytest.raises(LockstepError, match="header.json: 1000 bytes, expected at most 998"):
+    with pytest.raises(
+        LockstepError, match="header.json: 1000 bytes, expected at most the 998 that"
+    ):
         unpacked.unpack(tmp_path, tmp_path / "aside", publication, set(), 998)
+
+
+@pytest.mark.soak
+def test_messages_that_are_not_kept_must_have_sketches(tmp_path):
+    """Else a header could take what is compared of them away, as if release 0.2 had written it."""
+    run_file, root, folder = tmp_path / "run.toml", tmp_path / "root", tmp_path / "published"
+    data = tiny.write_data(tmp_path / "tokens")
+    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=tiny.ADAMW))
+    tiny.make(run_file, root, *STAGES)
+    publish.write(folder, run_file, root, 1, None)
+    verify(folder)
+    change_json(f"{TRANSCRIPT}/header.json", lambda header: header.pop("sketched"))(folder)
+    forge(folder)
+    said = "header.json: sketched is false, expected true, since messages as large as these are not"
+    assert said in refusal(folder)
 
 
 def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
