@@ -101,7 +101,7 @@ class Sample(NamedTuple):
         free = "the peers' states are not compared"
         if self.params_tolerance is not None:
             free = f"the params after a window may be off by {self.params_tolerance:.3g} of its "
-            free += "update, and drawn pieces of messages alone are compared"
+            free += "update, and only drawn pieces of messages are compared"
         return (
             f"compared by tolerance (distance of a message at most {self.tolerance:.3g}, within "
             f"which it may be anything; {free}), because the publisher says: "

@@ -225,7 +225,8 @@ def _stated(
         text = f"what code {code[:12]} of workloads/ means"
         yield PublicClaim("code", "stated", text, {"sha256": code})
     if audited.beacon is not None:
-        yield PublicClaim("beacon", "stated", "that the transcript was public before the beacon")
+        text = "that the beacon was named before the run, that the transcript was public before "
+        yield PublicClaim("beacon", "stated", text + "the beacon")
     replayed = len(verdict.replayed_windows)
     yield PublicClaim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
     yield PublicClaim("losses", "stated", "losses while training")
