@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.protocol import merkle
 from pipeline.wire.spool import Buffer
 
 SMALLEST, MOST = 1024, 2**16  # bytes of a piece; pieces of a message, about
@@ -26,8 +27,8 @@ class Field(NamedTuple):
     Attributes:
       dtype: Of its elements.
       bytes: Their size together.
-      counted: Whether elements are compared one by one, as signs, positions and values at positions
-        are; else by their distance.
+      counted: Whether elements are compared one by one, as positions, bytes of signs and values at
+        positions are; else by their distance.
     """
 
     dtype: np.dtype
@@ -66,7 +67,7 @@ class Pieces:
     @property
     def path(self) -> int:
         """Bytes of a piece's path to the Merkle root over all pieces."""
-        return HASH * (self.count - 1).bit_length()
+        return HASH * merkle.depth(self.count)
 
     @cached_property
     def drawn(self) -> int:
