@@ -8,8 +8,9 @@ curve BLS12-381, whose secret no single party has:
 R is a big-endian u64, H hashes to the curve's group G1 (RFC 9380). A value given by hand, such as
 the figures of a lottery or the hash of a block, is as good as whoever gave it.
 
-Either can be known before a transcript is written. So samples are drawn from it and the hash of the
-transcript together, and whoever believes in a draw asks that the transcript was public before.
+Either may be known before a transcript is written. So samples are drawn from it and the hash of the
+transcript together, and a draw is worth as much as the word that it was named before the run, and
+the transcript public before it.
 
 Source: https://drand.love/docs/cryptography; py_ecc computes the pairings.
 """
@@ -25,7 +26,7 @@ from typing import NamedTuple
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile.tables import DRAND
 
-# Of quicknet, chain 52db9ba70e0cc0f6eaf7803dd07447a1f5477735fd3f661792ba94600c84e971.
+# Public key of quicknet, chain 52db9ba70e0cc0f6eaf7803dd07447a1f5477735fd3f661792ba94600c84e971.
 PUBLIC_KEY = (
     "83cf0f2896adee7eb8b5f01fcad3912212c437e0073e911fb90022d3e760183c"
     "8c4b450b6a0a6c3ac6a5776a2d1064510d1fec758c921cc22b0e17e63aaf4bcb"

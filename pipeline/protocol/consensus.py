@@ -53,7 +53,7 @@ def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
 
 
 def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
-    """Return the same, those whose message of an earlier round arrived by then among them."""
+    """Return the peers with a message here by then, of this round or travelling from another."""
     earlier = {peer: one.seconds for peer, one in round_.travelling.items()}
     return in_time(earlier | evidence.arrivals, limit)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.protocol.committee import Span
 
-ROUNDING = 1e-9  # of a quotient of speeds, which floor would take for the step below
+ROUNDING = 1e-9  # of a quotient of speeds that is a whole number but for it
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OnItsWay:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a run has of it, the same in all of its rounds.
+    """How a run's rounds go on, the same in all of them.
 
     Attributes:
       quorum: Messages of its own at which a round begins to close, K. Older ones do not count, or
@@ -46,8 +46,8 @@ class Pace:
       fragments: Fragments of the params; rounds exchange one each, in turns.
       rows: Sequences of a local step.
       steps: Local steps of each peer in a round, by peer.
-      batch: Sequences of a round in which each peer takes so many; in smaller rounds, as a batch
-        ramp has them, it takes fewer in proportion.
+      batch: Sequences of a round in which each peer takes so many steps; in smaller rounds, as a
+        batch ramp has them, it takes fewer in proportion.
       settle_every: Every so many rounds, and in the last one, a round waits for all messages, as
         one without a pace does, and none travels on from it: so a snapshot after it is the whole
         state. 0 for never.

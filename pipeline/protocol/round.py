@@ -86,11 +86,11 @@ class Round:
 
     @property
     def sequences(self) -> dict[int, int]:
-        """How many sequences each of these messages is of."""
+        """How many sequences each of these messages was computed on."""
         return {peer: last - first + 1 for peer, (first, last) in self.spans.items()}
 
     def computed_in(self, peer: int) -> int:
-        """Return the round in which the message was computed that this one has of a peer."""
+        """Return the round in which a peer's message in this one was computed."""
         return self.travelling[peer].step if peer in self.travelling else self.step
 
     @property
@@ -114,7 +114,7 @@ class Message:
       to: Receivers of an equivocator's other message.
       payload: Name of the file that keeps its bytes, or its sketch; None where neither is kept.
       offset: Where in the file that begins, bytes.
-      root: Merkle root over its pieces, hex, which the commitment is to; None where it is kept.
+      root: Merkle root over its pieces, hex, that its sender committed to; None where it is kept.
       sketch: Size of its sketch in the file, the pieces that were drawn with their paths; None
         where it is kept, or broken.
     """

@@ -102,8 +102,8 @@ class CoordinatorState:
       checkpointer: The first member that did.
       pace: How rounds go on without those that are late; None where they wait for all.
       on_their_way: Messages of earlier rounds that may still be merged, in this one or later.
-      busy: Peers that are given nothing in this round, since such a message of theirs had not
-        arrived when it began, or is of its fragment.
+      busy: Peers that are given no work in this round, since such a message of theirs had not
+        arrived when it began, or is of the fragment that it exchanges.
       travel_on: Messages of this round that `TravelOn` reported.
     """
 
@@ -184,7 +184,7 @@ class CoordinatorState:
 
     @property
     def not_due(self) -> tuple[OnItsWay, ...]:
-        """Those of other fragments than this round exchanges."""
+        """Those whose fragment this round does not exchange."""
         turns = 1 if self.pace is None else self.pace.fragments
         return tuple(one for one in self.on_their_way if (self.step - one.step) % turns)
 

@@ -9,8 +9,8 @@ commitments are known are pieces drawn, by
 
 for i = 0, 1, ... until enough different pieces are drawn. Seeds of rounds follow from the run file
 alone, so without the commitments everyone would know the pieces beforehand. Whoever commits last
-can try messages until the draw suits, and so can the author of a whole transcript: if a share f of
-S drawn pieces is false, one of (1 - f)^-S tries does.
+can try messages until the draw suits, and so can the author of a whole transcript: with a share f
+of the pieces false and S of them drawn, one in (1 - f)^-S tries does.
 """
 
 import hashlib

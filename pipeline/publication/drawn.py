@@ -46,9 +46,8 @@ def draw(
 ) -> list[DrawnWindow]:
     """Draw `count` pieces to publish with a seed of `seed_of`; the author's draw.
 
-    Where messages are kept,
-    every piece is as likely. Where they are not, the last is always drawn: only its replay connects
-    anything with the weights.
+    Where messages are kept, every piece is as likely. Where they are not, the last is always drawn:
+    only its replay connects anything with the weights.
     """
     every = pieces(transcript, windows, kept)
     generator = random.Random(f"publication {seed}")

@@ -19,7 +19,7 @@ class CarriedState(NamedTuple):
 
     Attributes:
       optimizer: `own` of Streaming DiLoCo.
-      taken: Of its local params, what it has sent or taken up: the rest is its alone. Shapes of the
+      taken: Of its local params, what it has sent or adopted: the rest is its alone. Shapes of the
         params, float32.
     """
 
@@ -39,20 +39,20 @@ def decoupled_diloco(
 ) -> Optimizer:
     """Return Decoupled DiLoCo: Streaming DiLoCo whose messages may come late, with an age.
 
-    With the names of `streaming_diloco`, a peer takes up fragment f, theta[f], by
+    With the names of `streaming_diloco`, a peer adopts fragment f, theta[f], by
 
         overwrite    theta_p[f] <- theta[f]
         blend        theta_p[f] <- mixing * theta_p[f] + (1 - mixing) * theta[f]
         carry        theta_p[f] <- theta[f] + (theta_p[f] - taken_p[f])
 
-    where taken_p[f] is what of theta_p[f] the peer has sent or taken up: `carry` keeps the local
+    where taken_p[f] is what of theta_p[f] the peer has sent or adopted: `carry` keeps the local
     steps that no message holds yet, those taken while a fragment travelled.
 
     Which messages a round waits for, and which it merges later, is not decided here: `receive` has
     their weights, ages and local steps. With all of age 0 it is Streaming DiLoCo, bit for bit.
 
-    All local steps are of as many tokens, so that the paper's weight of a message, its tokens times
-    its tokens per step, is in proportion to its tokens: the peers' weights in `receive`.
+    All local steps have the same number of tokens. So the paper's weight of a message, its tokens
+    times its tokens per step, is in proportion to its tokens: the peers' weights in `receive`.
 
     Args:
       inner: Takes the local steps.
@@ -61,7 +61,7 @@ def decoupled_diloco(
         of F.
       fragments: Number of fragments of the params, F.
       delay: As in `streaming_diloco`.
-      adopt: How a peer takes up a fragment: overwrite, blend or carry.
+      adopt: How a peer adopts a fragment: overwrite, blend or carry.
       mixing: Of blend: the share of its own params that a peer keeps, in [0, 1).
 
     References:

@@ -1,6 +1,6 @@
 """Outer steps on pseudogradients of which some are old: the params moved on while they travelled.
 
-SGD with Nesterov's momentum is `outer_sgd`; it takes a pseudogradient of any age for a new one.
+SGD with Nesterov's momentum is `outer_sgd`; it treats a pseudogradient of any age like a new one.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def delayed_nesterov(
     every: int,
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return SGD whose Nesterov momentum acts, and takes anything in, once in `every` merges.
+    """Return SGD whose Nesterov momentum acts, and changes, only once in `every` merges.
 
     With D the merged pseudogradient of a round and S the sum of those since m last changed:
 
@@ -183,7 +183,8 @@ def heloco(
       shrink: How much of what points against the momentum is taken off, per -c; k_s.
       shrink_most: The largest share of it that is, 0 to 1; beta_max.
       turn: How far a pseudogradient with c from 0 to `keep` is turned, per 1 - c; k_d.
-      trust: Norms of the momentum beside which a pseudogradient's own counts half; kappa.
+      trust: Times the norm of the momentum at which a pseudogradient is corrected half as far;
+        kappa.
       aggregate: How the peers' pseudogradients become one.
 
     References:

@@ -166,7 +166,7 @@ def check_card(
 ) -> None:
     """Check that the model card names the weights and the transcript, and has the results.
 
-    These are named by their SHA-256. The rest of its text is its author's.
+    These are named by their SHA-256. `card_again` checks the rest of its text.
 
     Raises:
       LockstepError: It names others, or has other results.

@@ -215,7 +215,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
     """Decoupled DiLoCo: rounds close without those that are late, whose messages are merged later.
 
     A peer that is slower by links.tokens_per_second takes fewer local steps in a round. What is
-    late travels on and is merged when it is there; meanwhile its peer is given nothing new.
+    late travels on and is merged when it has arrived; until then its peer is given no work.
     """
 
     adopt: Literal["overwrite", "blend", "carry"]
@@ -224,7 +224,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
     mixing: Decay | None = None
     """Share of its own params that a peer keeps with adopt = "blend", which needs it."""
     quorum: Count
-    """Messages of its own at which a round begins to close, at most peers.count."""
+    """Number of its own messages at which a round begins to close, at most peers.count."""
     grace_seconds: NotNegative
     """Simulated seconds that a round waits for others then; config.max_round_train_time bounds
     both. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it

@@ -9,7 +9,7 @@ from pipeline.runfile.table import AsTuple, Count, Decay, Fraction, NotNegative
 
 
 class OuterVariant(Variant):
-    """How the merged pseudogradients of Decoupled DiLoCo become a step of the params of all."""
+    """How the merged pseudogradients of Decoupled DiLoCo become a step of the shared params."""
 
     where = "model.LLM.optimizer.DecoupledDiLoCo.outer"
 
@@ -18,30 +18,30 @@ class OuterVariant(Variant):
 
 
 class OuterNesterov(OuterVariant):
-    """SGD with Nesterov's momentum, as in DiLoCo; it takes old messages for new ones."""
+    """SGD with Nesterov's momentum, as in DiLoCo; it treats old messages like new ones."""
 
     momentum: Decay
     """Decay of the momentum from one outer step to the next; 0 means no momentum."""
 
 
 class OuterDelayedNesterov(OuterVariant):
-    """SGD whose Nesterov momentum acts, and takes anything in, once in several merges."""
+    """SGD whose Nesterov momentum acts, and changes, only once in several merges."""
 
     momentum: Decay
     """Decay of the momentum from one of its changes to the next."""
     every: Count
-    """Merges from one change of the momentum to the next; each moves 1 / every as far."""
+    """Merges from one change of the momentum to the next; each moves params 1 / every as far."""
 
 
 class OuterCGAD(OuterVariant):
-    """Adam on pseudogradients that count the less the older they are (Cosine-Gated Adam-Decay)."""
+    """Adam on pseudogradients that count less the older they are (Cosine-Gated Adam-Decay)."""
 
     betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
     """Decay rates of the first and second moment, [b1, b2]."""
     eps: NotNegative
     """Term added to the root of the second moment, for stability."""
     alpha: NotNegative
-    """Decay of a message's weight per version of its fragment that came since."""
+    """Decay of a message's weight per version by which its fragment has moved on."""
     cutoff: Annotated[float, Field(gt=0)]
     """Age, in versions of its fragment, from which on a message counts for nothing."""
 
@@ -52,15 +52,16 @@ class OuterHeLoCo(OuterVariant):
     momentum: Decay
     """Decay of the momentum from one outer step to the next."""
     keep: Fraction
-    """Cosine with the momentum from which on a pseudogradient stays as it is, 0 to 1."""
+    """Cosine with the momentum from which on a pseudogradient is left as it is, 0 to 1."""
     shrink: NotNegative
-    """How much of what points against the momentum is taken off, per -cosine."""
+    """How much of what points against the momentum is removed, per -cosine."""
     shrink_most: Fraction
-    """The largest share of it that is taken off, 0 to 1."""
+    """The largest share of it that is removed, 0 to 1."""
     turn: NotNegative
     """How far a pseudogradient with a cosine from 0 to `keep` is turned, per 1 - cosine."""
     trust: NotNegative
-    """Norms of the momentum beside which a pseudogradient's own counts half."""
+    """Times the norm of the momentum at which a pseudogradient is corrected half as far; a shorter
+    one is corrected less."""
 
 
 AnyOuter = one_of(OuterVariant)
