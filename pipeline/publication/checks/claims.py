@@ -92,7 +92,7 @@ class Sample(NamedTuple):
             "asked": "drawn by the transcript's hash and the reader's seed",
             "author": "drawn by the transcript's hash and the author's own seed",
             "beacon": f"drawn by the transcript's hash and the beacon, {self.beacon}",
-            "hash": "drawn by the author: by the transcript's hash, which has free digits",
+            "hash": "drawn by the author: by the transcript's hash, which the author can vary",
         }[self.seed_of]
 
     def _compared(self, several: bool) -> str:

@@ -27,7 +27,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
         f"verified: {count} files as published; the run begins with fresh weights of seed 0; all "
         "messages of 6 rounds lead from there to the weights, bit for bit; window "
         f"{first}-{last} of peer {peer} (1 of 4, drawn by the author: by the transcript's hash, "
-        "which has free digits) repeats bit for bit; held-out loss "
+        "which the author can vary) repeats bit for bit; held-out loss "
         f"{loss:.4f} measured again on 4 sequences; the card made again; generation_config.json "
         "made again; not proven: the work in 3 of 4 windows, that the author's audit replayed 4 "
         "windows, losses while training, with what code and packages, and where the sequences come "
