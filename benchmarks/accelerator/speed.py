@@ -108,8 +108,8 @@ def _memory(extent: Extent, size: str) -> dict:
     trial = Trial(run)
     found = run_memory(run, trial.programs)
     for _ in range(extent.repeats):
-        for part in (trial.step, trial.exchange, trial.apply, trial.forward):
-            part()
+        trial.take_round()
+        trial.forward()
     measured = distro.peak_memory()
     planned = found and (found.of_process if found.in_one else found.of_device)
     ratio = planned and round(measured / planned, 3)
