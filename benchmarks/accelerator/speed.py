@@ -25,7 +25,7 @@ def machine(extent: Extent, work: Path) -> Iterator[dict]:
     """What is measured on, and how fast its matrix products are."""
     del work
     first = jax.devices()[0]
-    published = published_flops("bfloat16")
+    published = published_flops()
     yield {
         "lockstep": pipeline.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -59,7 +59,7 @@ def _gradient(case: Gradient, extent: Extent) -> dict:
     chosen = argparse.Namespace(**case._asdict(), **asked, compile=False)
     line = model.measure(case.size, chosen)
     flops = line["gradient"]["tokens_per_second"] * SIZES[case.size].flop_per_token
-    published = published_flops("bfloat16")
+    published = published_flops()
     mfu = published and round(flops / published, 4)
     return line | {
         "tflops": round(flops / 1e12, 3),
