@@ -231,8 +231,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
 # ---- What is refused ----
 
 
-def header(shape: object, descr: str = "<f4", fortran: bool = False) -> bytes:
-    text = f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
+def header(shape: object, descr: str = "<f4") -> bytes:
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}"
     text = text.ljust(117) + "\n"
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
 
