@@ -169,8 +169,7 @@ def peak_bytes(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     allocator.trim_after_compiling()
     trial = Trial(run)
     for _ in range(chosen.rounds):
-        for part in (trial.step, trial.exchange, trial.apply):
-            part()
+        trial.take_round()
     return {
         "benchmark": "distro memory",
         "size": size,
@@ -199,8 +198,7 @@ def first_round(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict
 
     trial = Trial(run)
     ready = time.perf_counter()
-    for part in (trial.step, trial.exchange, trial.apply):
-        part()
+    trial.take_round()
     return {
         "benchmark": "distro restart",
         "size": size,

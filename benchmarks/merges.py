@@ -39,19 +39,19 @@ def measure(name: str, run, chosen: argparse.Namespace) -> dict:
 
     trial = Trial(run)
     for _ in range(chosen.rounds):
-        for part in (trial.step, trial.exchange, trial.apply):
-            part()
+        trial.take_round()
     trial.step()
     trial.exchange()
-    programs, replica = trial.programs, trial.peers._first
+    programs = trial.programs
+    params, shared = trial.peers.params_on[trial.peers.groups[0]], trial.peers.shared
     messages = [trial.received[peer] for peer in sorted(trial.received)]
     stacked = jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *messages))
     weights = jax.numpy.full(len(messages), 4, np.int32)
     peers = RoundPeers.synchronous(weights, programs.optimizer.inner_steps)
     step = np.int32(trial.rounds)
-    arguments = (stacked, peers, replica.params, replica.shared, step)
-    kinds = {"by_rules": programs.receive, "as_compiled": jax.jit(programs._receive)}
-    before = _flat(replica.params)
+    arguments = (stacked, peers, params, shared, step)
+    kinds = {"by_rules": programs.receive, "as_compiled": jax.jit(programs.update_of_all)}
+    before = _flat(params)
     moves = {kind: _flat(program(*arguments)[0]) - before for kind, program in kinds.items()}
     seconds = defaultdict(list)
     for _ in range(chosen.repeats):

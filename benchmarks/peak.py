@@ -15,12 +15,12 @@ PUBLISHED = {
 }
 
 
-def published_flops(precision: str) -> float | None:
-    """FLOP per second of all devices by their data sheet; None where PUBLISHED has none."""
+def published_flops() -> float | None:
+    """bfloat16 FLOP per second of all devices by their data sheet; None where there is none."""
     import jax
 
     devices = jax.devices()
-    of_one = PUBLISHED.get(devices[0].device_kind) if precision == "bfloat16" else None
+    of_one = PUBLISHED.get(devices[0].device_kind)
     return of_one and of_one * len(devices)
 
 

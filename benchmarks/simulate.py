@@ -76,18 +76,7 @@ def measure(size: str, optimizer: str, peers: int, repeats: int) -> dict:
     from pipeline.programs.loss import cross_entropy
 
     model = SIZES[size]
-    config = llama.Config.from_hf(
-        {
-            "model_type": "llama",
-            "hidden_size": model.width,
-            "intermediate_size": model.inner,
-            "num_hidden_layers": model.layers,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.heads,
-            "vocab_size": model.vocabulary,
-            "max_position_embeddings": model.length,
-        }
-    )
+    config = llama.Config.from_hf({"model_type": "llama"} | model.config)
     features = partial(llama.features, config, scan=False, dtype=jnp.float32)
 
     def loss_fn(params: dict, tokens_BT: jax.Array, rng: jax.Array | None) -> jax.Array:

@@ -21,6 +21,19 @@ class Size(NamedTuple):
     batch: int
 
     @property
+    def config(self) -> dict[str, int]:
+        """The sizes as a config.json has them."""
+        return {
+            "hidden_size": self.width,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.length,
+        }
+
+    @property
     def flop_per_token(self) -> int:
         """Of a forward and backward pass: 6 for each param of a matrix that multiplies, and
         6 * layers * length * width for causal attention; embedding lookups are free."""
@@ -48,15 +61,7 @@ def document(size: Size, peers: int = 4) -> dict:
     run = tomlkit.parse(Path("params/run.toml").read_text(encoding="utf-8")).unwrap()
     llm, total = run["model"]["LLM"], peers * size.batch
     llm["max_seq_len"] = size.length
-    llm["checkpoint"]["Init"]["config"] |= {
-        "hidden_size": size.width,
-        "intermediate_size": size.inner,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.heads,
-        "vocab_size": size.vocabulary,
-        "max_position_embeddings": size.length,
-    }
+    llm["checkpoint"]["Init"]["config"] |= size.config
     run["config"] |= {"global_batch_size_start": total, "global_batch_size_end": total}
     if peers != run["peers"]["count"]:
         run["config"] |= {"min_clients": 1, "init_min_clients": 1, "witness_nodes": 1}

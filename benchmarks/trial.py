@@ -75,3 +75,9 @@ class Trial:
         assigned = {peer: work.count for peer, work in self.work.items()}
         self.peers.receive(self.received, assigned, self.rounds)
         jax.block_until_ready(list(self.peers.params_on.values()))
+
+    def take_round(self) -> None:
+        """All of a round."""
+        self.step()
+        self.exchange()
+        self.apply()

@@ -92,12 +92,12 @@ class _Alone:
         self.said = why
 
 
-def end_with(parent: int, poll_seconds: float = 0.5) -> None:
+def end_with(parent: int) -> None:
     """End this process when the trainer that started it is gone."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(poll_seconds)
+            time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

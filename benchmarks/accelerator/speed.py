@@ -25,7 +25,7 @@ def machine(extent: Extent, work: Path) -> Iterator[dict]:
     """What is measured on, and how fast its matrix products are."""
     del work
     first = jax.devices()[0]
-    published = published_flops("bfloat16")
+    published = published_flops()
     yield {
         "lockstep": pipeline.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -59,7 +59,7 @@ def _gradient(case: Gradient, extent: Extent) -> dict:
     chosen = argparse.Namespace(**case._asdict(), **asked, compile=False)
     line = model.measure(case.size, chosen)
     flops = line["gradient"]["tokens_per_second"] * SIZES[case.size].flop_per_token
-    published = published_flops("bfloat16")
+    published = published_flops()
     mfu = published and round(flops / published, 4)
     return line | {
         "tflops": round(flops / 1e12, 3),
@@ -108,8 +108,8 @@ def _memory(extent: Extent, size: str) -> dict:
     trial = Trial(run)
     found = run_memory(run, trial.programs)
     for _ in range(extent.repeats):
-        for part in (trial.step, trial.exchange, trial.apply, trial.forward):
-            part()
+        trial.take_round()
+        trial.forward()
     measured = distro.peak_memory()
     planned = found and (found.of_process if found.in_one else found.of_device)
     ratio = planned and round(measured / planned, 3)

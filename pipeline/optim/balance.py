@@ -13,8 +13,7 @@ from pipeline.optim.optimizer import (
     Optimizer,
     RoundPeers,
     Tree,
-    align_inside,
-    lookahead_inside,
+    inside,
     looks_ahead,
     no_align,
     no_lookahead,
@@ -128,8 +127,8 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
         return Balanced(load, optimizer.accumulate(grads, own.optimizer, params, step))
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, inside = optimizer.send(own.optimizer, params, shared, step)
-        return Balanced(own.load, message), Balanced(zeros(own.load), inside)
+        message, after = optimizer.send(own.optimizer, params, shared, step)
+        return Balanced(own.load, message), Balanced(zeros(own.load), after)
 
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -140,18 +139,17 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
 
     def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
         """Also the share of choices that fell on another expert: half of what shares differ by."""
-        distance, inside = optimizer.compare(own.optimizer, message.optimizer, params, step)
+        distance, after = optimizer.compare(own.optimizer, message.optimizer, params, step)
         for mine, sent in zip(*map(jax.tree.leaves, (own.load, message.load)), strict=True):
             off = jnp.sum(jnp.abs(_share(mine) - _share(sent)), axis=-1) / 2
             distance = jnp.maximum(distance, jnp.max(off))
-        return distance, Balanced(zeros(own.load), inside)
+        return distance, Balanced(zeros(own.load), after)
 
     def areas(params: Tree) -> Tree:
         return Balanced(jax.tree.map(lambda _: 0, corrections(params)), optimizer.areas(params))
 
-    return optimizer._replace(
+    return inside(optimizer)._replace(
         init=init, accumulate=accumulate, send=send, receive=receive, compare=compare, areas=areas,
-        lookahead=lookahead_inside(optimizer.lookahead), align=align_inside(optimizer.align),
         merge=None,
     )  # fmt: skip
 

@@ -212,28 +212,6 @@ def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
     return own
 
 
-def align_inside(align: AlignFn) -> AlignFn:
-    """Return `align` for a state that has another optimizer's as its attribute `optimizer`."""
-    if align is no_align:
-        return align
-
-    def align_outside(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
-        return own._replace(optimizer=align(own.optimizer, params, fragment))
-
-    return align_outside
-
-
-def lookahead_inside(lookahead: LookaheadFn) -> LookaheadFn:
-    """Return `lookahead` for a state that has another optimizer's as its attribute `optimizer`."""
-    if lookahead is no_lookahead:
-        return lookahead
-
-    def lookahead_outside(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-        return lookahead(params, own.optimizer, shared, step)
-
-    return lookahead_outside
-
-
 class Optimizer(NamedTuple):
     """Eight pure functions over two states: `own` of each peer, and `shared`, which is one copy.
 
@@ -277,6 +255,38 @@ class Optimizer(NamedTuple):
     def overlapped(self) -> float:
         """Share of a round's training beside which the messages of the round before travel."""
         return self.delay / self.inner_steps
+
+
+def inside(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer for a state of peers that has `own` as its attribute `optimizer`.
+
+    What makes such states, `init`, is left to whoever has more in them.
+    """
+
+    def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
+        return optimizer.lookahead(params, own.optimizer, shared, step)
+
+    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
+        return own._replace(optimizer=optimizer.accumulate(grads, own.optimizer, params, step))
+
+    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
+        message, after = optimizer.send(own.optimizer, params, shared, step)
+        return message, own._replace(optimizer=after)
+
+    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
+        distance, after = optimizer.compare(own.optimizer, message, params, step)
+        return distance, own._replace(optimizer=after)
+
+    def align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
+        return own._replace(optimizer=optimizer.align(own.optimizer, params, fragment))
+
+    return optimizer._replace(
+        lookahead=lookahead if looks_ahead(optimizer) else no_lookahead,
+        accumulate=accumulate,
+        send=send,
+        compare=compare,
+        align=no_align if optimizer.align is no_align else align,
+    )
 
 
 def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tree:

@@ -141,7 +141,7 @@ class Programs:
 
         Every machine gets the same bits, unless some operations are `unruled`.
         """
-        return jax.jit(same_bits(self._receive))
+        return jax.jit(same_bits(self.update_of_all))
 
     @cached_property
     def unruled(self) -> frozenset[str]:
@@ -152,7 +152,7 @@ class Programs:
         shared = jax.eval_shape(self.optimizer.init, self.task.shapes)[1]
         peers = RoundPeers(each, each, each)
         arguments = (messages, peers, self.task.shapes, shared, step)
-        return without_rule(self._receive, *arguments)
+        return without_rule(self.update_of_all, *arguments)
 
     @property
     def merges_in_parts(self) -> bool:
@@ -210,6 +210,13 @@ class Programs:
     def align_a_peer(self, own: Tree, params: Tree, step: jax.Array) -> Tree:
         """Return a peer's state after it took up the commit of the round before `step`."""
         return self.keep_cut(optim.align(self.optimizer, own, params, step))
+
+    def update_of_all(
+        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
+    ) -> tuple[Tree, Tree]:
+        """Return params and shared state after a round's messages, see `Optimizer.receive`."""
+        updates, shared = self.optimizer.receive(messages, peers, params, shared, step)
+        return self._moved(params, updates, shared)
 
     def work(self, rows_N: Tree, most: int, size: int) -> Work:
         """Return a peer's work of a round, cut for its local steps as `micro_batches` cuts rows."""
@@ -313,12 +320,6 @@ class Programs:
             zero = (jnp.zeros(()), self.keep_cut(jax.tree.map(jnp.zeros_like, params)))
             value, grads = jax.lax.fori_loop(0, (count + size - 1) // size, add, zero)
         return value, self.keep_cut(grads)
-
-    def _receive(
-        self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
-    ) -> tuple[Tree, Tree]:
-        updates, shared = self.optimizer.receive(messages, peers, params, shared, step)
-        return self._moved(params, updates, shared)
 
     def _take(self, merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         assert self.optimizer.merge is not None

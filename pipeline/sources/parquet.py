@@ -22,6 +22,8 @@ from pipeline.errors import LockstepError, brief
 from pipeline.tokens.columns import UNCOUNTED
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from pyarrow import Array
 
 ROW_TOKENS = 2**24  # at most, of a row, which is read into memory
@@ -32,6 +34,18 @@ COLUMNS = {
     "position_ids": "position_ids",
     "sequence_lengths": "sequence_ids",
 }
+
+
+def pyarrow_for(name: str) -> "ModuleType":
+    """Return pyarrow, for a file; without it, an error says how to install it."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise LockstepError(
+            f"{name}: pyarrow is not installed, expected the extra parquet: "
+            "pip install -c constraints.txt -e '.[parquet]'"
+        ) from error
+    return pyarrow
 
 
 class Parquet:
@@ -48,13 +62,9 @@ class Parquet:
     """
 
     def __init__(self, path: Path, name: str):
-        try:
-            from pyarrow import parquet
-        except ImportError as error:
-            raise LockstepError(
-                f"{name}: pyarrow is not installed, expected the extra parquet: "
-                "pip install -c constraints.txt -e '.[parquet]'"
-            ) from error
+        pyarrow_for(name)
+        from pyarrow import parquet
+
         self.name = name
         with self._one_line():  # names too are decoded only when they are asked for
             # mapped, or a whole row group would be read into memory, however large

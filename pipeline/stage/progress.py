@@ -57,13 +57,6 @@ class Progress:
             self._last_line = now
             print(f"{self._line(now)}  {text}".rstrip(), flush=True)
 
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        if self._bar:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, flush=True)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:

@@ -81,7 +81,7 @@ def stopping() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def watch_engine(poll_seconds: float = 0.5, grace_seconds: float = 8.0) -> None:
+def watch_engine(poll_seconds: float = 0.5) -> None:
     """Have this process ask itself to stop when the engine that started it is gone (Linux only).
 
     A killed DVC or Snakemake does not end its children: the shell between them lives on, and the
@@ -91,15 +91,14 @@ def watch_engine(poll_seconds: float = 0.5, grace_seconds: float = 8.0) -> None:
     """
     ancestors = _up_to_engine()
     if ancestors:
-        arguments = (ancestors, poll_seconds, grace_seconds)
-        threading.Thread(target=_watch, args=arguments, daemon=True).start()
+        threading.Thread(target=_watch, args=(ancestors, poll_seconds), daemon=True).start()
 
 
-def _watch(ancestors: dict[int, str], poll_seconds: float, grace_seconds: float) -> None:
+def _watch(ancestors: dict[int, str], poll_seconds: float) -> None:
     while all(_started(pid) == started for pid, started in ancestors.items()):
         time.sleep(poll_seconds)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(grace_seconds)  # a stage that does not stop by then loses nothing either
+    time.sleep(8)  # a stage that does not stop by then loses nothing either
     os._exit(1)
 
 

@@ -10,14 +10,12 @@ Shapes: N rows, W words in each, B = 4 W bytes.
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 import ml_dtypes  # noqa: F401 - NumPy then knows bfloat16 by its name
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipeline.errors import LockstepError
 from pipeline.runfile.table import Table, wrong
 
 WORD = 4  # bytes
@@ -127,7 +125,6 @@ class FileRows(Table):
 
 
 AnyRows = Annotated[ArrayRows | FileRows, Field(discriminator="kind")]  # that are not tokens
-Decoded = np.ndarray | dict[str, np.ndarray] | list[Path]
 
 
 def encode(rows: ArrayRows, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -139,40 +136,6 @@ def encode(rows: ArrayRows, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         flat = values.reshape(count, array.size).view(np.uint8)
         bytes_NB[:, at : at + array.nbytes] = flat
     return bytes_NB.view("<u4")
-
-
-def decode(rows: TokenRows | ArrayRows | FileRows, rows_NW: np.ndarray) -> Decoded:
-    """Return what rows hold, as a workload is given it.
-
-    Args:
-      rows: what a row is.
-      rows_NW: rows of 4-byte integers, as `Sequences.take` returns them.
-
-    Returns:
-      Of tokens int64 [N, T], or, where there are more columns than the inputs, a dict of such by
-      column. Of arrays a dict of arrays [N, *shape] by name. Of files N paths.
-
-    Raises:
-      LockstepError: the rows have another width.
-    """
-    if rows_NW.ndim != 2 or rows_NW.shape[1] != rows.words or rows_NW.dtype.itemsize != WORD:
-        raise LockstepError(
-            f"rows of {rows.kind}: found {rows_NW.dtype} {list(rows_NW.shape)}, expected int32 "
-            f"[N, {rows.words}]"
-        )
-    count = len(rows_NW)
-    if isinstance(rows, TokenRows):
-        columns = np.split(rows_NW.astype(np.int64), len(rows.columns), axis=1)
-        by_name = dict(zip(rows.columns, columns, strict=True))
-        return by_name["inputs"] if rows.columns == PLAIN else by_name
-    bytes_NB = np.ascontiguousarray(rows_NW).view(np.uint8).reshape(count, WORD * rows.words)
-    if isinstance(rows, FileRows):
-        return [Path(rows.folder) / row.tobytes().hex() for row in bytes_NB]
-    found = {}
-    for array, at in rows.places():
-        values = np.ascontiguousarray(bytes_NB[:, at : at + array.nbytes])
-        found[array.name] = values.view(array.dtype).reshape(count, *array.shape)
-    return found
 
 
 def described(rows: ArrayRows | FileRows) -> str:

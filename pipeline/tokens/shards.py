@@ -20,7 +20,7 @@ from pipeline.runfile.data import AnyShuffle
 from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table, wrong
 from pipeline.stage.artifacts import write_bytes, write_json
-from pipeline.tokens.rows import PLAIN, AnyRows, ArrayRows, Column, FileRows, TokenRows
+from pipeline.tokens.rows import PLAIN, AnyRows, Column
 
 SHARDS, FORMAT = "shards.json", 2
 ZEROS = "zeros:"  # the address of a file of zeros that exists nowhere
@@ -115,14 +115,6 @@ class Shards(Table):
     def row_length(self) -> int | None:
         """What max_seq_len has to be where the data have rows; None where tokens are cut."""
         return self.source.get("row_tokens") if self.rows is None else self.rows.words
-
-    def row_kind(self, folder: Path, max_seq_len: int) -> TokenRows | ArrayRows | FileRows:
-        """Return what a row is, for who decodes it; `folder` is the shards folder."""
-        if self.rows is None:
-            return TokenRows(columns=self.columns, length=max_seq_len)
-        if isinstance(self.rows, FileRows):
-            return FileRows(folder=str((folder / self.rows.folder).absolute()))
-        return self.rows
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Shards":

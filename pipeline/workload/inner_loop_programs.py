@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim import optimizer as optim
-from pipeline.optim.optimizer import Optimizer, Tree
+from pipeline.optim.optimizer import Optimizer, Tree, inside
 from pipeline.optim.schedules import LearningRate
 from pipeline.programs.task import Task
 from pipeline.programs.train_step import Agreed, Programs, Work
@@ -40,25 +39,7 @@ def with_state(optimizer: Optimizer) -> Optimizer:
         own, shared = optimizer.init(params)
         return WorkloadOwn(own, jnp.asarray(NO_STATE)), shared
 
-    def accumulate(grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        return own._replace(optimizer=optimizer.accumulate(grads, own.optimizer, params, step))
-
-    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, after = optimizer.send(own.optimizer, params, shared, step)
-        return message, own._replace(optimizer=after)
-
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, after = optimizer.compare(own.optimizer, message, params, step)
-        return distance, own._replace(optimizer=after)
-
-    return optimizer._replace(
-        init=init,
-        align=optim.align_inside(optimizer.align),
-        lookahead=optim.lookahead_inside(optimizer.lookahead),
-        accumulate=accumulate,
-        send=send,
-        compare=compare,
-    )
+    return inside(optimizer)._replace(init=init)
 
 
 class InnerLoopPrograms(WorkloadPrograms):

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import math
-from functools import cache, partial
 
 import jax
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders
+from tokenizers import decoders
 
-from models.llama import llama
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import held_out
@@ -23,41 +21,13 @@ from pipeline.tokens.columns import UNCOUNTED
 from pipeline.tokens.shards import PLAIN, Shards, write_shards
 from pipeline.weights import exported as exported_folder
 from pipeline.weights import hf
-from tests import tiny
-from tests.pipeline import trained_run
 from tests.pipeline.finished_run import write_run_file
+from tests.pipeline.tasks.exported import HF_CONFIG as EXPORTED
+from tests.pipeline.tasks.exported import make_params, make_tokenizer
 from tests.pipeline.tokens.measured import measure
 
 END, LENGTH = 0, 32
-WORDS = ("de", "ef", "def", "\u0120x", "(x", "re", "turn")  # merged tokens; \u0120 is a space
-HF_CONFIG = tiny.MODEL | {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 272,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": LENGTH,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "initializer_range": 0.02,
-    "bos_token_id": END,
-    "eos_token_id": END,
-}
-
-
-@cache
-def make_params() -> dict:
-    """Random params; so large that the likeliest token is far from the next one."""
-    shapes = jax.eval_shape(partial(llama.init, llama.Config.from_hf(HF_CONFIG), 0))
-    draw = np.random.default_rng(0).normal
-    return jax.tree.map(lambda leaf: draw(0, 0.25, leaf.shape).astype(np.float32), shapes)
-
-
-def make_tokenizer() -> Tokenizer:
-    """Byte-level: the end of text, all bytes, a few merged tokens."""
-    merges = [("d", "e"), ("e", "f"), ("de", "f"), ("\u0120", "x"), ("(", "x"), ("r", "e")]
-    return trained_run.make_tokenizer(["<|endoftext|>"], WORDS, merges)
+HF_CONFIG = EXPORTED | {"max_position_embeddings": LENGTH}
 
 
 @pytest.fixture

@@ -15,10 +15,9 @@ from pipeline.optim.optimizer import (
     KeyPath,
     Optimizer,
     Tree,
-    align_inside,
     clip_scale,
     group_of,
-    lookahead_inside,
+    inside,
 )
 
 EPS = 1e-8  # as Adam's: a gradient smaller than this stays small
@@ -146,21 +145,10 @@ def normalized(
         weight = decay * own.weight + (1 - decay)
         second = moment.add(own.second, grads)
         grads = moment.divide(grads, second, weight)
-        inside = optimizer.accumulate(grads, own.optimizer, params, step)
-        return NormalizedState(inside, second, weight)
+        after = optimizer.accumulate(grads, own.optimizer, params, step)
+        return NormalizedState(after, second, weight)
 
-    def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-        message, inside = optimizer.send(own.optimizer, params, shared, step)
-        return message, own._replace(optimizer=inside)
-
-    def compare(own: Tree, message: Tree, params: Tree, step: jax.Array) -> tuple[jax.Array, Tree]:
-        distance, inside = optimizer.compare(own.optimizer, message, params, step)
-        return distance, own._replace(optimizer=inside)
-
-    return optimizer._replace(
-        init=init, accumulate=accumulate, send=send, compare=compare,
-        lookahead=lookahead_inside(optimizer.lookahead), align=align_inside(optimizer.align),
-    )  # fmt: skip
+    return inside(optimizer)._replace(init=init, accumulate=accumulate)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pipeline.optim.expect import expect_decay, expect_one_of
 from pipeline.optim.local.fragments import Fragments
 from pipeline.optim.local.streaming import streaming_diloco
-from pipeline.optim.optimizer import Optimizer, Tree, lookahead_inside
+from pipeline.optim.optimizer import Optimizer, Tree, inside
 
 ADOPT = ("overwrite", "blend", "carry")
 
@@ -80,14 +80,7 @@ def decoupled_diloco(
     if adopt != "carry":
         return streaming
     f = _Carrying(streaming, Fragments(fragments))
-    return streaming._replace(
-        init=f.init,
-        align=f.align,
-        lookahead=lookahead_inside(streaming.lookahead),
-        accumulate=f.accumulate,
-        send=f.send,
-        compare=f.compare,
-    )
+    return inside(streaming)._replace(init=f.init, align=f.align, send=f.send, compare=f.compare)
 
 
 @dataclass(frozen=True)
@@ -111,9 +104,6 @@ class _Carrying:
         return CarriedState(
             own.optimizer._replace(local=local), self.fragments.put(own.taken, here, fragment)
         )
-
-    def accumulate(self, grads: Tree, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        return own._replace(optimizer=self.streaming.accumulate(grads, own.optimizer, params, step))
 
     def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         message, after = self.streaming.send(own.optimizer, params, shared, step)

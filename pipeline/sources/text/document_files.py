@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from pipeline.errors import LockstepError, brief
+from pipeline.sources.parquet import pyarrow_for
 from pipeline.sources.text.documents import unreadable
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from pyarrow import Schema
 
 PARQUET, TEXT = ".parquet", ".txt"
@@ -132,18 +131,6 @@ def check_column(schema: "Schema", name: str, column: str) -> None:
         raise LockstepError(
             f"{name}: found the columns {columns}, expected {column!r} with text among them"
         )
-
-
-def pyarrow_for(name: str) -> "ModuleType":
-    """Return pyarrow, for a file; without it, an error says how to install it."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise LockstepError(
-            f"{name}: pyarrow is not installed, expected the extra parquet: "
-            "pip install -c constraints.txt -e '.[parquet]'"
-        ) from error
-    return pyarrow
 
 
 @contextmanager

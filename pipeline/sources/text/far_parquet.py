@@ -14,7 +14,8 @@ from pipeline.errors import LockstepError
 from pipeline.net import remote
 from pipeline.sources import FetchOptions
 from pipeline.sources.listing import LocationFile
-from pipeline.sources.text.document_files import check_column, one_line, pyarrow_for
+from pipeline.sources.parquet import pyarrow_for
+from pipeline.sources.text.document_files import check_column, one_line
 from pipeline.sources.token_files import fetch_files
 
 if TYPE_CHECKING:

@@ -53,10 +53,10 @@ def read(folder: Path, split: str, token_size_in_bytes: int = 2) -> np.ndarray:
     return np.concatenate([np.fromfile(path, f"<u{token_size_in_bytes}") for path in paths])
 
 
-def texts(folder: Path, split: str, end: str = END, token_size_in_bytes: int = 2) -> list[str]:
+def texts(folder: Path, split: str, end: str = END) -> list[str]:
     """The documents of a split, decoded."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
-    ids = read(folder, split, token_size_in_bytes).tolist()
+    ids = read(folder, split).tolist()
     *documents, rest = tokenizer.decode(ids, skip_special_tokens=False).split(end)
     assert rest == ""
     return documents

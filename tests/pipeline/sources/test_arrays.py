@@ -17,9 +17,10 @@ from pipeline.runfile.data import DataArrays, DataWorkload, Limit, ShuffleDontSh
 from pipeline.sources.rows import examples, workload, writing
 from pipeline.sources.rows.workload import shards_of
 from pipeline.tokens.permutation import permute
-from pipeline.tokens.rows import Dtype, decode
+from pipeline.tokens.rows import Dtype
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
+from pipeline.workload.python.lockstep_worker.rows import decoded
 from tests.pipeline.sources.options import options, refusal
 
 IN_ORDER, SEED = ShuffleDontShuffle(), tuple(range(32))
@@ -69,7 +70,7 @@ def read(folder: Path, split: str = "train") -> dict[str, np.ndarray]:
     """All rows of a split as a workload is given them."""
     listed = read_shards(folder)
     data = Sequences(folder, listed, split, listed.row_length)
-    return decode(listed.row_kind(folder, listed.row_length), data.take(np.arange(len(data))))
+    return decoded(data.take(np.arange(len(data))), listed.rows.model_dump(mode="json"))
 
 
 def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
@@ -230,8 +231,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
 # ---- What is refused ----
 
 
-def header(shape: object, descr: str = "<f4", fortran: bool = False) -> bytes:
-    text = f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
+def header(shape: object, descr: str = "<f4") -> bytes:
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}"
     text = text.ljust(117) + "\n"
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
 

@@ -11,9 +11,9 @@ from pipeline import sources
 from pipeline.runfile.data import DataFiles, Limit, ShuffleDontShuffle, ShuffleSeeded
 from pipeline.sources.rows import files as provider
 from pipeline.tokens.permutation import permute
-from pipeline.tokens.rows import decode
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
+from pipeline.workload.python.lockstep_worker.rows import decoded
 from tests.pipeline.sources.options import options, refusal
 
 IN_ORDER, SEED = ShuffleDontShuffle(), tuple(range(32))
@@ -43,7 +43,8 @@ def paths(folder: Path, split: str = "train") -> list[Path]:
     """The files of a split, as a workload is given them."""
     listed = read_shards(folder)
     data = Sequences(folder, listed, split, listed.row_length)
-    return decode(listed.row_kind(folder, 8), data.take(np.arange(len(data))))
+    spec = {"kind": "files", "folder": str(folder / listed.rows.folder)}
+    return [Path(path) for path in decoded(data.take(np.arange(len(data))), spec)]
 
 
 def contents(*found: Path) -> list[bytes]:

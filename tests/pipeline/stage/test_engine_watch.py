@@ -19,8 +19,8 @@ time.sleep(60)
 """
 
 
-def wait_until(condition, seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
+def wait_until(condition) -> bool:
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if condition():
             return True

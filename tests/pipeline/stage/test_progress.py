@@ -51,10 +51,9 @@ def test_a_terminal_has_a_bar(monkeypatch, unit, total):
     monkeypatch.setattr(progress, "BRIEF_SECONDS", 0)
     with Progress("convert", total=total, unit=unit) as bar:
         bar.advance(total // 2)
-        bar.say("a line")
         bar.advance(total // 2)
     said = terminal.getvalue()
-    assert "convert" in said and "a line" in said
+    assert "convert" in said
     assert ("3.0/3.0 MB" if unit == "byte" else "4/4") in said
 
 

@@ -19,8 +19,8 @@ from tests.pipeline.swarm.simulated import MODEL, lab, run_of
 EVERYWHERE = {"tokens_per_second": 1000.0, "latency_seconds": 0.0, "download_mbps": 100.0}
 
 
-def run_with(upload_mbps: float | list[float], limit: int = 5, **links: object) -> runfile.Run:
-    run = run_of("signs", max_round_train_time=limit)
+def run_with(upload_mbps: float | list[float], **links: object) -> runfile.Run:
+    run = run_of("signs", max_round_train_time=5)
     table = run.links.model_copy(update=EVERYWHERE | {"upload_mbps": upload_mbps} | links)
     return run.model_copy(update={"links": table})
 

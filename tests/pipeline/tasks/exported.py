@@ -1,6 +1,6 @@
 """A small exported folder with a tokenizer, which `transformers` loads as well."""
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -40,13 +40,18 @@ def make_tokenizer() -> Tokenizer:
     return trained_run.make_tokenizer(["<|endoftext|>"], WORDS, MERGES)
 
 
-def write(folder: Path) -> Path:
+@cache
+def make_params() -> dict:
     """Random params; so large that the likeliest token is far from the next one."""
     shapes = jax.eval_shape(partial(llama.init, llama.Config.from_hf(HF_CONFIG), 0))
     draw = np.random.default_rng(0).normal
-    params = jax.tree.map(lambda leaf: draw(0, 0.25, leaf.shape).astype(np.float32), shapes)
+    return jax.tree.map(lambda leaf: draw(0, 0.25, leaf.shape).astype(np.float32), shapes)
+
+
+def write(folder: Path) -> Path:
+    """The folder, with all that `transformers` needs."""
     folder.mkdir(parents=True)
-    hf.write_folder(folder, HF_CONFIG, params, "float32")
+    hf.write_folder(folder, HF_CONFIG, make_params(), "float32")
     make_tokenizer().save(str(folder / "tokenizer.json"))
     named = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>")
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -54,10 +59,10 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def model(folder: Path, batch_size: int = 4, devices: int = 1) -> TaskModel:
+def model(folder: Path, batch_size: int = 4) -> TaskModel:
     """The folder's model, as stage evaluate has it."""
     read = exported.read(folder)
-    groups = device_groups(jax.devices()[:devices], 1)
+    groups = device_groups(jax.devices()[:1], 1)
     return task_model.of_folder(
         read, folder, {group: group.put(read.params) for group in groups}, batch_size
     )

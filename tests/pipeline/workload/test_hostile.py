@@ -82,8 +82,8 @@ def one_line(caught, *parts):
     return line
 
 
-def gone(pid, seconds=10):
-    until = time.monotonic() + seconds
+def gone(pid):
+    until = time.monotonic() + 10
     while time.monotonic() < until:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":

@@ -56,11 +56,11 @@ def inner(host, given, model_id=None):
     return host.ask("run_inner_loop", model_id=model_id, **given), model_id
 
 
-def descend(host, words, *, rate, steps=30):
-    """The losses before and after some steps of plain gradient descent."""
+def descend(host, words, *, rate):
+    """The losses before and after 30 steps of plain gradient descent."""
     given = host.write(words)
     before = np.mean(host.ask("measure", **given)["losses"])
-    for step in range(steps):
+    for step in range(30):
         host.ask("gradient", **given, seed=step)
         host.params -= rate * host.gradients
     return before, np.mean(host.ask("measure", **given)["losses"])

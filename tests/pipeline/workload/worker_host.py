@@ -13,7 +13,6 @@ import numpy as np
 PROJECT = Path(__file__).resolve().parents[3]
 PYTHON = PROJECT / "pipeline" / "workload" / "python"
 WORKLOADS = PROJECT / "workloads"
-PACK_FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"
 
 
 class WorkerError(Exception):
@@ -29,13 +28,13 @@ class Host:
         folder: the worker's folder; modules of the test in it are found.
     """
 
-    def __init__(self, factory, config, folder, module="lockstep_worker.worker", paths=()):
+    def __init__(self, factory, config, folder, paths=()):
         self.folder, self.count = Path(folder), 0
         listening = socket.create_server(("127.0.0.1", 0))
         listening.settimeout(10)
         paths = [PYTHON, WORKLOADS, folder, *paths]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-        command = [sys.executable, "-m", module, "--factory", factory]
+        command = [sys.executable, "-m", "lockstep_worker.worker", "--factory", factory]
         command += ["--config-json", config if isinstance(config, str) else json.dumps(config)]
         command += ["--connect-host", "127.0.0.1"]
         command += ["--connect-port", str(listening.getsockname()[1])]

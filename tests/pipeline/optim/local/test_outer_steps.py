@@ -41,17 +41,17 @@ def sent(merge: int) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def taken(optimizer, count=MERGES, ages=AGES, group="w"):
+def taken(optimizer, count=MERGES, ages=AGES):
     """The params after each of some merges."""
-    params, found = {group: jnp.zeros((5, 3))}, []
+    params, found = {"w": jnp.zeros((5, 3))}, []
     shared, receive = optimizer.init(params)[1], jax.jit(optimizer.receive)
     for merge in range(count):
         peers = RoundPeers(*map(jnp.array, (WEIGHT, ages[merge % 3], WEIGHT)))
         updates, shared = receive(
-            {group: jnp.array(sent(merge))}, peers, params, shared, jnp.int32(merge + 1)
+            {"w": jnp.array(sent(merge))}, peers, params, shared, jnp.int32(merge + 1)
         )
         params = jax.tree.map(jnp.add, params, updates)
-        found.append(np.array(params[group]))
+        found.append(np.array(params["w"]))
     return found
 
 

@@ -22,10 +22,10 @@ INNER = sgd(RATE, momentum=0.5)
 optimizer_of = partial(sparta, INNER, inner_steps=STEPS, seed=3)
 
 
-def places(step: int, size: int, share: float = SHARE) -> list[int]:
+def places(step: int, size: int) -> list[int]:
     """One of each part, drawn by JAX's generator one at a time from bounds written out."""
     key = jax.random.fold_in(jax.random.key(3), step)
-    count = round(share * size)
+    count = round(SHARE * size)
     widths = [size // count + (part < size % count) for part in range(count)]
     drawn = jax.random.randint(jax.random.fold_in(key, 0), (count,), 0, np.array(widths))
     return [sum(widths[:part]) + int(place) for part, place in enumerate(drawn)]
