@@ -1,0 +1,127 @@
+"""A small lie, which gets nowhere, is no cover for a larger one in the same window."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline import runfile
+from pipeline.audit.audit import audit
+from pipeline.audit.replay import Replay
+from pipeline.audit.verdict import Finding, Varied
+from pipeline.optim.optimizer import Tree
+from pipeline.transcript.transcript import Transcript
+from pipeline.weights.trees import save_tree
+from pipeline.wire.commitment import tree_hash
+from tests.pipeline.swarm.simulated import PEERS, lab, run_of
+
+LIAR, MIDDLE = 2, 4  # the step between the two windows
+
+
+def first_window(
+    form: str, run: runfile.Run, folder: Path, *, bitwise: bool = True
+) -> list[Finding]:
+    """What a replay of all peers finds in the first window, after an audit that finds nothing
+    against the author."""
+    setup, transcript = lab(form).setup(run), Transcript(folder)
+    assert all(f.peer is not None and not f.applied for f in audit(setup, transcript))
+    window = run.snapshots().windows[0]
+    assert window.last == MIDDLE
+    varied = None if bitwise else Varied(1e-6, "other threads", 24, 1e-6)
+    replay = Replay(setup, transcript, bitwise, [(window, range(PEERS))], varied)
+    return replay.window(window, range(PEERS), lambda: None)
+
+
+def blamed(findings: list[Finding]) -> list[tuple[int, int | None, str, bool]]:
+    return [(f.round, f.peer, f.kind, f.applied) for f in findings]
+
+
+def edit_round(folder: Path, step: int, edit: Callable[[dict], None]) -> None:
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines()
+    entry = json.loads(lines[step - 1])
+    edit(entry)
+    lines[step - 1] = json.dumps(entry)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def plant(form: str, folder: Path, part: str, change: Callable[[Tree], Tree]) -> None:
+    """Put another state into the snapshot between the windows, with its hash."""
+    snapshot, like = folder / f"snapshots/{MIDDLE:05}", lab(form).begin.state
+    transcript = Transcript(folder)
+    is_own = part == "own"
+    if is_own:
+        tree, name = transcript.own(MIDDLE, LIAR, like.own[LIAR]), f"own-{LIAR:03}"
+    else:
+        tree, name = transcript.agreed(MIDDLE, like)[1], part
+    planted = change(tree)
+    save_tree(snapshot / f"{name}.safetensors", planted)
+    path = snapshot / "state.json"
+    state = json.loads(path.read_text())
+    if is_own:
+        state["own"][LIAR] = tree_hash(planted)
+    else:
+        state[part] = tree_hash(planted)
+    path.write_text(json.dumps(state))
+
+
+def larger(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: x + np.ones_like(x), tree)
+
+
+def test_a_false_ruling_of_an_honest_sender_does_not_end_the_replay(tmp_path):
+    """Peer 4 accuses peer 5 in vain, and one of three tie-breakers agrees with neither."""
+    accuser = {"kind": "false_verifier", "peer": 4, "rounds": [1, 1]}
+    liar = {"kind": "sign_flip", "peer": 5, "rounds": [MIDDLE, MIDDLE]}
+    run = run_of("dense", accuser, liar, verified=True)
+    lab("dense").train(run, tmp_path)
+
+    def rule(entry: dict) -> None:
+        (ruling,) = entry["evidence"]["rulings"]
+        assert "1" in ruling["found"] and 1 in entry["decision"]["applied"]
+        ruling["found"]["1"] = ["0" * 64] * 2
+
+    edit_round(tmp_path, 1, rule)
+    assert blamed(first_window("dense", run, tmp_path)) == [
+        (1, 4, "check", False), (1, 1, "check", False), (MIDDLE, 5, "message", True),
+    ]  # fmt: skip
+
+
+def late_lie(step: int) -> list[dict]:
+    fault = {"peer": LIAR, "rounds": [step, step]}
+    return [{"kind": "late", "size": 100, **fault}, {"kind": "sign_flip", **fault}]
+
+
+def test_a_lie_that_travels_and_is_never_merged_does_not_end_the_replay(tmp_path):
+    run = run_of("late", *late_lie(1), {"kind": "sign_flip", "peer": 5, "rounds": [3, 3]})
+    lab("late").train(run, tmp_path)
+    first, _, third, _ = Transcript(tmp_path).rounds[:MIDDLE]
+    assert LIAR in first.decision.travelling and LIAR in third.decision.late
+    assert not lab("late").programs.form.kept and 5 in third.decision.applied
+    assert blamed(first_window("late", run, tmp_path)) == [
+        (1, LIAR, "message", False), (3, 5, "message", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["signs", "local"])
+def test_a_late_lie_does_not_cover_a_planted_state(form, tmp_path):
+    run = run_of(form, *late_lie(2))
+    lab(form).train(run, tmp_path)
+    late = (2, LIAR, "message", False)
+    assert blamed(first_window(form, run, tmp_path)) == [late]
+    plant(form, tmp_path, "own", larger)
+    assert blamed(first_window(form, run, tmp_path)) == [late, (MIDDLE, LIAR, "state", True)]
+
+
+def test_what_an_ejected_liar_owns_refuses_no_run(tmp_path):
+    """Its state is another than its replay gives, and nobody uses it."""
+    run = run_of("signs", {"kind": "malformed", "peer": LIAR, "rounds": [2, 2]})
+    lab("signs").train(run, tmp_path)
+    ejected = [p for e in Transcript(tmp_path).rounds[:MIDDLE] for p in e.decision.ejected]
+    assert ejected == [LIAR]
+    assert first_window("signs", run, tmp_path) == []
+    plant("signs", tmp_path, "own", larger)
+    assert blamed(first_window("signs", run, tmp_path)) == [(MIDDLE, LIAR, "state", False)]
