@@ -125,3 +125,47 @@ def test_what_an_ejected_liar_owns_refuses_no_run(tmp_path):
     assert first_window("signs", run, tmp_path) == []
     plant("signs", tmp_path, "own", larger)
     assert blamed(first_window("signs", run, tmp_path)) == [(MIDDLE, LIAR, "state", False)]
+
+
+# ---- Snapshots of which there are only hashes ----
+
+
+def without_a_peer(path: Path) -> None:
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps(state | {"own": state["own"][1:]}))
+
+
+SHORT = "state.json is of step 2 and 5 peers, expected 2 and 6"
+MISSING = "snapshots/00002/state.json: No such file or directory, expected hashes of a state"
+
+
+@pytest.mark.parametrize(("edit", "text"), [(without_a_peer, SHORT), (Path.unlink, MISSING)])
+def test_hashes_that_are_not_of_all_peers_are_a_finding_against_the_author(edit, text, tmp_path):
+    run = run_of("signs")
+    every = run.witness.model_copy(update={"snapshot_every": 2, "keep_every": 2})
+    run = run.model_copy(update={"witness": every})
+    lab("signs").train(run, tmp_path)
+    assert first_window("signs", run, tmp_path) == []
+    edit(tmp_path / "snapshots/00002/state.json")
+    setup, transcript = lab("signs").setup(run), Transcript(tmp_path)
+    assert [(f.round, f.peer, f.kind, f.detail) for f in audit(setup, transcript)] == [
+        (2, None, "snapshot", text)
+    ]
+    window = run.snapshots().windows[0]
+    replay = Replay(setup, transcript, True, [(window, range(PEERS))])
+    (finding,) = replay.window(window, range(PEERS), lambda: None)
+    assert (finding.round, finding.peer, finding.kind) == (2, None, "params")
+
+
+@pytest.mark.parametrize("name", ["1" * 300, "5"])
+def test_a_payload_that_no_file_can_have_is_a_finding(name, tmp_path):
+    run = run_of("signs")
+    lab("signs").train(run, tmp_path)
+    (tmp_path / "payloads/5.bin").mkdir()
+
+    def elsewhere(entry: dict) -> None:
+        entry["evidence"]["messages"][f"{LIAR}"]["payload"] = f"{name}.bin"
+
+    edit_round(tmp_path, 8, elsewhere)
+    found = audit(lab("signs").setup(run), Transcript(tmp_path))
+    assert (8, LIAR, "payload", True) in blamed(found)
