@@ -14,7 +14,13 @@ import jax
 
 from pipeline import runfile
 from pipeline.audit import sketches, verdict_text
-from pipeline.audit.tolerance import PeersOfWindows, distance_of_update, limit, repeated
+from pipeline.audit.tolerance import (
+    PeersOfWindows,
+    distance_of_shared,
+    distance_of_update,
+    limit,
+    repeated,
+)
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
@@ -88,7 +94,10 @@ class Replay:
 
     @property
     def params_limit(self) -> float | None:
-        """Largest accepted distance of a window's last params; None where they are exact."""
+        """Largest accepted distance of a window's last params; None where they are exact.
+
+        Also of what the optimizer shares then.
+        """
         if self.merges_exactly:
             return None
         return limit(self.setup.run, self.repeats, self.varied and self.varied.params)
@@ -337,7 +346,7 @@ class WindowReplay:
             if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
                 self._blame_author(step, "the params do not follow from the window's messages")
         elif step == self.window.last:  # the window's other snapshots are kept as hashes only
-            self._compare_closing(params)
+            self._compare_closing(params, shared)
         if not self.bitwise:
             return
         for peer, own in self.own.items():
@@ -346,15 +355,23 @@ class WindowReplay:
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
                 self._blame(step, peer, "state", text, peer not in self.ejected)
 
-    def _compare_closing(self, params: Tree) -> None:
-        """Compare the window's last params within a tolerance, where messages are not kept."""
-        like = self.setup.start.state
+    def _compare_closing(self, params: Tree, shared: Tree) -> None:
+        """Compare what a window ends with within a tolerance, where messages are not kept.
+
+        The next window is replayed from it, so whatever is planted there would go on unseen.
+        """
+        like, most = self.setup.start.state, self.params_limit
         opening, closing = (
-            self.transcript.agreed(step, like)[0]
-            for step in (self.window.opening, self.window.last)
+            self.transcript.agreed(step, like) for step in (self.window.opening, self.window.last)
         )
-        distance, most = distance_of_update(closing, params, opening), self.params_limit
+        distance = distance_of_update(closing[0], params, opening[0])
         if not distance <= most:
             text = f"the params are at distance {distance:.3g} of the window's update from those "
             text += f"that follow from its messages, expected at most {most:.3g}"
+            self._blame_author(self.window.last, text)
+            return
+        distance = distance_of_shared(closing[1], shared, opening[1], params)
+        if not distance <= most:
+            text = f"what peers share is at distance {distance:.3g} of the window's change from "
+            text += f"what follows from its messages, expected at most {most:.3g}"
             self._blame_author(self.window.last, text)

@@ -11,6 +11,7 @@ import pytest
 from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import distance_of_shared
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.optim.optimizer import Tree
 from pipeline.transcript.transcript import Transcript
@@ -169,3 +170,42 @@ def test_a_payload_that_no_file_can_have_is_a_finding(name, tmp_path):
     edit_round(tmp_path, 8, elsewhere)
     found = audit(lab("signs").setup(run), Transcript(tmp_path))
     assert (8, LIAR, "payload", True) in blamed(found)
+
+
+# ---- Within a tolerance ----
+
+
+def test_within_a_tolerance_what_peers_share_is_compared_too(tmp_path):
+    """Adam's moments: the next window is replayed from them."""
+    run = run_of("dense")
+    lab("dense").train(run, tmp_path)
+    assert first_window("dense", run, tmp_path, bitwise=False) == []
+    second = run.snapshots().windows[1].opening
+    assert second == MIDDLE
+
+    def smaller(shared: Tree) -> Tree:
+        return shared._replace(nu=jax.tree.map(lambda x: x / 2, shared.nu))
+
+    plant("dense", tmp_path, "shared", smaller)
+    (finding,) = first_window("dense", run, tmp_path, bitwise=False)
+    assert blamed([finding]) == [(MIDDLE, None, "params", True)]
+    assert finding.detail.startswith("what peers share is at distance 0.5 of the window's change")
+
+
+def test_what_peers_share_is_compared_by_kind():
+    params = {"a": np.zeros(2, np.float32), "b": {"c": np.zeros(2, np.float32)}}
+
+    def shared(mu: float, nu: float, count: int = 1) -> Tree:
+        def like(x: float) -> Tree:
+            return jax.tree.map(lambda p: np.full_like(p, x), params)
+
+        return {"mu": like(mu), "nu": like(nu), "count": np.int32(count)}
+
+    opening, expected = shared(0, 0, 0), shared(100, 1e-3)
+    assert distance_of_shared(expected, expected, opening, params) == 0
+    assert distance_of_shared(shared(110, 1e-3), expected, opening, params) == pytest.approx(0.1)
+    assert distance_of_shared(shared(100, 2e-3), expected, opening, params) == pytest.approx(1)
+    assert distance_of_shared(shared(100, 1e-3, 2), expected, opening, params) == np.inf
+    half = shared(100, 1e-3)
+    half["nu"]["a"] *= 2  # of one kind, whatever param it is of
+    assert distance_of_shared(half, expected, opening, params) == pytest.approx(0.5**0.5)
