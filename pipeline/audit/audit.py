@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import jax
 
@@ -11,6 +12,7 @@ from pipeline.audit.sketches import audit_sketches
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
 from pipeline.protocol import committee, consensus, links
+from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.round import Message, Round
 from pipeline.swarm.begin import Setup
 from pipeline.swarm.round_settings import RoundSettings
@@ -74,11 +76,13 @@ def audit_rounds(
             progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
+        honest = _honest(entry, settings)
         findings += audit_sketches(setup, transcript, entry, here)
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
         known += _audit_second_messages(entry)
-        findings += [*known, *_audit_attestations(entry, settings), *_audit_ejected(entry, known)]
+        findings += [*known, *_audit_attestations(entry, honest)]
+        findings += _audit_ejected(entry, known, _falsely_ejected(entry, settings, honest))
     done, total = start.step + len(transcript.rounds), run.config.total_steps
     if done < (total if last is None else last):
         text = f"the transcript ends before this round, expected {total} rounds"
@@ -190,10 +194,14 @@ def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
     return {peer: (last - first + 1) * length for peer, (first, last) in plan.assignment.items()}
 
 
-def _audit_attestations(entry: Entry, settings: RoundSettings) -> list[Finding]:
-    """Check that each witness attests what an honest one does to whom the same arrived."""
+def _honest(entry: Entry, settings: RoundSettings) -> tuple[Attestation, ...]:
+    """What honest witnesses attest to whom the same arrived."""
     limit = settings.closes(entry.round, entry.evidence)
-    honest = consensus.witnessed(entry.round, entry.evidence, limit)
+    return consensus.witnessed(entry.round, entry.evidence, limit)
+
+
+def _audit_attestations(entry: Entry, honest: tuple[Attestation, ...]) -> list[Finding]:
+    """Check that each witness attests what an honest one does to whom the same arrived."""
     return [
         Finding(
             entry.round.step,
@@ -222,9 +230,30 @@ def _audit_second_messages(entry: Entry) -> list[Finding]:
     ]
 
 
-def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
-    """Name those who were caught in the round itself, unless a finding already does."""
-    named = {finding.peer for finding in known}
+def _falsely_ejected(
+    entry: Entry, settings: RoundSettings, honest: tuple[Attestation, ...]
+) -> set[int]:
+    """Peers that witnesses alone had ejected, and that honest ones would not have."""
+    plan, evidence, ejected = entry.round, entry.evidence, entry.decision.ejected
+    if evidence.attestations == honest or not ejected:
+        return set()
+    limit, quorum = settings.closes(plan, evidence), entry.decision.quorum
+    with_honest = replace(evidence, attestations=honest)
+    guilty = consensus.judge(plan, with_honest, limit, quorum)[1].keys()
+    liars = {
+        found.witness
+        for found, expected in zip(evidence.attestations, honest, strict=True)
+        if found != expected
+    }
+    return ejected.keys() - guilty - liars
+
+
+def _audit_ejected(entry: Entry, known: list[Finding], falsely: set[int]) -> list[Finding]:
+    """Name those who were caught in the round itself, unless a finding already does.
+
+    Whoever was ejected `falsely` lied about nothing: its witnesses did.
+    """
+    named = {finding.peer for finding in known} | falsely
     return [
         Finding(entry.round.step, peer, "ejected", f"caught in its round: {why}", False)
         for peer, why in entry.decision.ejected.items()
@@ -243,7 +272,12 @@ def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
         if found != expected:
             text = f"snapshots after rounds {found}, expected after {expected}"
             return [_against_author(first, "snapshot", text)]
-    findings = []
+    findings = [
+        finding
+        for step in due.steps
+        if step not in due.kept
+        for finding in _audit_hashes(transcript, step, len(like.own))
+    ]
     for step in due.kept:
         found = audit_snapshot(transcript, step, like, range(len(like.own)))
         if not found and step == first and transcript.hashes(step) != hashes(step, like):
@@ -253,27 +287,37 @@ def _audit_snapshots(setup: Setup, transcript: Transcript) -> list[Finding]:
     return findings
 
 
+def _audit_hashes(transcript: Transcript, step: int, peers: int) -> list[Finding]:
+    """Check that there are hashes of a snapshot, of all peers; a replay compares them."""
+    try:
+        transcript.hashes(step, peers)
+    except LockstepError as error:
+        return [_unreadable(transcript, step, error)]
+    return []
+
+
 def audit_snapshot(
     transcript: Transcript, step: int, like: State, peers: Iterable[int]
 ) -> list[Finding]:
     """Check a snapshot's params, shared state and what `peers` own against its recorded hashes."""
     try:
-        expected = transcript.hashes(step)
-        if (expected.step, len(expected.own)) != (step, len(like.own)):
-            text = f"state.json is of step {expected.step} and {len(expected.own)} peers"
-            return [_against_author(step, "snapshot", text)]
+        expected = transcript.hashes(step, len(like.own))
         params, shared = transcript.agreed(step, like)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             read = {p: pool.submit(transcript.own, step, p, like.own[p]) for p in peers}
         own = {peer: found.result() for peer, found in read.items()}
     except LockstepError as error:
-        text = str(error).removeprefix(f"{transcript.folder}/")  # a verdict names no machine
-        return [_against_author(step, "snapshot", text)]
+        return [_unreadable(transcript, step, error)]
     found = hashes(step, State(params, shared, tuple(own.values())))
     if found != expected.model_copy(update={"own": tuple(expected.own[peer] for peer in own)}):
         text = "its files do not have the hashes that state.json gives"
         return [_against_author(step, "snapshot", text)]
     return []
+
+
+def _unreadable(transcript: Transcript, step: int, error: LockstepError) -> Finding:
+    text = str(error).removeprefix(f"{transcript.folder}/")  # a verdict names no machine
+    return _against_author(step, "snapshot", text)
 
 
 def _against_author(step: int, kind: str, detail: str) -> Finding:

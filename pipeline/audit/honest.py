@@ -23,7 +23,7 @@ from pipeline import runfile
 from pipeline.audit import elsewhere, given_rows
 from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
 from pipeline.audit.replay import Replay, WindowReplay
-from pipeline.audit.tolerance import PeersOfWindows, distance_of_update
+from pipeline.audit.tolerance import PeersOfWindows, distance_of_shared, distance_of_update
 from pipeline.audit.verdict import Varied
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
@@ -146,7 +146,8 @@ class Distances(NamedTuple):
 
     Attributes:
       messages: Of each message.
-      params: Of the params after the window, as a share of its update; None if messages are kept.
+      params: Of the params after the window, as a share of its update, or of what peers share, if
+        that is further; None if messages are kept.
     """
 
     messages: list[float]
@@ -171,7 +172,8 @@ class HonestWindow(WindowReplay):
     def told(self) -> Iterator[bytes]:
         """Yield each honest message as bytes or, if messages are not kept, many of its pieces.
 
-        If messages are not kept, each array of the params after the window follows.
+        If messages are not kept, each array of the params after the window follows, and of what
+        peers share.
         """
         form = self.setup.programs.form
         for entry, _, message in self.messages():
@@ -180,7 +182,7 @@ class HonestWindow(WindowReplay):
             else:
                 yield form.pieces.chosen(wire.fields(message), self._some(entry))
         if not self.kept:
-            yield from map(bytes, wire.fields(jax.device_get(self.replica.params)))
+            yield from map(bytes, wire.fields(self._agreed()))
 
     def distances(self, told: BinaryIO) -> Distances:
         """Return how far what another process told is from what is computed here."""
@@ -195,16 +197,24 @@ class HonestWindow(WindowReplay):
                 pieces = form.pieces.split(theirs, self._some(entry))
                 found.append(form.pieces.distance(wire.fields(message), pieces))
         if not self.kept:
-            params = self._distance_of_params(told)
+            params = self._distance_of_agreed(told)
         if not np.isfinite([*found, params or 0.0]).all():
             raise LockstepError("honest messages are not finite, expected such as can be compared")
         return Distances(found, params)
 
-    def _distance_of_params(self, told: BinaryIO) -> float:
-        here = jax.device_get(self.replica.params)
+    def _distance_of_agreed(self, told: BinaryIO) -> float:
+        here = self._agreed()
         there = jax.tree.map(lambda x: np.frombuffer(_read(told), x.dtype).reshape(x.shape), here)
-        opening, _ = self.transcript.agreed(self.window.opening, self.setup.start.state)
-        return distance_of_update(there, here, opening)
+        opening = self.transcript.agreed(self.window.opening, self.setup.start.state)
+        return max(
+            distance_of_update(there[0], here[0], opening[0]),
+            distance_of_shared(there[1], here[1], opening[1], here[0]),
+        )
+
+    def _agreed(self) -> tuple[Tree, Tree]:
+        """The params now, and what peers share."""
+        agreed: tuple[Tree, Tree] = jax.device_get((self.replica.params, self.replica.shared))
+        return agreed
 
     def _some(self, entry: Entry) -> range:
         """Pieces at equal distances, in each round others: more than a sketch has, for the tail."""

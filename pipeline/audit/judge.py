@@ -30,7 +30,7 @@ def judge(
     repeats = repeats if why and run.workload.factory else None
     varied = varied if why and not run.workload.factory else None
     params_tolerance = None
-    if why and transcript.header.sketched:
+    if why and _keeps_no_messages(transcript):
         params_tolerance = limit(run, repeats, varied and varied.params)
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)
@@ -72,7 +72,7 @@ def _compared(
     transcript: Transcript, replayed: Sequence[tuple[runfile.Window, int]]
 ) -> ComparedMessages | None:
     """Of how many messages of the replayed windows the transcript has what a replay compares."""
-    if not transcript.header.sketched:
+    if not _keeps_no_messages(transcript):
         return None
     rounds = {entry.round.step: entry.evidence.messages for entry in transcript.rounds}
     sent = [
@@ -88,3 +88,11 @@ def _compared(
         bytes=sum(message.bytes for message in shown),
         bytes_shown=sum(message.held for message in shown),
     )
+
+
+def _keeps_no_messages(transcript: Transcript) -> bool:
+    """Whether messages are not kept, but sketches or, as in release 0.2, nothing of them."""
+    if transcript.header.sketched:
+        return True
+    sent = [m for entry in transcript.rounds for m in entry.evidence.messages.values()]
+    return bool(sent) and all(message.payload is None for message in sent)

@@ -14,8 +14,15 @@ import jax
 
 from pipeline import runfile
 from pipeline.audit import sketches, verdict_text
-from pipeline.audit.tolerance import PeersOfWindows, distance_of_update, limit, repeated
+from pipeline.audit.tolerance import (
+    PeersOfWindows,
+    distance_of_shared,
+    distance_of_update,
+    limit,
+    repeated,
+)
 from pipeline.audit.verdict import Finding, Varied
+from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
@@ -87,7 +94,10 @@ class Replay:
 
     @property
     def params_limit(self) -> float | None:
-        """Largest accepted distance of a window's last params; None where they are exact."""
+        """Largest accepted distance of a window's last params; None where they are exact.
+
+        Also of what the optimizer shares then.
+        """
         if self.merges_exactly:
             return None
         return limit(self.setup.run, self.repeats, self.varied and self.varied.params)
@@ -139,6 +149,8 @@ class WindowReplay:
         }
         self.found: list[Finding] = []
         self.lost = False  # the params of a round are not those that were
+        self.false = set[int]()  # peers that sent another message in the round than replayed
+        self.ejected = set[int]()  # by then: what they own gets nowhere any more
         self.strayed: set[int] = set()  # peers that last committed to another state than replayed
 
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
@@ -150,6 +162,7 @@ class WindowReplay:
             if applied is None:  # what was applied in place of a replayed message is not kept
                 return self.found
             self._receive(entry, applied)
+            self.ejected |= entry.decision.ejected.keys()
             if entry.checkpointed is not None:
                 self._compare_params(entry.round.step, "ended the epoch", entry.checkpointed.params)
             if entry.round.step in self.transcript.snapshots:
@@ -187,6 +200,7 @@ class WindowReplay:
         A peer goes on from its recomputed state where bits are compared, else from what it sent.
         """
         self._align(entry)
+        self.false.clear()
         results = {peer: self._take(entry, peer) for peer in self._senders(entry)}
         results = jax.device_get(results)
         replayed = {peer: message for peer, (message, _) in results.items()}
@@ -240,16 +254,18 @@ class WindowReplay:
     def _judge(self, entry: Entry, peer: int, commitment: str) -> None:
         """Blame whose claim differs from the replay: the peer, its verifier or a tie-breaker."""
         message, applied = entry.evidence.messages[peer], self._is_merged(entry, peer)
+        step = entry.round.step
         if commitment != message.commitment:
             text = f"sent {message.commitment[:12]}, its replay gives {commitment[:12]}"
-            self._blame(entry, peer, "message", text, applied)
+            self.false.add(peer)
+            self._blame(step, peer, "message", text, applied)
         if message.state is None:
             return
         replayed = Claim(commitment, tree_hash(jax.device_get(self.own[peer])))
         strays = replayed.state != message.state
         if strays:
             text = f"committed to state {message.state[:12]}, its replay gives "
-            self._blame(entry, peer, "state", text + replayed.state[:12], applied)
+            self._blame(step, peer, "state", text + replayed.state[:12], applied)
         if peer not in self.strayed:
             self._judge_checks(entry, peer, replayed)
         (self.strayed.add if strays else self.strayed.discard)(peer)
@@ -268,7 +284,7 @@ class WindowReplay:
             if claim != replayed:
                 text = f"recomputed the step of peer {peer} as {claim.message[:12]}, "
                 text += f"its replay gives {replayed.message[:12]}"
-                self._blame(entry, judge, "check", text, False)
+                self._blame(entry.round.step, judge, "check", text, False)
 
     def _judge_sketches(self, entry: Entry, replayed: dict[int, Tree]) -> None:
         """Blame whose pieces are far from the replay's; nobody, where most peers' are."""
@@ -287,28 +303,32 @@ class WindowReplay:
         if not distance <= self.limit:
             text = f"sent a message at distance {distance:.3g} from its replay's, "
             text += f"expected at most {self.limit:.3g}"
-            self._blame(entry, peer, "message", text, self._is_merged(entry, peer))
+            self.false.add(peer)
+            self._blame(entry.round.step, peer, "message", text, self._is_merged(entry, peer))
 
     def _is_merged(self, entry: Entry, peer: int) -> bool:
         """Whether a message of the round got into the params, in that round or in a later one."""
         return (entry.round.step, peer) in self.merged
 
-    def _blame(self, entry: Entry, peer: int, kind: str, text: str, applied: bool) -> None:
+    def _blame(self, step: int, peer: int, kind: str, text: str, applied: bool) -> None:
         """Keep a peer's first finding of a window, and the first that got into the params."""
         known = [finding for finding in self.found if finding.peer == peer]
         if not known or (applied and not any(finding.applied for finding in known)):
-            self.found.append(Finding(entry.round.step, peer, kind, text, applied))
+            self.found.append(Finding(step, peer, kind, text, applied))
 
     def _blame_author(self, step: int, text: str) -> None:
         self.found.append(Finding(step, None, "params", text, True))
 
     def _applied(self, entry: Entry, replayed: dict[int, Tree]) -> dict[int, Tree] | None:
-        """The messages that everybody applied, or None if one of them is not kept."""
+        """The messages that everybody applied, or None if one of them is not kept.
+
+        A false one that nobody merges, in this round or later, is none of them.
+        """
         decision, evidence = entry.decision, entry.evidence
         needed = evidence.messages.keys() & {*decision.applied, *decision.travelling}
         if self.kept:
             own = {peer: self.sent(entry, peer) for peer in needed}
-        elif self.lost or any(f.peer in needed and f.round == entry.round.step for f in self.found):
+        elif self.lost or any(self._is_merged(entry, peer) for peer in needed & self.false):
             return None
         else:
             own = {peer: replayed[peer] for peer in needed}
@@ -317,29 +337,41 @@ class WindowReplay:
     def _compare_states(self, step: int) -> None:
         """Compare the state with what was committed to at a snapshot."""
         params, shared = jax.device_get((self.replica.params, self.replica.shared))
-        recorded = self.transcript.hashes(step)
+        try:
+            recorded = self.transcript.hashes(step, self.setup.run.peers.count)
+        except LockstepError:  # within a window of a bundle or a publication
+            self._blame_author(step, "the snapshot has no hashes of a state of all peers")
+            return
         if self.merges_exactly:
             if (tree_hash(params), tree_hash(shared)) != (recorded.params, recorded.shared):
                 self._blame_author(step, "the params do not follow from the window's messages")
         elif step == self.window.last:  # the window's other snapshots are kept as hashes only
-            self._compare_closing(params)
+            self._compare_closing(params, shared)
         if not self.bitwise:
             return
         for peer, own in self.own.items():
             state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
-            if state != committed and peer not in {finding.peer for finding in self.found}:
+            if state != committed:
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
-                self.found.append(Finding(step, peer, "state", text, True))
+                self._blame(step, peer, "state", text, peer not in self.ejected)
 
-    def _compare_closing(self, params: Tree) -> None:
-        """Compare the window's last params within a tolerance, where messages are not kept."""
-        like = self.setup.start.state
+    def _compare_closing(self, params: Tree, shared: Tree) -> None:
+        """Compare what a window ends with within a tolerance, where messages are not kept.
+
+        The next window is replayed from it, so whatever is planted there would go on unseen.
+        """
+        like, most = self.setup.start.state, self.params_limit
         opening, closing = (
-            self.transcript.agreed(step, like)[0]
-            for step in (self.window.opening, self.window.last)
+            self.transcript.agreed(step, like) for step in (self.window.opening, self.window.last)
         )
-        distance, most = distance_of_update(closing, params, opening), self.params_limit
+        distance = distance_of_update(closing[0], params, opening[0])
         if not distance <= most:
             text = f"the params are at distance {distance:.3g} of the window's update from those "
             text += f"that follow from its messages, expected at most {most:.3g}"
+            self._blame_author(self.window.last, text)
+            return
+        distance = distance_of_shared(closing[1], shared, opening[1], params)
+        if not distance <= most:
+            text = f"what peers share is at distance {distance:.3g} of the window's change from "
+            text += f"what follows from its messages, expected at most {most:.3g}"
             self._blame_author(self.window.last, text)

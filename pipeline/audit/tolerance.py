@@ -7,7 +7,7 @@ repeats an honest step of its own and measures how far its own messages are from
 nothing was measured, the bounds are fixed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 import numpy as np
@@ -18,11 +18,12 @@ from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.transcript import Transcript
+from pipeline.wire.commitment import flatten
 
 # The largest distance of a sent message from the replayed one (`Optimizer.compare`, or
 # `Pieces.distance` where messages are not kept; then also of the params after a window,
-# `distance_of_update`), by the precision of the gradients, where nothing is learnt.
-# docs/explanation/verification.md says what was measured.
+# `distance_of_update`, and of what peers share, `distance_of_shared`), by the precision of the
+# gradients, where nothing is learnt. docs/explanation/verification.md says what was measured.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 # And the smallest, since two windows do not show all: honest distances have long tails, and
 # codes, signs and positions differ wholly or not at all. A message scaled by 1.01 is at 0.01.
@@ -34,7 +35,7 @@ PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
 
 
 def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) -> float:
-    """Return the largest distance that is accepted, of a message or of the params after a window.
+    """Return the largest distance that is accepted, of a message or of what a window ends with.
 
     Args:
       run: The run.
@@ -60,6 +61,34 @@ def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:
     if not off:
         return 0.0
     return off / moved if moved else np.inf
+
+
+def distance_of_shared(found: Tree, expected: Tree, opening: Tree, params: Tree) -> float:
+    """Return how far what peers share is from the expected, as a share of what a window changed.
+
+    |found - expected| / |expected - opening|, over all arrays of a kind; the largest of all kinds.
+    Arrays of a kind have one name but for the params that they are of, as all second moments of
+    Adam, which are much smaller than the first. Integers are equal, or infinitely far.
+    """
+    names, worst = {n for path in flatten(params) for n in (path, path.replace("/", "."))}, 0.0
+    trees = flatten(found), flatten(expected), flatten(opening)
+    kinds: dict[str, list[str]] = {}
+    for path in trees[1]:
+        kinds.setdefault(_kind(path, names), []).append(path)
+    for paths in kinds.values():
+        theirs, mine, before = ([tree[path] for path in paths] for tree in trees)
+        if all(array.dtype.kind not in "iub" for array in mine):
+            worst = max(worst, distance_of_update(theirs, mine, before))
+        elif _far(theirs, mine):
+            return float(np.inf)
+    return worst
+
+
+def _kind(path: str, params: Collection[str]) -> str:
+    """Return a path without the param's that it ends with, if it does."""
+    parts = path.split("/")
+    ends = ("/".join(parts[at:]) for at in range(len(parts)))
+    return path.removesuffix(next((end for end in ends if end in params), ""))
 
 
 def _far(one: Tree, other: Tree) -> float:

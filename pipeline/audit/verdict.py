@@ -56,8 +56,9 @@ class Varied:
       distance: The largest distance of a message computed there from the one computed here.
       there: What was otherwise there, for people to read.
       messages: How many messages were compared.
-      params: The largest distance of the params after a window, as a share of the window's update;
-        None where messages are kept, from which params follow to the bit.
+      params: The largest distance of the params after a window, as a share of the window's update,
+        or of what peers share then; None where messages are kept, from which both follow to the
+        bit.
     """
 
     distance: Annotated[float, Field(ge=0)]
@@ -102,7 +103,8 @@ class Verdict(Table):
     """Largest accepted distance of a message from its replay; null if bits were compared."""
     params_tolerance: float | None = Field(default=None, ge=0, exclude_if=_is_none)
     """Largest accepted distance of the params after a window from those that follow from its
-    messages, as a share of the window's update; absent where params are compared bit for bit."""
+    messages, as a share of the window's update, and of what peers share then; absent where these
+    are compared bit for bit."""
     repeats: float | None = Field(default=None, ge=0, exclude_if=_is_none)
     """Largest distance among the auditor's honest repeats of a step, from which the tolerance of a
     workload follows; absent where it is a fixed one."""
@@ -110,8 +112,7 @@ class Verdict(Table):
     """How far honest messages of the auditor are from such with other threads and instructions,
     from which the tolerance follows; absent where that was not measured."""
     compared: ComparedMessages | None = Field(default=None, exclude_if=_is_none)
-    """What there is to compare of messages that are not kept; absent where messages are kept, and
-    where the transcript has no sketches."""
+    """What there is to compare of messages that are not kept; absent where messages are kept."""
     clock: Literal["simulated", "wall"]
     """Whether arrival times follow from [links], or are real ones that nobody can compute again."""
     audited_rounds: int

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
 STATED = (
-    "by the transcript's author, and computed again by nobody: all losses in it, who was silent, "
-    "and whose message came late or never"
+    "by the transcript's author, and computed again by nobody: all losses in it, who came, left or "
+    "was silent, and whose message came late or never"
 )
 # Results on a model card, and what they were measured on.
 HELD_OUT = {
@@ -142,13 +142,21 @@ def compared_params(verdict: dict) -> str:
     """Return how the params after a window were compared; nothing where it was bit for bit."""
     if (most := verdict.get("params_tolerance")) is None:
         return ""
-    return f"after each replayed window, off by at most {most:.3g} of the window's update"
+    of = "of the window's update, and so what peers share"
+    return f"after each replayed window, off by at most {most:.3g} {of}"
 
 
 def compared_messages(verdict: dict) -> str:
-    """Return what was compared of messages that are not kept; nothing where they are, or before."""
+    """Return what was compared of messages that are not kept; nothing where they are."""
     if (found := verdict.get("compared")) is None:
         return ""
+    if not found["sketched"]:
+        if verdict["method"] == "bitwise":
+            return f"none of {found['messages']:,} are kept; what they commit to was compared"
+        return (
+            f"of {found['messages']:,} nothing is kept or was compared, not even pieces as newer "
+            "transcripts have them; a lie shows only in the params"
+        )
     share = found["bytes_shown"] / max(1, found["bytes"])
     pieces = f"pieces of {found['sketched']:,} of {found['messages']:,} are kept"
     if verdict["method"] == "bitwise":
@@ -159,7 +167,10 @@ def compared_messages(verdict: dict) -> str:
 
 def stated(verdict: dict) -> str:
     """Return what of a transcript nobody computes again: its author's word."""
-    return STATED + (", on the wall's clock every arrival" if verdict["clock"] == "wall" else "")
+    text = STATED
+    if verdict.get("compared") is not None:
+        text += ", whose bytes were no message"
+    return text + (", on the wall's clock every arrival" if verdict["clock"] == "wall" else "")
 
 
 def seed_origin(verdict: dict) -> str:

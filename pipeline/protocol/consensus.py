@@ -111,7 +111,7 @@ def _witnessing(
             continue
         for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
             votes.setdefault(peer, []).append(commitment)
-        refusals.update(attestation.refused)
+        refusals.update(set(attestation.refused))  # each witness once, whatever it wrote
     supported = set()
     for peer, held in votes.items():
         if len(set(held)) > 1:

@@ -199,17 +199,21 @@ class Transcript:
         """The steps whose snapshots were kept whole."""
         return [s for s in self.snapshots if (self._snapshot(s) / "params.safetensors").exists()]
 
-    def hashes(self, step: int) -> StateHashes:
-        """Return the hashes that were committed to at a snapshot.
+    def hashes(self, step: int, peers: int | None = None) -> StateHashes:
+        """Return the hashes that were committed to at a snapshot, of so many peers if it is told.
 
         Raises:
           LockstepError: state.json is missing, or does not hold them.
         """
         path = self._snapshot(step) / "state.json"
         try:
-            return validate_json(StateHashes, path.read_bytes(), str(path))
+            found = validate_json(StateHashes, path.read_bytes(), str(path))
         except OSError as error:
             raise LockstepError(f"{path}: {error.strerror}, expected hashes of a state") from error
+        if peers is not None and (found.step, len(found.own)) != (step, peers):
+            text = f"is of step {found.step} and {len(found.own)} peers"
+            raise LockstepError(f"{path.name} {text}, expected {step} and {peers}")
+        return found
 
     def window(self, window: runfile.Window) -> Iterator[Entry]:
         """Return the rounds of a window."""
@@ -254,7 +258,7 @@ class Transcript:
                 begin = min(message.offset, size)
                 file.seek(begin)
                 return file.read(min(message.held, size - begin))
-        except FileNotFoundError:
+        except OSError:  # also of a name that is too long, or of a folder
             return b""
 
     def _snapshot(self, step: int) -> Path:

@@ -15,6 +15,7 @@ from pipeline import runfile
 from pipeline.audit import honest, sketches
 from pipeline.audit.audit import audit
 from pipeline.audit.elsewhere import Other
+from pipeline.audit.judge import judge
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import (
     LEAST,
@@ -24,7 +25,7 @@ from pipeline.audit.tolerance import (
     distance_of_update,
     limit,
 )
-from pipeline.audit.verdict import Finding, Varied
+from pipeline.audit.verdict import ComparedMessages, Finding, Varied
 from pipeline.protocol import sketch
 from pipeline.stage.artifacts import read_json
 from pipeline.swarm.lies import LIES
@@ -135,6 +136,11 @@ def test_an_older_transcript_without_sketches_is_read_and_replayed(trained, tmp_
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
     assert audited(run, tmp_path) == []
     assert replayed(run, tmp_path) == replayed(run, tmp_path, bitwise=True) == []
+    windows = run.snapshots().windows
+    every = [(window, peer) for window in windows for peer in range(PEERS)]
+    verdict = judge(run, Transcript(tmp_path), [], "it says so", windows, every)
+    assert verdict.params_tolerance == TOLERANCE["float32"]
+    assert verdict.compared == ComparedMessages(8 * PEERS, 0, 0, 0)
     (tmp_path / "header.json").write_text(json.dumps(header | {"sketched": True}))
     assert {f.kind for f in audited(run, tmp_path)} == {"sketch"}
 

@@ -19,7 +19,7 @@ def test_a_refused_verdict_says_why_and_how_to_repeat_each_finding():
         "              until the sample suited them: set [witness] seed to rule that out",
         "  transcript  sha256 5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed",
         "  stated      by the transcript's author, and computed again by nobody: all losses in it,",
-        "              who was silent, and whose message came late or never",
+        "              who came, left or was silent, and whose message came late or never",
         "  late        peer 3 (1 message)",
         "round 12, peer 2: message (got into the params)",
         "  sent 0123, its replay gives <4567>",
@@ -70,6 +70,24 @@ def test_what_was_measured_and_compared_of_large_messages_is_said():
     assert "a lie elsewhere shows only in the params" in lines
     said |= {"method": "bitwise", "why_not_bitwise": None, "varied": None}
     assert "the roots over all pieces were compared" in verdict_text.compared_messages(said)
+    assert "and whose message came late or never, whose bytes were no message" in (
+        verdict_text.stated(said)
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        ("bitwise", "none of 96 are kept; what they commit to was compared"),
+        (
+            "tolerance",
+            "of 96 nothing is kept or was compared, not even pieces as newer transcripts",
+        ),
+    ],
+)
+def test_of_messages_without_sketches_it_is_said_that_none_was_compared(method, text):
+    found = {"messages": 96, "sketched": 0, "bytes": 0, "bytes_shown": 0}
+    assert verdict_text.compared_messages(verdict(method=method, compared=found)).startswith(text)
 
 
 @pytest.mark.parametrize(("clock", "said"), [("simulated", False), ("wall", True)])

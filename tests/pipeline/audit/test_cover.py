@@ -1,0 +1,211 @@
+"""A small lie, which gets nowhere, is no cover for a larger one in the same window."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline import runfile
+from pipeline.audit.audit import audit
+from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import distance_of_shared
+from pipeline.audit.verdict import Finding, Varied
+from pipeline.optim.optimizer import Tree
+from pipeline.transcript.transcript import Transcript
+from pipeline.weights.trees import save_tree
+from pipeline.wire.commitment import tree_hash
+from tests.pipeline.swarm.simulated import PEERS, lab, run_of
+
+LIAR, MIDDLE = 2, 4  # the step between the two windows
+
+
+def first_window(
+    form: str, run: runfile.Run, folder: Path, *, bitwise: bool = True
+) -> list[Finding]:
+    """What a replay of all peers finds in the first window, after an audit that finds nothing
+    against the author."""
+    setup, transcript = lab(form).setup(run), Transcript(folder)
+    assert all(f.peer is not None and not f.applied for f in audit(setup, transcript))
+    window = run.snapshots().windows[0]
+    assert window.last == MIDDLE
+    varied = None if bitwise else Varied(1e-6, "other threads", 24, 1e-6)
+    replay = Replay(setup, transcript, bitwise, [(window, range(PEERS))], varied)
+    return replay.window(window, range(PEERS), lambda: None)
+
+
+def blamed(findings: list[Finding]) -> list[tuple[int, int | None, str, bool]]:
+    return [(f.round, f.peer, f.kind, f.applied) for f in findings]
+
+
+def edit_round(folder: Path, step: int, edit: Callable[[dict], None]) -> None:
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines()
+    entry = json.loads(lines[step - 1])
+    edit(entry)
+    lines[step - 1] = json.dumps(entry)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def plant(form: str, folder: Path, part: str, change: Callable[[Tree], Tree]) -> None:
+    """Put another state into the snapshot between the windows, with its hash."""
+    snapshot, like = folder / f"snapshots/{MIDDLE:05}", lab(form).begin.state
+    transcript = Transcript(folder)
+    is_own = part == "own"
+    if is_own:
+        tree, name = transcript.own(MIDDLE, LIAR, like.own[LIAR]), f"own-{LIAR:03}"
+    else:
+        tree, name = transcript.agreed(MIDDLE, like)[1], part
+    planted = change(tree)
+    save_tree(snapshot / f"{name}.safetensors", planted)
+    path = snapshot / "state.json"
+    state = json.loads(path.read_text())
+    if is_own:
+        state["own"][LIAR] = tree_hash(planted)
+    else:
+        state[part] = tree_hash(planted)
+    path.write_text(json.dumps(state))
+
+
+def larger(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: x + np.ones_like(x), tree)
+
+
+def test_a_false_ruling_of_an_honest_sender_does_not_end_the_replay(tmp_path):
+    """Peer 4 accuses peer 5 in vain, and one of three tie-breakers agrees with neither."""
+    accuser = {"kind": "false_verifier", "peer": 4, "rounds": [1, 1]}
+    liar = {"kind": "sign_flip", "peer": 5, "rounds": [MIDDLE, MIDDLE]}
+    run = run_of("dense", accuser, liar, verified=True)
+    lab("dense").train(run, tmp_path)
+
+    def rule(entry: dict) -> None:
+        (ruling,) = entry["evidence"]["rulings"]
+        assert "1" in ruling["found"] and 1 in entry["decision"]["applied"]
+        ruling["found"]["1"] = ["0" * 64] * 2
+
+    edit_round(tmp_path, 1, rule)
+    assert blamed(first_window("dense", run, tmp_path)) == [
+        (1, 4, "check", False), (1, 1, "check", False), (MIDDLE, 5, "message", True),
+    ]  # fmt: skip
+
+
+def late_lie(step: int) -> list[dict]:
+    fault = {"peer": LIAR, "rounds": [step, step]}
+    return [{"kind": "late", "size": 100, **fault}, {"kind": "sign_flip", **fault}]
+
+
+def test_a_lie_that_travels_and_is_never_merged_does_not_end_the_replay(tmp_path):
+    run = run_of("late", *late_lie(1), {"kind": "sign_flip", "peer": 5, "rounds": [3, 3]})
+    lab("late").train(run, tmp_path)
+    first, _, third, _ = Transcript(tmp_path).rounds[:MIDDLE]
+    assert LIAR in first.decision.travelling and LIAR in third.decision.late
+    assert not lab("late").programs.form.kept and 5 in third.decision.applied
+    assert blamed(first_window("late", run, tmp_path)) == [
+        (1, LIAR, "message", False), (3, 5, "message", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["signs", "local"])
+def test_a_late_lie_does_not_cover_a_planted_state(form, tmp_path):
+    run = run_of(form, *late_lie(2))
+    lab(form).train(run, tmp_path)
+    late = (2, LIAR, "message", False)
+    assert blamed(first_window(form, run, tmp_path)) == [late]
+    plant(form, tmp_path, "own", larger)
+    assert blamed(first_window(form, run, tmp_path)) == [late, (MIDDLE, LIAR, "state", True)]
+
+
+def test_what_an_ejected_liar_owns_refuses_no_run(tmp_path):
+    """Its state is another than its replay gives, and nobody uses it."""
+    run = run_of("signs", {"kind": "malformed", "peer": LIAR, "rounds": [2, 2]})
+    lab("signs").train(run, tmp_path)
+    ejected = [p for e in Transcript(tmp_path).rounds[:MIDDLE] for p in e.decision.ejected]
+    assert ejected == [LIAR]
+    assert first_window("signs", run, tmp_path) == []
+    plant("signs", tmp_path, "own", larger)
+    assert blamed(first_window("signs", run, tmp_path)) == [(MIDDLE, LIAR, "state", False)]
+
+
+# ---- Snapshots of which there are only hashes ----
+
+
+def without_a_peer(path: Path) -> None:
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps(state | {"own": state["own"][1:]}))
+
+
+SHORT = "state.json is of step 2 and 5 peers, expected 2 and 6"
+MISSING = "snapshots/00002/state.json: No such file or directory, expected hashes of a state"
+
+
+@pytest.mark.parametrize(("edit", "text"), [(without_a_peer, SHORT), (Path.unlink, MISSING)])
+def test_hashes_that_are_not_of_all_peers_are_a_finding_against_the_author(edit, text, tmp_path):
+    run = run_of("signs")
+    every = run.witness.model_copy(update={"snapshot_every": 2, "keep_every": 2})
+    run = run.model_copy(update={"witness": every})
+    lab("signs").train(run, tmp_path)
+    assert first_window("signs", run, tmp_path) == []
+    edit(tmp_path / "snapshots/00002/state.json")
+    setup, transcript = lab("signs").setup(run), Transcript(tmp_path)
+    assert [(f.round, f.peer, f.kind, f.detail) for f in audit(setup, transcript)] == [
+        (2, None, "snapshot", text)
+    ]
+    window = run.snapshots().windows[0]
+    replay = Replay(setup, transcript, True, [(window, range(PEERS))])
+    (finding,) = replay.window(window, range(PEERS), lambda: None)
+    assert (finding.round, finding.peer, finding.kind) == (2, None, "params")
+
+
+@pytest.mark.parametrize("name", ["1" * 300, "5"])
+def test_a_payload_that_no_file_can_have_is_a_finding(name, tmp_path):
+    run = run_of("signs")
+    lab("signs").train(run, tmp_path)
+    (tmp_path / "payloads/5.bin").mkdir()
+
+    def elsewhere(entry: dict) -> None:
+        entry["evidence"]["messages"][f"{LIAR}"]["payload"] = f"{name}.bin"
+
+    edit_round(tmp_path, 8, elsewhere)
+    found = audit(lab("signs").setup(run), Transcript(tmp_path))
+    assert (8, LIAR, "payload", True) in blamed(found)
+
+
+# ---- Within a tolerance ----
+
+
+def test_within_a_tolerance_what_peers_share_is_compared_too(tmp_path):
+    """Adam's moments: the next window is replayed from them."""
+    run = run_of("dense")
+    lab("dense").train(run, tmp_path)
+    assert first_window("dense", run, tmp_path, bitwise=False) == []
+    second = run.snapshots().windows[1].opening
+    assert second == MIDDLE
+
+    def smaller(shared: Tree) -> Tree:
+        return shared._replace(nu=jax.tree.map(lambda x: x / 2, shared.nu))
+
+    plant("dense", tmp_path, "shared", smaller)
+    (finding,) = first_window("dense", run, tmp_path, bitwise=False)
+    assert blamed([finding]) == [(MIDDLE, None, "params", True)]
+    assert finding.detail.startswith("what peers share is at distance 0.5 of the window's change")
+
+
+def test_what_peers_share_is_compared_by_kind():
+    params = {"a": np.zeros(2, np.float32), "b": {"c": np.zeros(2, np.float32)}}
+
+    def shared(mu: float, nu: float, count: int = 1) -> Tree:
+        def like(x: float) -> Tree:
+            return jax.tree.map(lambda p: np.full_like(p, x), params)
+
+        return {"mu": like(mu), "nu": like(nu), "count": np.int32(count)}
+
+    opening, expected = shared(0, 0, 0), shared(100, 1e-3)
+    assert distance_of_shared(expected, expected, opening, params) == 0
+    assert distance_of_shared(shared(110, 1e-3), expected, opening, params) == pytest.approx(0.1)
+    assert distance_of_shared(shared(100, 2e-3), expected, opening, params) == pytest.approx(1)
+    assert distance_of_shared(shared(100, 1e-3, 2), expected, opening, params) == np.inf
+    half = shared(100, 1e-3)
+    half["nu"]["a"] *= 2  # of one kind, whatever param it is of
+    assert distance_of_shared(half, expected, opening, params) == pytest.approx(0.5**0.5)

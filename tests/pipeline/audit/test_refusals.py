@@ -1,0 +1,58 @@
+"""Witnesses that say that an honest peer's bytes are no message, and whom an audit names."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.audit.audit import audit
+from pipeline.protocol import driver
+from pipeline.protocol.attestation import Attestation, attest
+from pipeline.transcript.entry import Entry
+from pipeline.transcript.follow import begin_round, finish_round
+from pipeline.transcript.transcript import Transcript
+from tests.pipeline.swarm.simulated import lab, run_of
+
+PEER = 2
+RUN = run_of("signs")
+
+
+def refusing(entry: Entry, witness: int, times: int) -> Attestation:
+    """What a witness attests that holds all messages of a round but one, which it refuses."""
+    held = {p: c for p, c in entry.evidence.commitments.items() if p != PEER}
+    return attest(witness, entry.round.seed, entry.round.peers, held, refused=[PEER] * times)
+
+
+def with_refusals(folder: Path, times: int, count: int) -> tuple[Entry, tuple[int, ...]]:
+    """Have some witnesses of the last round refuse, and the decision follow from it."""
+    lab("signs").train(RUN, folder)
+    setup = lab("signs").setup(RUN)
+    *before, last = Transcript(folder).rounds
+    progress = setup.start.progress(setup.settings)
+    for entry in before:
+        progress = finish_round(begin_round(progress, entry), entry)
+    witnesses = last.evidence.attestations
+    assert len(witnesses) == last.decision.quorum == 2
+    lying = [refusing(last, attestation.witness, times) for attestation in witnesses[:count]]
+    evidence = replace(last.evidence, attestations=(*lying, *witnesses[count:]))
+    _, decision = driver.finish_round(begin_round(progress, last), last.round, evidence)
+    entry = last.model_copy(update={"evidence": evidence, "decision": decision})
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:-1], entry.model_dump_json() + "\n"]))
+    return entry, tuple(attestation.witness for attestation in lying)
+
+
+def test_one_witness_that_refuses_twice_is_no_quorum(tmp_path):
+    entry, (liar,) = with_refusals(tmp_path, times=2, count=1)
+    assert entry.decision.ejected == {}
+    found = audit(lab("signs").setup(RUN), Transcript(tmp_path))
+    assert [(f.peer, f.kind) for f in found] == [(liar, "attestation")]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_peer_that_lying_witnesses_had_ejected_is_not_named(times, tmp_path):
+    entry, liars = with_refusals(tmp_path, times, count=2)
+    assert entry.decision.ejected == {PEER: "no message"}
+    found = audit(lab("signs").setup(RUN), Transcript(tmp_path))
+    assert [(f.peer, f.kind) for f in found] == [(liar, "attestation") for liar in liars]
