@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from pipeline.optim.expect import expect_kind
+
 Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
@@ -262,6 +264,7 @@ def inside(optimizer: Optimizer) -> Optimizer:
 
     What makes such states, `init`, is left to whoever has more in them.
     """
+    expect_kind(Optimizer, optimizer=optimizer)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
         return optimizer.lookahead(params, own.optimizer, shared, step)

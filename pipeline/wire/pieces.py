@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.protocol import merkle
 from pipeline.wire.spool import Buffer
 
 SMALLEST, MOST = 1024, 2**16  # bytes of a piece; pieces of a message, about
@@ -67,7 +66,7 @@ class Pieces:
     @property
     def path(self) -> int:
         """Bytes of a piece's path to the Merkle root over all pieces."""
-        return HASH * merkle.depth(self.count)
+        return HASH * (self.count - 1).bit_length()
 
     @cached_property
     def drawn(self) -> int:

@@ -147,10 +147,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.server.stopping.is_set():
                 return
             piece = answer.body[start : start + piece_bytes]
-            try:
-                self.wfile.write(piece)
-            finally:  # some of it went, where this failed
-                self._count(answer, len(piece))
+            self._count(answer, len(piece))  # before a client may look; some goes even on failure
+            self.wfile.write(piece)
             if rate is not None:
                 time.sleep(max(0.0, began + (start + len(piece)) / rate - time.monotonic()))
 

@@ -32,7 +32,7 @@ from pipeline.optim.local.sparta import sparta
 from pipeline.optim.local.sparta_diloco import sparta_diloco
 from pipeline.optim.local.streaming import streaming_diloco
 from pipeline.optim.muon import muon
-from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.optimizer import Optimizer, inside
 from pipeline.optim.quantize.half import Half
 from pipeline.optim.quantize.integers import Integers
 from pipeline.optim.quantize.levels import Levels
@@ -97,6 +97,7 @@ GIVEN = {  # builder: what it takes
     },
     leave: {"optimizer": SGD, "paths": ("b",)},
     linear: FALL,
+    inside: {"optimizer": SGD},
     local_steps: LOCAL | {"outer": SGD},
     muon: ADAM | {"momentum": 0.9, "step_scale": {}},
     normalized: {"optimizer": SGD, "decay": 0.9},
