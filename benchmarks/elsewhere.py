@@ -42,6 +42,9 @@ DISTRO = {"clip_grad_norm": 1.0, "compression_decay": 0.999, **SPARSE}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "AdamW": ADAM,
     "Muon": {"Muon": {**ADAM["AdamW"], "momentum": 0.95}},
+    "SGD": {
+        "SGD": {"clip_grad_norm": 1.0, "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}
+    },
     "FedAvg": {"FedAvg": LOCAL},
     "DiLoCo": {"DiLoCo": {**LOCAL, **OUTER}},
     "DiLoCo, 8 bits": {
@@ -50,6 +53,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "Streaming DiLoCo": {
         "StreamingDiLoCo": {**LOCAL, **OUTER, "fragments": 2, "delay": 1, "mixing": 0.25}
+    },
+    "Decoupled DiLoCo": {
+        "DecoupledDiLoCo": {
+            **LOCAL, "fragments": 2, "delay": 1, "adopt": "carry", "quorum": 4,
+            "grace_seconds": 0.1, "max_age": 2,
+            "outer": {"Nesterov": {"learning_rate": 0.7, "momentum": 0.9}},
+        }
     },
     "SPARTA-DiLoCo": {
         "SPARTADiLoCo": {**LOCAL, **OUTER, "share": 0.2, "seed": 0, "outer_every": 3}
@@ -60,6 +70,12 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "DisTrO, signs": {"Distro": {**DISTRO, "quantize_1bit": True}},
     "DisTrO, values": {"Distro": {**DISTRO, "quantize_1bit": False}},
+    "AdaDistro": {
+        "AdaDistro": {
+            "compression_decay": 0.95, **SPARSE, "quantize_1bit": True,
+            "second_moment_decay": 0.95, "update": "orthogonal", "step_scale": {"lm_head": 2.0},
+        }
+    },
 }  # fmt: skip
 HALVED = {"DiLoCo, in bfloat16": "DiLoCo", "DisTrO, values, in bfloat16": "DisTrO, values"}
 NAMES = [*STRATEGIES, *HALVED]
