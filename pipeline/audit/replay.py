@@ -321,7 +321,7 @@ class WindowReplay:
     def _applied(self, entry: Entry, replayed: dict[int, Tree]) -> dict[int, Tree] | None:
         """The messages that everybody applied, or None if one of them is not kept.
 
-        A false one that nobody merges, in this round or later, is none of them.
+        A false message that nobody merges, in this round or later, does not count.
         """
         decision, evidence = entry.decision, entry.evidence
         needed = evidence.messages.keys() & {*decision.applied, *decision.travelling}

@@ -55,12 +55,13 @@ def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:
     """Return how far params are from the expected ones, relative to what a window changed them by.
 
     |found - expected| / |expected - opening|, over all elements. The expected ones are the
-    auditor's, or an author's larger update would seem nearer than it is.
+    auditor's, or an author's larger update would seem nearer than it is. What is not finite is
+    infinitely far: a NaN would be lost in a maximum.
     """
     off, moved = _far(found, expected), _far(expected, opening)
     if not off:
         return 0.0
-    return off / moved if moved else np.inf
+    return off / moved if moved and np.isfinite([off, moved]).all() else np.inf
 
 
 def distance_of_shared(found: Tree, expected: Tree, opening: Tree, params: Tree) -> float:

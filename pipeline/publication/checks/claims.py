@@ -100,8 +100,9 @@ class Sample(NamedTuple):
             return f"repeat{'' if several else 's'} bit for bit"
         free = "the peers' states are not compared"
         if self.params_tolerance is not None:
-            free = f"the params after a window may be off by {self.params_tolerance:.3g} of its "
-            free += "update, and only drawn pieces of messages are compared"
+            free = "the params after a window, and what peers share then, may be off by "
+            free += f"{self.params_tolerance:.3g} of what it changed, and only drawn pieces of "
+            free += "messages are compared"
         return (
             f"compared by tolerance (distance of a message at most {self.tolerance:.3g}, within "
             f"which it may be anything; {free}), because the publisher says: "

@@ -22,6 +22,7 @@ from pipeline.audit.tolerance import (
     MARGIN,
     MOST,
     TOLERANCE,
+    distance_of_shared,
     distance_of_update,
     limit,
 )
@@ -240,6 +241,10 @@ def test_params_are_compared_by_the_norm_of_the_update():
     assert distance_of_update(found, moved, opening) == pytest.approx(0.05)
     assert distance_of_update(moved, moved, opening) == 0
     assert distance_of_update(found, opening, opening) == np.inf
+    for planted in (np.nan, np.inf):
+        found = {"w": np.float32([3, 0, 4, planted])}
+        assert distance_of_update(found, moved, opening) == np.inf
+        assert distance_of_shared(found, moved, opening, moved) == np.inf
 
 
 def test_params_that_moved_twice_as_far_are_off_by_a_whole_update(trained, tmp_path):

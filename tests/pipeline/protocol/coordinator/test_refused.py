@@ -104,7 +104,7 @@ REFUSED = {
         HealthCheck(FIRST, (OTHER,), 101),
         "expected Warmup or RoundWitness",
     ),
-    "health check: by a peer that is no witness": (
+    "health check: by a peer that is not a witness": (
         at(RunState.RoundWitness, **ONE_HEARD),
         HealthCheck(OTHER, (OTHER,), 101),
         "the witnesses are",
