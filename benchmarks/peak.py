@@ -16,7 +16,7 @@ PUBLISHED = {
 
 
 def published_flops() -> float | None:
-    """bfloat16 FLOP per second of all devices by their data sheet; None where there is none."""
+    """bfloat16 FLOP per second of all devices by their data sheet; None if it is not known."""
     import jax
 
     devices = jax.devices()
