@@ -29,7 +29,9 @@ KINDS: dict[str, FaultKind] = {
     # ---- another message than its own, of the right form ----
     "free_rider": FaultKind("message", None, "", "sends zeros, at the first indices"),
     "copycat": FaultKind("message", None, "", "sends the next peer's message as its own"),
-    "stale": FaultKind("message", None, "", "sends its own message of an earlier round"),
+    "stale": FaultKind(
+        "message", 4.0, "", "sends its own message of size rounds before, or of its first round"
+    ),
     "sign_flip": FaultKind("message", None, "", "sends its message negated"),
     "scale_up": FaultKind("message", 10.0, "values", "multiplies its values by size"),
     "scale_down": FaultKind("message", 0.1, "values", "multiplies its values by size"),

@@ -41,18 +41,25 @@ class FaultSchedule:
         self.schedule, self.seed, self.form = schedule, seed, form
         self.fired: Counter[str] = Counter()
         self._returned: set[int] = set()  # faults whose peer came back early
-        self._older: dict[int, bytes] = {}  # by fault, the old message that a stale peer sends
+        # True messages of stale peers, by fault and peer: their rounds, ascending, and bytes.
+        self._older: dict[tuple[int, int], dict[int, bytes]] = {}
 
     def to_json(self) -> dict:
         """Return what a resumed training needs, as `json.dumps` takes it."""
-        older = {str(n): base64.b64encode(data).decode() for n, data in self._older.items()}
+        older = [
+            (*key, step, base64.b64encode(sent).decode())
+            for key, messages in self._older.items()
+            for step, sent in messages.items()
+        ]
         return {"fired": self.fired, "returned": sorted(self._returned), "older": older}
 
     def restore(self, data: dict) -> None:
         """Restore what `to_json` returned."""
         self.fired = Counter(data["fired"])
         self._returned = set(data["returned"])
-        self._older = {int(n): base64.b64decode(text) for n, text in data["older"].items()}
+        self._older = {}
+        for number, peer, step, sent in data["older"]:
+            self._older.setdefault((number, peer), {})[step] = base64.b64decode(sent)
 
     # ---- Around the clock ----
 
@@ -136,10 +143,15 @@ class FaultSchedule:
         for number, fault, peer in self._of(*_kinds("message")):
             active = fault.rounds[0] <= step <= fault.rounds[1]
             if peer in true and fault.kind == "stale":
-                if active and number in self._older:
-                    self._lie(sent, fault, peer, wire.decode(self._older[number], self.form))
-                elif number not in self._older or step < fault.rounds[0]:
-                    self._older[number] = wire.encode(true[peer], self.form)
+                older = self._older.setdefault((number, peer), {})
+                enough = [before for before in older if before <= step - fault.strength]
+                for before in enough[:-1]:
+                    del older[before]
+                if active and older:
+                    oldest = next(iter(older.values()))
+                    self._lie(sent, fault, peer, wire.decode(oldest, self.form))
+                if step < fault.rounds[1]:
+                    older[step] = wire.encode(true[peer], self.form)
             elif peer in true and active:
                 areas, others = self.form.areas, [true[p] for p in _after(sorted(true), peer)]
                 if fault.kind == "copycat":

@@ -1,5 +1,6 @@
 """Faults happen when, and only when, the schedule says so, and a kill changes nothing of them."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -157,6 +158,26 @@ def test_a_lazy_peer_trains_on_some_of_its_sequences_and_a_wrong_one_on_those_be
     start = replace(ROUND, assignment={1: (0, 3)})
     wrong = FaultSchedule(schedule("wrong_data", 4, 4), 0, FORM).work({1: WORK[1]}, start, read)
     assert wrong[1].rows_MB.tolist() == [[4, 5, 6, 7]]
+
+
+def test_stale_peers_send_each_its_own_message_of_so_many_rounds_before_after_a_kill_too():
+    def told(step: int) -> dict:  # messages by which one tells rounds and peers
+        return {
+            peer: {"w": m["w"]._replace(value_NK=m["w"].value_NK * 0 + (10 * step + peer))}
+            for peer, m in MESSAGES.items()
+        }
+
+    faults = [runfile.Fault(kind="stale", peer=[0, 1], rounds=(3, 6), size=2)]
+    schedule, sent = FaultSchedule(faults, 0, FORM), {}
+    for step in range(1, 8):
+        sent[step] = schedule.messages(told(step), step)
+        kept = json.dumps(schedule.to_json())
+        schedule = FaultSchedule(faults, 0, FORM)
+        schedule.restore(json.loads(kept))
+    older = {step: step - 2 if 3 <= step <= 6 else step for step in sent}
+    for step, messages in sent.items():
+        true = told(step) | {peer: told(older[step])[peer] for peer in (0, 1)}
+        assert str(messages) == str(true)
 
 
 def test_a_late_message_comes_later_by_the_size_and_a_dropped_one_never():
