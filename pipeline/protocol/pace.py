@@ -40,7 +40,9 @@ class Pace:
     Attributes:
       quorum: Messages of its own at which a round begins to close, K. Older ones do not count, or
         one that is there already would close it before anybody has trained.
-      grace_seconds: How long it waits for others then.
+      grace_seconds: How long it waits for others then, beyond what costs nothing. A message is not
+        there before its sender has trained the steps beside which it travels (`links.arrivals`), so
+        others have that long anyway: the paper's adaptive window, gamma * slack, with gamma 1.
       max_age: Versions of its fragment that may come after the one that a message began with; an
         older one is not merged.
       fragments: Fragments of the params; rounds exchange one each, in turns.

@@ -227,7 +227,8 @@ class OptimizerDecoupledDiLoCo(Fragmented):
     """Number of its own messages at which a round begins to close, at most peers.count."""
     grace_seconds: NotNegative
     """Simulated seconds that a round waits for others then; config.max_round_train_time bounds
-    both. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it
+    both. With 0 it waits only while peers train on beside the exchange (`delay`), which costs no
+    time. After a round that ends with a snapshot (witness.snapshot_every) nothing travels on: it
     waits for all, as other optimizers' rounds do."""
     max_age: Annotated[int, Field(ge=0)]
     """Exchanges of its fragment after its own in which a message may still be merged; 0 drops what

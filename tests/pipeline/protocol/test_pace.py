@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pipeline.protocol import committee, consensus, driver
+from pipeline.protocol import committee, consensus, driver, links
 from pipeline.protocol.coordinator import (
     Close,
     CoordinatorError,
@@ -20,6 +20,7 @@ from pipeline.protocol.coordinator import (
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.pace import OnItsWay, Pace, steps_of
 from pipeline.protocol.round import Decision, Evidence, Message, Round, Travelling
+from pipeline.runfile import Links
 from pipeline.transcript.entry import Entry
 from tests.pipeline.protocol import records
 from tests.pipeline.protocol.driver.driven_run import Settings, commitment
@@ -73,6 +74,18 @@ def test_a_round_closes_at_its_kth_arrival_and_a_grace():
     _, (decision,), _ = take(begun(), times | {3: 9.0})
     assert (decision.applied, decision.travelling) == ((0, 1, 2), (3,))
     assert (decision.train_seconds, decision.late) == (3.5, ())
+
+
+@pytest.mark.parametrize("overlapped, grace, there", [(0.2, 0, 2), (0.1, 0, 1), (0.1, 0.1, 2)])
+def test_without_grace_a_round_waits_only_while_peers_train_on_anyway(overlapped, grace, there):
+    """Peer 1's message takes 0.15 seconds, after a training of one."""
+    speeds = Links(
+        tokens_per_second=100, latency_seconds=0, upload_mbps=(1e6, 0.08), download_mbps=1e6
+    )
+    arrivals = links.arrivals(speeds, [0, 1], {0: 100, 1: 100}, {0: 1500, 1: 1500}, overlapped)
+    closes = replace(PACE, quorum=1, grace_seconds=grace).closes(1, arrivals.values(), 2, 30)
+    assert len(consensus.in_time(arrivals, closes)) == there
+    assert closes == pytest.approx(1.0 + grace, abs=1e-6)
 
 
 def test_who_is_late_is_merged_when_it_is_there_and_is_given_nothing_meanwhile():
