@@ -141,6 +141,7 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
     form, found, varied, params = lab.programs.form, [], None, {"none": [0.0]}
     totals = {"messages": 0, "message_bytes": 0, "kept_bytes": 0}
     distances: dict[str, list[float]] = {}
+    owned: dict[str, list[float]] = {}
     for seed in range(seeds):
         run, transcript = make_run(name, seed), Transcript(_place(folder, name, seed))
         _begin_as_recorded(lab, transcript)
@@ -155,8 +156,11 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
             if not form.kept:
                 for lie, distance in _params(setup, transcript, *some, seed).items():
                     params.setdefault(lie, []).append(distance)
-            for lie, distance in _lies(honest.HonestWindow(setup, transcript, *some), seed):
+            honest_window = honest.HonestWindow(setup, transcript, *some)
+            for lie, distance in _lies(honest_window, seed):
                 distances.setdefault(lie, []).append(distance)
+            for kind, distance in _states(honest_window):
+                owned.setdefault(kind, []).append(distance)
         for entry in transcript.rounds:
             for message in entry.evidence.messages.values():
                 totals["messages"] += 1
@@ -179,6 +183,9 @@ def audit(name: str, seeds: int, folder: Path) -> dict:
         "params_elsewhere": max(honest_params),
         "params_learnt": varied and varied.params,
         "params_limit": replay.params_limit,
+        "own_elsewhere": {kind: max(those) for kind, those in owned.items()},
+        "own_learnt": varied and varied.own,
+        "own_limits": replay.own_limits,
         "findings": [f"{f.round} {f.peer} {f.kind}: {f.detail}" for f in found],
         "lies": {lie: _summary(those, accepted) for lie, those in distances.items()},
         "lies_in_params": {
@@ -252,6 +259,22 @@ def _lies(window: Any, seed: int) -> Iterator[tuple[str, float]]:
                 sent = pieces.split(pieces.chosen(wire.fields(false), drawn), drawn)
                 yield name, pieces.distance(wire.fields(now[p]), sent)
         before, now = now, {}
+
+
+def _states(window: Any) -> Iterator[tuple[str, float]]:
+    """How far what each peer owns after a window is from what the transcript has, by its kind."""
+    import jax
+
+    from pipeline.audit.tolerance import distances_by_kind
+
+    like = window.setup.start.state
+    for peer, own in window.own.items():
+        opening, closing = (
+            window.transcript.own(step, peer, like.own[peer])
+            for step in (window.window.opening, window.window.last)
+        )
+        found = distances_by_kind(closing, jax.device_get(own), opening, like.params)
+        yield from found.items()
 
 
 def _params(setup: Any, transcript: Any, window: Any, peers: range, seed: int) -> dict[str, float]:

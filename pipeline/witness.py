@@ -16,8 +16,8 @@ from pipeline import runfile
 from pipeline.audit import bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
 from pipeline.audit.judge import judge
-from pipeline.audit.replay import Replay, why_not_bitwise
-from pipeline.audit.tolerance import PeersOfWindows
+from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
 from pipeline.audit.verdict import Finding, Varied, contradictions, merged
 from pipeline.programs.placement import DeviceGroup, side_by_side
 from pipeline.protocol import beacon

@@ -73,7 +73,10 @@ def write(
     peers = replayed(replay.setup, entries, findings)
 
     write_json(folder / RUN, replay.setup.run.model_dump(mode="json"))
-    for file in files_of(transcript, entries, window, peers):
+    files = files_of(transcript, entries, window, peers)
+    if not replay.bitwise:  # what peers own then is compared too, with more than a hash
+        files |= {f"snapshots/{window.last:05}/own-{owner:03}.safetensors" for owner in peers}
+    for file in files:
         if (transcript.folder / file).exists():  # that a payload is missing may be the finding
             (folder / TRANSCRIPT / file).parent.mkdir(parents=True, exist_ok=True)
             link(transcript.folder / file, folder / TRANSCRIPT / file)

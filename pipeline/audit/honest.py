@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -23,7 +23,12 @@ from pipeline import runfile
 from pipeline.audit import elsewhere, given_rows
 from pipeline.audit.elsewhere import ASKED, ISA, TOKENS, TOLD, Other
 from pipeline.audit.replay import Replay, WindowReplay
-from pipeline.audit.tolerance import PeersOfWindows, distance_of_shared, distance_of_update
+from pipeline.audit.tolerance import (
+    PeersOfWindows,
+    distance_of_state,
+    distance_of_update,
+    distances_by_kind,
+)
 from pipeline.audit.verdict import Varied
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
@@ -106,8 +111,13 @@ def measure(
         with open(folder / TOLD, "rb") as told:
             windows = [HonestWindow(setup, transcript, *some).distances(told) for some in work]
     found = [distance for window in windows for distance in window.messages]
-    params = [window.params for window in windows if window.params is not None]
-    return Varied(max(found, default=0.0), there.words, len(found), max(params, default=None))
+    return Varied(
+        max(found, default=0.0),
+        there.words,
+        len(found),
+        max((window.params for window in windows if window.params is not None), default=None),
+        _largest(own for window in windows for own in window.own),
+    )
 
 
 def tell(run: runfile.Run, asked: dict, folder: Path) -> None:
@@ -148,15 +158,29 @@ class Distances(NamedTuple):
       messages: Of each message.
       params: Of the params after the window, as a share of its update, or of what peers share, if
         that is further; None if messages are kept.
+      own: Of what each peer owns after the window, as a share of what it changed, by its kind.
     """
 
     messages: list[float]
     params: float | None
+    own: list[dict[str, float]]
+
+
+def _largest(some: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The largest number of each name."""
+    found: dict[str, float] = {}
+    for one in some:
+        found |= {name: max(number, found.get(name, 0.0)) for name, number in one.items()}
+    return found
 
 
 def _read(told: BinaryIO) -> bytes:
     (size,) = LENGTH.unpack(told.read(LENGTH.size))
     return told.read(size)
+
+
+def _read_like(tree: Tree, told: BinaryIO) -> Tree:
+    return jax.tree.map(lambda x: np.frombuffer(_read(told), x.dtype).reshape(x.shape), tree)
 
 
 class HonestWindow(WindowReplay):
@@ -173,7 +197,7 @@ class HonestWindow(WindowReplay):
         """Yield each honest message as bytes or, if messages are not kept, many of its pieces.
 
         If messages are not kept, each array of the params after the window follows, and of what
-        peers share.
+        peers share; in any case, each of what a peer owns then.
         """
         form = self.setup.programs.form
         for entry, _, message in self.messages():
@@ -183,6 +207,8 @@ class HonestWindow(WindowReplay):
                 yield form.pieces.chosen(wire.fields(message), self._some(entry))
         if not self.kept:
             yield from map(bytes, wire.fields(self._agreed()))
+        for own in self.own.values():
+            yield from map(bytes, wire.fields(jax.device_get(own)))
 
     def distances(self, told: BinaryIO) -> Distances:
         """Return how far what another process told is from what is computed here."""
@@ -198,18 +224,25 @@ class HonestWindow(WindowReplay):
                 found.append(form.pieces.distance(wire.fields(message), pieces))
         if not self.kept:
             params = self._distance_of_agreed(told)
-        if not np.isfinite([*found, params or 0.0]).all():
+        own = [self._distances_of_own(peer, told) for peer in self.own]
+        if not np.isfinite([*found, params or 0.0, *_largest(own).values()]).all():
             raise LockstepError("honest messages are not finite, expected such as can be compared")
-        return Distances(found, params)
+        return Distances(found, params, own)
 
     def _distance_of_agreed(self, told: BinaryIO) -> float:
         here = self._agreed()
-        there = jax.tree.map(lambda x: np.frombuffer(_read(told), x.dtype).reshape(x.shape), here)
+        there = _read_like(here, told)
         opening = self.transcript.agreed(self.window.opening, self.setup.start.state)
         return max(
             distance_of_update(there[0], here[0], opening[0]),
-            distance_of_shared(there[1], here[1], opening[1], here[0]),
+            distance_of_state(there[1], here[1], opening[1], here[0]),
         )
+
+    def _distances_of_own(self, peer: int, told: BinaryIO) -> dict[str, float]:
+        here: Tree = jax.device_get(self.own[peer])
+        like = self.setup.start.state
+        opening = self.transcript.own(self.window.opening, peer, like.own[peer])
+        return distances_by_kind(_read_like(here, told), here, opening, like.params)
 
     def _agreed(self) -> tuple[Tree, Tree]:
         """The params now, and what peers share."""

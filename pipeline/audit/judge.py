@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pipeline import runfile
 from pipeline.audit import sample
-from pipeline.audit.tolerance import limit
+from pipeline.audit.tolerance import limit, own_limits
 from pipeline.audit.verdict import ComparedMessages, Finding, Replayed, Varied, Verdict, accepts
 from pipeline.transcript.transcript import Transcript
 
@@ -47,6 +47,7 @@ def judge(
         why_not_bitwise=why,
         tolerance=limit(run, repeats, varied and varied.distance) if why else None,
         params_tolerance=params_tolerance,
+        own_tolerance=own_limits(run, varied) if why else None,
         repeats=repeats,
         varied=varied,
         compared=_compared(transcript, replayed),

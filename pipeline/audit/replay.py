@@ -15,10 +15,14 @@ import jax
 from pipeline import runfile
 from pipeline.audit import sketches, verdict_text
 from pipeline.audit.tolerance import (
+    OwnDistance,
     PeersOfWindows,
-    distance_of_shared,
+    distance_of_state,
     distance_of_update,
+    distances_by_kind,
+    furthest,
     limit,
+    own_limits,
     repeated,
 )
 from pipeline.audit.verdict import Finding, Varied
@@ -27,27 +31,13 @@ from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
 from pipeline.programs.train_step import Work
 from pipeline.protocol.dispute import Claim
-from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
 from pipeline.swarm.outbox import TravellingMessages
-from pipeline.transcript.entry import Entry, Header
+from pipeline.transcript.entry import Entry
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire import exchange
 from pipeline.wire import message as wire
 from pipeline.wire.commitment import tree_hash
-
-
-def why_not_bitwise(setup: Setup, header: Header) -> str | None:
-    """Return why a replay here cannot be compared bit for bit, or None."""
-    run = setup.run
-    if run.peers.layout != "each":
-        return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
-    if not header.bitwise:
-        return "the training machine did not repeat a step bit for bit"
-    if found := devices.difference(setup.environment(), header.environment):
-        name, here, trained = found
-        return f"{name} is {here!r} here, was {trained!r} in training"
-    return None
 
 
 @dataclass(frozen=True)
@@ -101,6 +91,11 @@ class Replay:
             return None
         return limit(self.setup.run, self.repeats, self.varied and self.varied.params)
 
+    @property
+    def own_limits(self) -> dict[str, float] | None:
+        """Largest accepted distances of what a peer owns after a window; None: see `own_limits`."""
+        return None if self.bitwise else own_limits(self.setup.run, self.varied)
+
     @cached_property
     def groups(self) -> list[DeviceGroup]:
         """The device groups on which windows can be replayed, side by side."""
@@ -132,6 +127,7 @@ class WindowReplay:
         self.setup, self.transcript, self.window = replay.setup, replay.transcript, window
         self.bitwise, self.kept, self.limit = replay.bitwise, replay.kept, replay.limit
         self.merges_exactly, self.params_limit = replay.merges_exactly, replay.params_limit
+        self.own_limits = replay.own_limits
         self.sketched = replay.transcript.header.sketched
         like = replay.setup.start.state
         agreed = self.transcript.agreed(window.opening, like)
@@ -196,10 +192,12 @@ class WindowReplay:
     def _step(self, entry: Entry) -> dict[int, Tree]:
         """Recompute the messages of the replayed peers, and blame who sent another.
 
-        A peer goes on from its recomputed state where bits are compared, else from what it sent.
+        A peer goes on from its recomputed state where bits are compared, else from what it sent,
+        unless that is false: its own state follows from the truth, as an honest one would.
         """
         self._align(entry)
         self.false.clear()
+        before = dict(self.own)
         results = {peer: self._take(entry, peer) for peer in self._senders(entry)}
         results = jax.device_get(results)
         replayed = {peer: message for peer, (message, _) in results.items()}
@@ -210,6 +208,9 @@ class WindowReplay:
                 self._judge(entry, peer, self._commit(entry, peer, message).hex())
             elif distance is not None:
                 self._judge_distance(entry, peer, distance)
+                if peer in self.false:
+                    work = self.work(entry, peer)
+                    self.own[peer] = self.replica.step(before[peer], work, entry.round.step).own
         return replayed
 
     def _align(self, entry: Entry) -> None:
@@ -343,12 +344,38 @@ class WindowReplay:
         elif step == self.window.last:  # the window's other snapshots are kept as hashes only
             self._compare_closing(params, shared)
         if not self.bitwise:
+            if step == self.window.last:
+                self._compare_owned(params)
             return
         for peer, own in self.own.items():
             state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
             if state != committed:
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
                 self._blame(step, peer, "state", text, peer not in self.ejected)
+
+    def _compare_owned(self, params: Tree) -> None:
+        """Compare what peers own after a window within a tolerance, where it is here.
+
+        The next window is replayed from it, so whatever is planted there would go on unseen. Where
+        the params are not the auditor's to the bit, nobody is blamed for what most peers have.
+        """
+        ends, found = (self.window.opening, self.window.last), dict[int, OwnDistance]()
+        if self.own_limits is None or any(finding.peer is None for finding in self.found):
+            return  # the latter: peers went on from other params than the auditor
+        for peer, own in self.own.items():
+            if self.transcript.has_own(self.window.last, peer):
+                like = self.setup.start.state.own[peer]
+                opening, closing = (self.transcript.own(step, peer, like) for step in ends)
+                kinds = distances_by_kind(closing, jax.device_get(own), opening, params)
+                found[peer] = furthest(kinds, self.own_limits)
+        named, astray = sketches.to_blame({peer: far.ratio for peer, far in found.items()}, 1.0)
+        for peer in {*named, *astray} if self.kept else named:
+            text = f"committed to another state than its replay's: {found[peer]}"
+            self._blame(self.window.last, peer, "state", text, peer not in self.ejected)
+        if astray and not self.kept:
+            text = f"what {verdict_text.peers(astray)} own strays no more than what others own: "
+            text += f"{found[astray[0]]}: a lie that no drawn piece shows came before"
+            self._blame_author(self.window.last, text)
 
     def _compare_closing(self, params: Tree, shared: Tree) -> None:
         """Compare what a window ends with within a tolerance, where messages are not kept.
@@ -365,7 +392,7 @@ class WindowReplay:
             text += f"that follow from its messages, expected at most {most:.3g}"
             self._blame_author(self.window.last, text)
             return
-        distance = distance_of_shared(closing[1], shared, opening[1], params)
+        distance = distance_of_state(closing[1], shared, opening[1], params)
         if not distance <= most:
             text = f"what peers share is at distance {distance:.3g} of the window's change from "
             text += f"what follows from its messages, expected at most {most:.3g}"

@@ -24,7 +24,8 @@ from pipeline.audit.bundle import (
     listing,
     replayed,
 )
-from pipeline.audit.replay import Replay, why_not_bitwise
+from pipeline.audit.replay import Replay
+from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.audit.verdict import Finding, contradictions
 from pipeline.errors import LockstepError, shown
 from pipeline.runfile.explain import validate_json
@@ -109,7 +110,8 @@ def read(folder: Path, max_gb: int, worker_python: str = "") -> Bundle:
     present = [(window, peers)] if peers else []
     replay = Replay(setup, transcript, bitwise=not why, present=present)
     if peers:
-        for step, owners in ((window.opening, peers), (window.last, ())):
+        last = tuple(peer for peer in peers if transcript.has_own(window.last, peer))
+        for step, owners in ((window.opening, peers), (window.last, last)):
             problems = audit_snapshot(transcript, step, setup.start.state, owners)
             _refuse_contradictions(transcript, problems)
         if rows is None:

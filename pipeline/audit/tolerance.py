@@ -1,4 +1,4 @@
-"""How far messages and params may be from their replay where bits cannot be equal.
+"""How far messages, params and states may be from their replay where bits cannot be equal.
 
 What is accepted is learnt by the auditor, whom the trainer's word could mislead. Of a model of
 `models/` honest windows are replayed twice, as here and with other threads and instructions
@@ -7,23 +7,27 @@ repeats an honest step of its own and measures how far its own messages are from
 nothing was measured, the bounds are fixed.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from pipeline import runfile
+from pipeline.audit.verdict import Varied
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import DeviceGroup, device_groups
 from pipeline.programs.replica import Replica
+from pipeline.stage import devices
 from pipeline.swarm.begin import Setup
+from pipeline.transcript.entry import Header
 from pipeline.transcript.transcript import Transcript
 from pipeline.wire.commitment import flatten
 
 # The largest distance of a sent message from the replayed one (`Optimizer.compare`, or
 # `Pieces.distance` where messages are not kept; then also of the params after a window,
-# `distance_of_update`, and of what peers share, `distance_of_shared`), by the precision of the
-# gradients, where nothing is learnt. docs/explanation/verification.md says what was measured.
+# `distance_of_update`; and of what peers share or own then, `distance_of_state`), by the precision
+# of the gradients, where nothing is learnt. Measured: docs/explanation/verification.md.
 TOLERANCE = {"float32": 0.05, "bfloat16": 0.5}
 # And the smallest, since two windows do not show all: honest distances have long tails, and
 # codes, signs and positions differ wholly or not at all. A message scaled by 1.01 is at 0.01.
@@ -34,14 +38,27 @@ MOST = 0.5  # beyond it, a lie could hide
 PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
 
 
+def why_not_bitwise(setup: Setup, header: Header) -> str | None:
+    """Return why a replay here cannot be compared bit for bit, or None."""
+    run = setup.run
+    if run.peers.layout != "each":
+        return f"[peers] layout = {run.peers.named_layout} is another program than a lone peer's"
+    if not header.bitwise:
+        return "the training machine did not repeat a step bit for bit"
+    if found := devices.difference(setup.environment(), header.environment):
+        name, here, trained = found
+        return f"{name} is {here!r} here, was {trained!r} in training"
+    return None
+
+
 def limit(run: runfile.Run, repeats: float | None, learnt: float | None = None) -> float:
     """Return the largest distance that is accepted, of a message or of what a window ends with.
 
     Args:
       run: The run.
       repeats: The largest distance among an auditor's honest repeats; None where none were taken.
-      learnt: The largest among the auditor's honest messages, or params, of other bits; None where
-        it was not measured. A workload has none.
+      learnt: The largest among the auditor's honest messages, params or states, of other bits; None
+        where it was not measured. A workload has none.
     """
     fixed = TOLERANCE[run.peers.precision]
     if run.workload.factory:
@@ -64,32 +81,73 @@ def distance_of_update(found: Tree, expected: Tree, opening: Tree) -> float:
     return off / moved if moved and np.isfinite([off, moved]).all() else np.inf
 
 
-def distance_of_shared(found: Tree, expected: Tree, opening: Tree, params: Tree) -> float:
-    """Return how far what peers share is from the expected, as a share of what a window changed.
+def distance_of_state(found: Tree, expected: Tree, opening: Tree, params: Tree) -> float:
+    """Return how far what peers share is from the expected: the largest of `distances_by_kind`."""
+    return max(distances_by_kind(found, expected, opening, params).values(), default=0.0)
 
-    |found - expected| / |expected - opening|, over all arrays of a kind; the largest of all kinds.
-    Arrays of a kind have one name but for the params that they are of, as all second moments of
-    Adam, which are much smaller than the first. Integers are equal, or infinitely far.
+
+def distances_by_kind(found: Tree, expected: Tree, opening: Tree, params: Tree) -> dict[str, float]:
+    """Return how far each kind of arrays of a state is from the expected, by a window's change.
+
+    |found - expected| / |expected - opening|, over all arrays of a kind. Arrays of a kind have one
+    name but for the params that they are of, as all second moments of Adam, which are much smaller
+    than the first. Integers are equal, or infinitely far.
     """
-    names, worst = {n for path in flatten(params) for n in (path, path.replace("/", "."))}, 0.0
+    names = {n for path in flatten(params) for n in (path, path.replace("/", "."))}
     trees = flatten(found), flatten(expected), flatten(opening)
     kinds: dict[str, list[str]] = {}
     for path in trees[1]:
         kinds.setdefault(_kind(path, names), []).append(path)
-    for paths in kinds.values():
+    distances = {}
+    for kind, paths in kinds.items():
         theirs, mine, before = ([tree[path] for path in paths] for tree in trees)
         if all(array.dtype.kind not in "iub" for array in mine):
-            worst = max(worst, distance_of_update(theirs, mine, before))
-        elif _far(theirs, mine):
-            return float(np.inf)
-    return worst
+            distances[kind] = distance_of_update(theirs, mine, before)
+        else:
+            distances[kind] = float(np.inf) if _far(theirs, mine) else 0.0
+    return distances
+
+
+def own_limits(run: runfile.Run, varied: Varied | None) -> dict[str, float] | None:
+    """Return the largest distance that is accepted of what a peer owns, by its kind of arrays.
+
+    None where nothing was learnt: what rounding left out, as codes of 8 bits do, may be another
+    wholly. So a kind has no upper bound either, and none hides what is planted in another.
+    """
+    if varied is None or varied.own is None:
+        return None
+    least = LEAST[run.peers.precision]
+    return {kind: max(least, MARGIN * distance) for kind, distance in varied.own.items()}
+
+
+class OwnDistance(NamedTuple):
+    """How far a kind of arrays that a peer owns is from its replay, and how far it may be."""
+
+    kind: str
+    distance: float
+    most: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the two; above 1 it is further than accepted."""
+        return self.distance / self.most
+
+    def __str__(self) -> str:
+        text = f"{self.distance:.3g} of the window's change, expected at most {self.most:.3g}"
+        return f"{self.kind} at distance {text}".strip()
+
+
+def furthest(distances: Mapping[str, float], limits: Mapping[str, float]) -> OwnDistance:
+    """Return the kind that is furthest for its limit."""
+    kinds = [OwnDistance(kind, far, limits[kind]) for kind, far in distances.items()]
+    return max(kinds, key=lambda one: one.ratio, default=OwnDistance("", 0.0, 1.0))
 
 
 def _kind(path: str, params: Collection[str]) -> str:
     """Return a path without the param's that it ends with, if it does."""
     parts = path.split("/")
     ends = ("/".join(parts[at:]) for at in range(len(parts)))
-    return path.removesuffix(next((end for end in ends if end in params), ""))
+    return path.removesuffix(next((end for end in ends if end in params), "")).rstrip("/.")
 
 
 def _far(one: Tree, other: Tree) -> float:

@@ -59,12 +59,15 @@ class Varied:
       params: The largest distance of the params after a window, as a share of the window's update,
         or of what peers share then; None where messages are kept, from which both follow to the
         bit.
+      own: The largest distance of what a peer owns after a window, as a share of what the window
+        changed of it, by its kind of arrays; None in a verdict of an earlier release.
     """
 
     distance: Annotated[float, Field(ge=0)]
     there: str
     messages: Annotated[int, Field(ge=0)]
     params: Annotated[float | None, Field(ge=0)] = None
+    own: dict[str, Annotated[float, Field(ge=0)]] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,10 @@ class Verdict(Table):
     """Largest accepted distance of the params after a window from those that follow from its
     messages, as a share of the window's update, and of what peers share then; absent where these
     are compared bit for bit."""
+    own_tolerance: dict[str, float] | None = Field(default=None, exclude_if=_is_none)
+    """Largest accepted distance of what a replayed peer owns after a window, as a share of what the
+    window changed of it, by its kind of arrays; absent where it was compared bit for bit or, since
+    nothing was learnt of it, not at all."""
     repeats: float | None = Field(default=None, ge=0, exclude_if=_is_none)
     """Largest distance among the auditor's honest repeats of a step, from which the tolerance of a
     workload follows; absent where it is a fixed one."""

@@ -30,6 +30,7 @@ def render(verdict: dict) -> str:
             + measured(verdict),
         ),
         *([("params", text)] if (text := compared_params(verdict)) else []),
+        *([("states", text)] if (text := compared_states(verdict)) else []),
         *([("messages", text)] if (text := compared_messages(verdict)) else []),
         ("audited", f"all {verdict['audited_rounds']:,} rounds"),
         ("replayed", f"{windows}: {_rounds(replayed)}" if replayed else windows),
@@ -144,6 +145,16 @@ def compared_params(verdict: dict) -> str:
         return ""
     of = "of the window's update, and so what peers share"
     return f"after each replayed window, off by at most {most:.3g} {of}"
+
+
+def compared_states(verdict: dict) -> str:
+    """Return how what peers own was compared; nothing where it was bit for bit, or is nothing."""
+    if verdict["method"] == "bitwise" or (most := verdict.get("own_tolerance")) == {}:
+        return ""
+    if most is None:
+        return "what peers own was not compared, since nothing was learnt of it"
+    kinds = ", ".join(f"{number:.3g}{kind and f' ({kind})'}" for kind, number in most.items())
+    return f"of each replayed peer, after its window, off by at most {kinds} of its change"
 
 
 def compared_messages(verdict: dict) -> str:

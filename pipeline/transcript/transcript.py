@@ -229,7 +229,14 @@ class Transcript:
 
     def own(self, step: int, peer: int, like: Tree) -> Tree:
         """Return what a peer owns after `step`."""
-        return load_tree(self._snapshot(step) / f"own-{peer:03}.safetensors", like)
+        return load_tree(self._own(step, peer), like)
+
+    def has_own(self, step: int, peer: int) -> bool:
+        """Whether it is here: of few peers and snapshots in a bundle and in a publication."""
+        return self._own(step, peer).is_file()
+
+    def _own(self, step: int, peer: int) -> Path:
+        return self._snapshot(step) / f"own-{peer:03}.safetensors"
 
     def message(self, message: Message, form: wire.Form) -> Tree:
         """Return a message, decoded. The first ones are cached: audit and replay need each.

@@ -98,9 +98,9 @@ class Sample(NamedTuple):
     def _compared(self, several: bool) -> str:
         if self.why_not_bitwise is None:
             return f"repeat{'' if several else 's'} bit for bit"
-        free = "the peers' states are not compared"
+        free = "what peers own is compared only where the next window is published too"
         if self.params_tolerance is not None:
-            free = "the params after a window, and what peers share then, may be off by "
+            free += "; the params after a window, and what peers share then, may be off by "
             free += f"{self.params_tolerance:.3g} of what it changed, and only drawn pieces of "
             free += "messages are compared"
         return (

@@ -2,7 +2,7 @@
 
 import jax
 
-from pipeline.audit.replay import why_not_bitwise
+from pipeline.audit.tolerance import why_not_bitwise
 from pipeline.errors import LockstepError
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica

@@ -148,7 +148,8 @@ def replay(
     replayer = Replay(setup, transcript, bitwise=bitwise, present=windows, varied=varied)
     found = list(audited.findings)
     for window, peers in windows:
-        for step, owners in ((window.opening, peers), (window.last, ())):
+        last = tuple(peer for peer in peers if transcript.has_own(window.last, peer))
+        for step, owners in ((window.opening, peers), (window.last, last)):
             _refuse(audit_snapshot(transcript, step, setup.start.state, owners))
         found += replayer.window(window, peers, lambda: None)
     known = {(finding.round, finding.peer) for finding in verdict.findings}

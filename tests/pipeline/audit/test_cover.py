@@ -11,7 +11,7 @@ import pytest
 from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
-from pipeline.audit.tolerance import distance_of_shared
+from pipeline.audit.tolerance import distance_of_state, distances_by_kind
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
@@ -32,7 +32,9 @@ def first_window(
     assert all(f.peer is not None and not f.applied for f in audit(setup, transcript))
     window = run.snapshots().windows[0]
     assert window.last == MIDDLE
-    varied = None if bitwise else Varied(1e-6, "other threads", 24, 1e-6)
+    start = setup.start.state
+    kinds = dict.fromkeys(distances_by_kind(*[start.own[0]] * 3, start.params), 1e-6)
+    varied = None if bitwise else Varied(1e-6, "other threads", 24, 1e-6, kinds)
     replay = Replay(setup, transcript, bitwise, [(window, range(PEERS))], varied)
     return replay.window(window, range(PEERS), lambda: None)
 
@@ -108,14 +110,15 @@ def test_a_lie_that_travels_and_is_never_merged_does_not_end_the_replay(tmp_path
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("bitwise", [True, False])
 @pytest.mark.parametrize("form", ["signs", "local"])
-def test_a_late_lie_does_not_cover_a_planted_state(form, tmp_path):
+def test_a_late_lie_does_not_cover_a_planted_state(form, bitwise, tmp_path):
     run = run_of(form, *late_lie(2))
     lab(form).train(run, tmp_path)
-    late = (2, LIAR, "message", False)
-    assert blamed(first_window(form, run, tmp_path)) == [late]
+    late, planted = (2, LIAR, "message", False), (MIDDLE, LIAR, "state", True)
+    assert blamed(first_window(form, run, tmp_path, bitwise=bitwise)) == [late]
     plant(form, tmp_path, "own", larger)
-    assert blamed(first_window(form, run, tmp_path)) == [late, (MIDDLE, LIAR, "state", True)]
+    assert blamed(first_window(form, run, tmp_path, bitwise=bitwise)) == [late, planted]
 
 
 def test_what_an_ejected_liar_owns_refuses_no_run(tmp_path):
@@ -203,10 +206,10 @@ def test_what_peers_share_is_compared_by_kind():
         return {"mu": like(mu), "nu": like(nu), "count": np.int32(count)}
 
     opening, expected = shared(0, 0, 0), shared(100, 1e-3)
-    assert distance_of_shared(expected, expected, opening, params) == 0
-    assert distance_of_shared(shared(110, 1e-3), expected, opening, params) == pytest.approx(0.1)
-    assert distance_of_shared(shared(100, 2e-3), expected, opening, params) == pytest.approx(1)
-    assert distance_of_shared(shared(100, 1e-3, 2), expected, opening, params) == np.inf
+    assert distance_of_state(expected, expected, opening, params) == 0
+    assert distance_of_state(shared(110, 1e-3), expected, opening, params) == pytest.approx(0.1)
+    assert distance_of_state(shared(100, 2e-3), expected, opening, params) == pytest.approx(1)
+    assert distance_of_state(shared(100, 1e-3, 2), expected, opening, params) == np.inf
     half = shared(100, 1e-3)
     half["nu"]["a"] *= 2  # of one kind, whatever param it is of
-    assert distance_of_shared(half, expected, opening, params) == pytest.approx(0.5**0.5)
+    assert distance_of_state(half, expected, opening, params) == pytest.approx(0.5**0.5)

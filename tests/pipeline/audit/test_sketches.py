@@ -22,7 +22,7 @@ from pipeline.audit.tolerance import (
     MARGIN,
     MOST,
     TOLERANCE,
-    distance_of_shared,
+    distance_of_state,
     distance_of_update,
     limit,
 )
@@ -59,7 +59,7 @@ def audited(run: runfile.Run, folder: Path) -> list[Finding]:
 
 def replayed(run: runfile.Run, folder: Path, *, bitwise: bool = False) -> list[Finding]:
     work = [(window, range(PEERS)) for window in run.snapshots().windows]
-    varied = Varied(1e-6, "other threads", 24, 1e-6)
+    varied = Varied(1e-6, "other threads", 24, 1e-6, {})
     replay = Replay(lab("dense").setup(run), Transcript(folder), bitwise, work, varied)
     return [f for some in work for f in replay.window(*some, lambda: None)]
 
@@ -226,13 +226,16 @@ def test_a_tolerance_is_learnt_between_two_bounds():
     assert limit(run, None) == TOLERANCE["float32"]
 
 
-def test_messages_and_params_have_each_what_was_learnt_of_them(trained):
+def test_messages_params_and_states_have_each_what_was_learnt_of_them(trained):
     run, folder = trained()
     setup, transcript = lab("dense").setup(run), Transcript(folder)
-    replay = Replay(setup, transcript, False, (), Varied(2e-3, "other threads", 24, 3e-3))
+    replay = Replay(setup, transcript, False, (), Varied(2e-3, "there", 24, 3e-3, {"mu": 9.0}))
     assert (replay.limit, replay.params_limit) == (MARGIN * 2e-3, MARGIN * 3e-3)
-    assert replace(replay, varied=None).params_limit == TOLERANCE["float32"]
-    assert replace(replay, bitwise=True).params_limit is None
+    assert replay.own_limits == {"mu": MARGIN * 9.0}  # what rounding leaves out has no bound
+    fixed = replace(replay, varied=None)
+    assert fixed.params_limit == TOLERANCE["float32"] and fixed.own_limits is None
+    bitwise = replace(replay, bitwise=True)
+    assert bitwise.params_limit is bitwise.own_limits is None
 
 
 def test_params_are_compared_by_the_norm_of_the_update():
@@ -244,7 +247,7 @@ def test_params_are_compared_by_the_norm_of_the_update():
     for planted in (np.nan, np.inf):
         found = {"w": np.float32([3, 0, 4, planted])}
         assert distance_of_update(found, moved, opening) == np.inf
-        assert distance_of_shared(found, moved, opening, moved) == np.inf
+        assert distance_of_state(found, moved, opening, moved) == np.inf
 
 
 def test_params_that_moved_twice_as_far_are_off_by_a_whole_update(trained, tmp_path):
@@ -298,3 +301,4 @@ def test_honest_bits_elsewhere_are_measured_in_a_process(tmp_path):
     assert found.messages == 4  # of one peer
     assert found.there == "AVX instructions and 1 thread"
     assert 0 <= found.distance < 1e-4
+    assert found.own and all(0 <= distance < 1e-3 for distance in found.own.values())
