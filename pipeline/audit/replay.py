@@ -214,7 +214,7 @@ class WindowReplay:
         return replayed
 
     def _align(self, entry: Entry) -> None:
-        """Peers that have nothing to train on take up the last round's commit."""
+        """Peers that have nothing to train on adopt the last round's commit."""
         plan = entry.round
         for peer in plan.idle.difference(entry.evidence.silent).intersection(self.own):
             self.own[peer] = self.replica.align(self.own[peer], plan.step)

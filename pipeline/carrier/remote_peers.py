@@ -164,7 +164,7 @@ class RemotePeers(Asking):
         return {peer: done[peer] for peer in sorted(done) if peer in self.here}
 
     def sit_out(self, idle: Set[int], step: int) -> None:
-        """Have present peers that take no step in a round take up the last round's commit."""
+        """Have present peers that take no step in a round adopt the last round's commit."""
         if self.programs.optimizer.align is not no_align:
             asked = Asked(tables.Align(step=step, hash=self._verifies))
             answers = self.ask(dict.fromkeys(sorted(self.here & idle), asked))

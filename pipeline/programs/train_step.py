@@ -208,7 +208,7 @@ class Programs:
         return PeerResult(self.keep_cut(own), message, loss)
 
     def align_a_peer(self, own: Tree, params: Tree, step: jax.Array) -> Tree:
-        """Return a peer's state after it took up the commit of the round before `step`."""
+        """Return a peer's state after it adopted the commit of the round before `step`."""
         return self.keep_cut(optim.align(self.optimizer, own, params, step))
 
     def update_of_all(

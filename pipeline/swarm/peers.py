@@ -105,7 +105,7 @@ class RunningPeers(Protocol):
         """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
 
     def sit_out(self, idle: Set[int], step: int) -> None:
-        """Have present peers that take no step in a round take up the last round's commit."""
+        """Have present peers that take no step in a round adopt the last round's commit."""
 
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
@@ -227,7 +227,7 @@ class SimulatedPeers(RunningPeers):
         }
 
     def sit_out(self, idle: Set[int], step: int) -> None:
-        """Have present peers that take no step in a round take up the last round's commit."""
+        """Have present peers that take no step in a round adopt the last round's commit."""
         for peer in sorted(idle):
             self._own[peer] = self._replica_of(peer).align(self._own[peer], step)
 
