@@ -1,7 +1,7 @@
 """Which windows are published: the author's draw, by the transcript's hash.
 
-A *piece* is what is drawn and repeated as one: a window of one peer or, where messages are not
-kept, of all its peers together.
+What is drawn and repeated as one is a window of one peer or, where messages are not kept, of all
+its peers together.
 """
 
 import random
@@ -23,8 +23,10 @@ class DrawnWindow(NamedTuple):
     peers: tuple[int, ...]
 
 
-def pieces(transcript: Transcript, windows: list[runfile.Window], kept: bool) -> list[DrawnWindow]:
-    """Return all pieces of a run, in order.
+def possible(
+    transcript: Transcript, windows: list[runfile.Window], kept: bool
+) -> list[DrawnWindow]:
+    """Return all windows of a run that can be drawn, in order.
 
     A peer that sent nothing in a window has none there: its replay would show nothing.
     """
@@ -44,26 +46,26 @@ def seed_of(transcript: Transcript, seed: str | None, beacon: Beacon | None) -> 
 def draw(
     transcript: Transcript, windows: list[runfile.Window], seed: str, count: int, kept: bool
 ) -> list[DrawnWindow]:
-    """Draw `count` pieces to publish with a seed of `seed_of`; the author's draw.
+    """Draw `count` windows to publish with a seed of `seed_of`; the author's draw.
 
-    Where messages are kept, every piece is as likely. Where they are not, the last is always drawn:
-    only its replay connects anything with the weights.
+    Where messages are kept, each window of a peer is as likely. Where they are not, the last one is
+    always drawn: only its replay connects anything with the weights.
     """
-    every = pieces(transcript, windows, kept)
+    every = possible(transcript, windows, kept)
     generator = random.Random(f"publication {seed}")
     chosen = [] if kept else every[-1:]
-    rest = [piece for piece in every if piece not in chosen]
+    rest = [one for one in every if one not in chosen]
     return sorted(chosen + generator.sample(rest, min(count - len(chosen), len(rest))))
 
 
-def name(piece: DrawnWindow, kept: bool) -> str:
-    """Return the file with the rows of a piece."""
-    peer = f"-{piece.peers[0]:03}" if kept else ""
-    return f"{layout.ROWS}/{piece.window.first:05}{peer}.safetensors"
+def name(drawn: DrawnWindow, kept: bool) -> str:
+    """Return the file with the rows of a drawn window."""
+    peer = f"-{drawn.peers[0]:03}" if kept else ""
+    return f"{layout.ROWS}/{drawn.window.first:05}{peer}.safetensors"
 
 
 def merged(some: list[DrawnWindow]) -> Drawn:
-    """Return pieces as windows, each with its peers: those of one window are replayed together."""
+    """Return each window once, with all its drawn peers, which are replayed together."""
     return [
         (window, tuple(sorted(peer for w, peers in some if w == window for peer in peers)))
         for window in sorted({window for window, _ in some})
@@ -81,7 +83,7 @@ def files(
     """Return the transcript's files that a publication has: no other is ever looked at.
 
     These are all rounds and the hashes of all snapshots. Where messages are kept, all of them, and
-    what the peers of the published pieces owned: the params follow from the run's start, which is
+    what the peers of the published windows owned: the params follow from the run's start, which is
     here where it is `given`. Where they are not, whole snapshots, without the last params where the
     published weights are these.
     """

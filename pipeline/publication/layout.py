@@ -38,7 +38,7 @@ RUN, VERDICT, EVALUATED, SHARDS, SOURCE, RESULTS = (
     f"{PROOF}/{name}.json" for name in ("run", "verdict", "evaluate", "shards", "source", "results")
 )
 ROWS, HELD_OUT = f"{PROOF}/rows", f"{PROOF}/held_out.safetensors"
-PIECE = rf"{ROWS}/(\d{{5,}})(?:-(\d{{3,}}))?\.safetensors"  # first round, and peer if of one
+ROW_FILE = rf"{ROWS}/(\d{{5,}})(?:-(\d{{3,}}))?\.safetensors"  # first round, and peer if of one
 TRANSCRIPT = f"{PROOF}/transcript"
 ROUNDS = f"{TRANSCRIPT}/rounds.jsonl.gz"
 REQUIRED = ("README.md", f"{TRANSCRIPT}/header.json", ROUNDS)
@@ -91,9 +91,9 @@ class Publication(Table):
         return WORKLOAD in self.files
 
     @property
-    def pieces(self) -> list[str]:
+    def row_files(self) -> list[str]:
         """The files with the rows of the published windows, in order."""
-        return sorted(name for name in self.files if re.fullmatch(PIECE, name, re.ASCII))
+        return sorted(name for name in self.files if re.fullmatch(ROW_FILE, name, re.ASCII))
 
     @property
     def companions(self) -> list[str]:
@@ -116,7 +116,7 @@ def _is_known(name: str) -> bool:
     return (
         name in (HELD_OUT, MODEL, *RECORDS, *REQUIRED, *COMPANIONS)
         or name in map(made, (*STAGES, REPORT))
-        or re.fullmatch(rf"{WEIGHTS}|{PIECE}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
+        or re.fullmatch(rf"{WEIGHTS}|{ROW_FILE}|{TRANSCRIPT}/({PARTS})", name, re.ASCII) is not None
     )
 
 
@@ -139,5 +139,5 @@ def check(publication: Publication, where: str) -> None:
     for name in (*RECORDS, *REQUIRED, *model, *map(made, STAGES)):
         if name not in publication.files:
             raise LockstepError(f"{where}: does not list {name}, expected it in a publication")
-    if not publication.pieces:
+    if not publication.row_files:
         raise LockstepError(f"{where}: lists no {ROWS}/, expected the sequences of a window")

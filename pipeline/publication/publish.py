@@ -160,9 +160,9 @@ def _write_proof(
         else:
             packed.pack(transcript.folder / name, target)
 
-    for piece in published:
-        indices = given_rows.assigned(transcript.window(piece.window), piece.peers)
-        given_rows.write(folder / drawn.name(piece, kept), data, indices)
+    for one in published:
+        indices = given_rows.assigned(transcript.window(one.window), one.peers)
+        given_rows.write(folder / drawn.name(one, kept), data, indices)
     held = held_out.read(run, shards)
     if len(held.rows_NW):
         every = np.arange(len(held.rows_NW))

@@ -32,7 +32,7 @@ class ReaderAsks(NamedTuple):
 
 
 def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
-    """Choose the pieces to repeat, by the names of their rows, before anything is fetched.
+    """Choose the windows to repeat, by the names of their rows, before anything is fetched.
 
     Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
     many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
@@ -41,7 +41,7 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
     Raises:
       LockstepError: So many are not published.
     """
-    names, seed, count = publication.pieces, asks.seed, asks.windows
+    names, seed, count = publication.row_files, asks.seed, asks.windows
     asked = seed is not None and seed == publication.seed
     if count is None:
         count = len(names) if seed is None or asked else 1
@@ -52,19 +52,19 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
         )
     rounds = publication.files[layout.ROUNDS].sha256
     generator = random.Random(f"reader {rounds} {'' if asked or seed is None else seed}")
-    of_all_peers = re.fullmatch(layout.PIECE, names[-1])[2] is None
+    of_all_peers = re.fullmatch(layout.ROW_FILE, names[-1])[2] is None
     always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
     rest = [name for name in names if name not in always]
     return sorted(always + generator.sample(rest, count - len(always)))
 
 
 def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
-    """Return the published files that only pieces which were not chosen need.
+    """Return the published files that only windows which were not chosen need.
 
     Of windows of all peers, whose snapshots are each other's, only rows are told apart.
     """
-    left = set(publication.pieces) - set(chosen)
-    owned = (re.fullmatch(layout.PIECE, name) for name in left)
+    left = set(publication.row_files) - set(chosen)
+    owned = (re.fullmatch(layout.ROW_FILE, name) for name in left)
     snapshots = f"{layout.TRANSCRIPT}/snapshots"
     return left | {
         f"{snapshots}/{int(found[1]) - 1:05}/own-{found[2]}.safetensors{packed.PLANES}"

@@ -123,8 +123,8 @@ def check_transcript(
         f"{place}{packed.name_of(name)}"
         for name in files(transcript, published, run, kept=kept, given=given)
     }
-    listed |= set(publication.pieces)
-    due |= {drawn.name(piece, kept) for piece in published}
+    listed |= set(publication.row_files)
+    due |= {drawn.name(one, kept) for one in published}
     for name in sorted(due ^ listed):
         found, expected = "a file that no drawn window needs", "none"
         if name in due:

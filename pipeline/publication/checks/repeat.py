@@ -31,7 +31,7 @@ class Audited(NamedTuple):
       setup: The reader's own set-up of the run.
       transcript: The transcript.
       windows: The run's windows.
-      pieces: How many pieces a run like this one has, see `drawn.pieces`.
+      total: How many windows of a run like this one can be drawn, see `drawn.possible`.
       published: How many of them are published.
       chosen: Those that the reader repeats.
       findings: What the audit found, none of which contradicts the transcript.
@@ -41,7 +41,7 @@ class Audited(NamedTuple):
     setup: Setup
     transcript: PublishedTranscript
     windows: list[runfile.Window]
-    pieces: int
+    total: int
     published: int
     chosen: list[DrawnWindow]
     findings: list[Finding]
@@ -55,7 +55,7 @@ class Audited(NamedTuple):
     @property
     def connected(self) -> runfile.Window:
         """The first of the repeated windows that follow each other to the run's last."""
-        first, *earlier = sorted((piece.window for piece in self.chosen), reverse=True)
+        first, *earlier = sorted((one.window for one in self.chosen), reverse=True)
         for window in earlier:
             if window.last == first.opening:
                 first = window
@@ -104,16 +104,16 @@ def audit(
     seed = drawn.seed_of(transcript, publication.seed, known)
     published = drawn.draw(transcript, due.windows, seed, publication.windows, kept)
     records.check_transcript(publication, transcript, published, run, kept=kept)
-    windows = None if kept else [piece.window for piece in published]
+    windows = None if kept else [one.window for one in published]
     findings = audit_header(setup, transcript) + audit_rounds(setup, transcript, windows)
     _refuse(contradictions(findings))
     return Audited(
         setup,
         transcript,
         due.windows,
-        len(drawn.pieces(transcript, due.windows, kept)),
+        len(drawn.possible(transcript, due.windows, kept)),
         len(published),
-        [piece for piece in published if drawn.name(piece, kept) in chosen],
+        [one for one in published if drawn.name(one, kept) in chosen],
         findings,
         known,
     )

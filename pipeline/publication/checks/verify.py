@@ -106,7 +106,7 @@ def _verify(
     sample = Sample(
         audited.chosen,
         audited.published,
-        audited.pieces,
+        audited.total,
         _seed_of(publication, audited, asked),
         why,
         tolerance,
@@ -130,10 +130,10 @@ def _verify(
 def _check_draw(publication: Publication, asked: ReaderAsks, audited: Audited) -> None:
     """Refuse a reader's seed that would draw nothing."""
     among, count = audited.published, len(audited.chosen)
-    if asked.seed in (None, publication.seed) or count < among or among == audited.pieces:
+    if asked.seed in (None, publication.seed) or count < among or among == audited.total:
         return
     raise LockstepError(
-        f"{layout.MANIFEST}: has {among} of the run's {audited.pieces} windows, drawn by its "
+        f"{layout.MANIFEST}: has {among} of the run's {audited.total} windows, drawn by its "
         f"author with {brief(repr(publication.seed))}; expected more than {count} to draw from, or "
         f"windows drawn with {brief(repr(asked.seed))}: ask the author for `publish --windows` or "
         "`--seed`"
@@ -208,10 +208,10 @@ def _stated(
     audited: Audited, publication: Publication, verdict: Verdict, evaluated: Evaluated
 ) -> Iterator[PublicClaim]:
     """What is the author's word."""
-    left = audited.pieces - len(audited.chosen)
+    left = audited.total - len(audited.chosen)
     if left:
         which = "windows" if audited.kept else "windows of all peers"
-        text = f"the work in {left} of {audited.pieces} {which}"
+        text = f"the work in {left} of {audited.total} {which}"
         yield PublicClaim("other_windows", "stated", text, {"count": left})
     if scored := [name for name, scores in evaluated.tasks.items() if scores is not None]:
         text = f"the scores of {' and '.join(map(brief, scored))}"
