@@ -7,6 +7,7 @@ repeats an honest step of its own and measures how far its own messages are from
 nothing was measured, the bounds are fixed.
 """
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -144,10 +145,12 @@ def furthest(distances: Mapping[str, float], limits: Mapping[str, float]) -> Own
 
 
 def _kind(path: str, params: Collection[str]) -> str:
-    """Return a path without the param's that it ends with, if it does."""
+    """Return a path without the param's that is in it, the longest, if one is."""
     parts = path.split("/")
-    ends = ("/".join(parts[at:]) for at in range(len(parts)))
-    return path.removesuffix(next((end for end in ends if end in params), "")).rstrip("/.")
+    spans = itertools.combinations(range(len(parts) + 1), 2)
+    within = [(first, last) for first, last in spans if "/".join(parts[first:last]) in params]
+    first, last = max(within, key=lambda span: span[1] - span[0], default=(0, 0))
+    return "/".join(parts[:first] + parts[last:])
 
 
 def _far(one: Tree, other: Tree) -> float:

@@ -153,8 +153,9 @@ def compared_states(verdict: dict) -> str:
         return ""
     if most is None:
         return "what peers own was not compared, since nothing was learnt of it"
-    kinds = ", ".join(f"{number:.3g}{kind and f' ({kind})'}" for kind, number in most.items())
-    return f"of each replayed peer, after its window, off by at most {kinds} of its change"
+    least = min(most.values())
+    text = f"of each replayed peer, after its window, off by at most {least:.3g} of its change"
+    return text + "".join(f", {kind} by {far:.3g}" for kind, far in most.items() if far > least)
 
 
 def compared_messages(verdict: dict) -> str:

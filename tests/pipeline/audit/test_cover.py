@@ -213,3 +213,6 @@ def test_what_peers_share_is_compared_by_kind():
     half = shared(100, 1e-3)
     half["nu"]["a"] *= 2  # of one kind, whatever param it is of
     assert distance_of_state(half, expected, opening, params) == pytest.approx(0.5**0.5)
+    factored = {"second": jax.tree.map(lambda p: {"row": p, "column": p}, params), "b": params}
+    kinds = distances_by_kind(factored, factored, factored, params)
+    assert kinds == {"second/row": 0, "second/column": 0, "b": 0}

@@ -65,11 +65,11 @@ def test_what_was_measured_and_compared_of_large_messages_is_said():
     assert "a lie elsewhere passes" in lines and "update" not in lines
     assert "states what peers own was not compared, since nothing was learnt of it" in lines
     said |= {"varied": varied | {"params": 3e-5}, "params_tolerance": 0.002}
-    said |= {"own_tolerance": {"mu": 0.003, "": 0.005}}
+    said |= {"own_tolerance": {"mu": 0.003, "nu": 0.003, "error": 1.9}}
     lines = " ".join(verdict_text.render(said).split())
     assert "from those here, and the params after a window up to 3e-05 of its update" in lines
     assert "params after each replayed window, off by at most 0.002 of the window's update" in lines
-    assert "of each replayed peer, after its window, off by at most 0.003 (mu), 0.005 of" in lines
+    assert "after its window, off by at most 0.003 of its change, error by 1.9 " in lines
     assert "a lie elsewhere shows only in the params" in lines
     said |= {"method": "bitwise", "why_not_bitwise": None, "varied": None}
     assert "the roots over all pieces were compared" in verdict_text.compared_messages(said)
