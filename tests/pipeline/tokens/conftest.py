@@ -1,0 +1,13 @@
+"""Streams in place of those of the network, for tests of files elsewhere."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.pipeline.tokens.far_files import FakeStreams
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pipeline.net.stream", SimpleNamespace(Streams=FakeStreams))
