@@ -16,7 +16,7 @@ from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.comparison.compare_file import Compare
 from pipeline.stage.keys import STAGES
-from tests.pipeline.net.test_fault_matrix import MATRIX
+from tests.pipeline.net.faults.matrix import MATRIX
 
 PROJECT = Path(__file__).resolve().parents[1]
 OUTSIDE_THE_SITE = [*PROJECT.glob("*.md"), *PROJECT.glob("benchmarks/*.md")]
