@@ -1,13 +1,8 @@
-"""lm-evaluation-harness on our model, next to its own backend for transformers, without a network.
-
-One file, so that one process imports lm_eval and torch.
-"""
+"""Tasks by name and by YAML file: what each results in, its hash and pin, and what is refused."""
 
 import json
 import re
-import shutil
 import socket
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -18,162 +13,11 @@ import yaml
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.stage import pins
-from pipeline.stage.artifacts import Paths, read_json, write_json
-from pipeline.tasks import ask_next_line, choices, definitions, harness, next_line, task_file
+from pipeline.stage.artifacts import Paths, read_json
+from pipeline.tasks import definitions
 from tests.pipeline import trained_run
 from tests.pipeline.tasks import exported
-
-LONG = "def f(x): return x\n" * 8  # more tokens than the model takes
-QUESTIONS = [
-    {"q": "def f(x): return", "c": [" x", " y", " def"], "a": 0},
-    {"q": "Which letter?", "c": ["A", "B", "C", "D"], "a": 3},  # of one token each
-    {"q": LONG, "c": [" x", " return x and more"], "a": 1},
-    {"q": "", "c": ["def", "x", "caf\u00e9"], "a": 2},
-    {"q": "ends in space ", "c": ["x", "xy"], "a": 0},
-    {"q": "<|endoftext|>begins", "c": [" re", " de"], "a": 1},
-]
-TEXTS = [{"t": "def f"}, {"t": LONG}, {"t": LONG[: -len("return x\n")]}, {"t": "\u00e9"}]
-TASKS = {
-    "choices": """output_type: multiple_choice
-doc_to_text: "{{q}}"
-doc_to_target: a
-doc_to_choice: "{{c}}"
-target_delimiter: ""
-metric_list: [{metric: acc}, {metric: acc_norm}, {metric: acc_bytes}]
-""",
-    "rolling": """output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{t}}"
-metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]
-""",
-    "writing": """output_type: generate_until
-doc_to_text: "{{t}}"
-doc_to_target: "{{t}}"
-generation_kwargs: {until: ["r"], max_gen_toks: 12, do_sample: false}
-metric_list: [{metric: exact_match}]
-""",
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return exported.write(tmp_path_factory.mktemp("exported") / "export")
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    exported.go_offline(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    """YAML files of tasks over local data: name -> path."""
-    place = tmp_path_factory.mktemp("tasks")
-    for name, lines in (("choices", QUESTIONS), ("texts", TEXTS)):
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, text in TASKS.items():
-        data = place / ("choices.jsonl" if name == "choices" else "texts.jsonl")
-        head = f"task: {name}\ndataset_path: json\ntest_split: test\n"
-        files = f"dataset_kwargs: {{data_files: {{test: {data}}}}}\n"
-        (place / f"{name}.yaml").write_text(head + files + text)
-    return {name: str(place / f"{name}.yaml") for name in TASKS}
-
-
-def run(folder, names, tmp_path, batch_size=4, pin="", **settings):
-    model = exported.model(folder, batch_size=batch_size)
-    results = harness.run_tasks(
-        names, model, runfile.Evaluate(**settings), tmp_path / "store", pin=pin, folder=tmp_path
-    )
-    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    return {result.name: result for result in results}, lines
-
-
-@pytest.fixture(scope="module")
-def of_transformers(folder, tasks, tmp_path_factory):
-    """lm_eval's own backend on the exported folder: its results, and its logits of tokens."""
-    import torch
-    from lm_eval.evaluator import evaluate
-    from lm_eval.models.huggingface import HFLM
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several wait for each other longer than such a model computes
-    model = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
-    store = tmp_path_factory.mktemp("store") / "datasets"
-    with definitions.data_in(store):
-        loaded = definitions.load(list(tasks.values()), store)
-        given = {name: task for one in loaded for name, task in one.tasks.items()}
-        for task in given.values():
-            task.set_config(key="num_fewshot", value=0)
-            task.set_fewshot_seed(seed=1234)
-        found = evaluate(model, {"tasks": given}, bootstrap_iters=0)
-    yield model, found
-    torch.set_num_threads(threads)
-
-
-def is_tie(model, context, continuation):
-    """Whether two logits of a token of the continuation are so close that rounding decides."""
-    import torch
-
-    ids = model._encode_pair(context, continuation) if context else ([exported.END], [])
-    whole = sum(ids, []) if context else [*ids[0], *model.tok_encode(continuation)]
-    logits = model.model(torch.tensor([whole[:-1][-exported.CONTEXT :]])).logits[0]
-    best = logits.topk(2).values
-    return bool((best[:, 0] - best[:, 1]).min() < 1e-4)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_every_request_scores_as_with_transformers(
-    folder, tasks, of_transformers, tmp_path, batch_size
-):
-    from pipeline.tasks.lm_eval_model import LmEvalModel
-
-    model, expected = of_transformers
-    ours = LmEvalModel(exported.model(folder))
-    results, samples = run(folder, list(tasks.values()), tmp_path, batch_size)
-    compared = 0
-    for sample in samples:
-        [other] = [
-            one for one in expected["samples"][sample["task"]] if one["doc_id"] == sample["doc_id"]
-        ]
-        for key in ("doc_hash", "prompt_hash", "target_hash"):
-            assert sample[key] == other[key]
-        for given, found, theirs in zip(
-            sample["arguments"], sample["resps"], other["resps"], strict=True
-        ):
-            compared += 1
-            if sample["task"] == "writing":
-                assert found == theirs
-                continue
-            found, theirs = found[0], theirs[0]
-            assert ours.tok_encode(given[0]) == model.tok_encode(given[0])
-            if sample["task"] == "choices":
-                assert not given[0] or ours._encode_pair(*given) == model._encode_pair(*given)
-                (found, greedy), (theirs, their_greedy) = found, theirs
-                assert greedy == their_greedy or is_tie(model, *given)
-            assert abs(found - theirs) <= 1e-4 + 1e-5 * abs(theirs)
-    assert compared == sum(len(question["c"]) for question in QUESTIONS) + 2 * len(TEXTS)
-    for name, result in results.items():
-        theirs = expected["results"][name]
-        for metric, (value, _) in result.metrics.items():
-            assert value == pytest.approx(theirs[f"{metric},none"], rel=1e-4)
-
-
-def test_what_the_model_would_write_is_greedy(folder, of_transformers):
-    from pipeline.tasks.lm_eval_model import LmEvalModel
-
-    model, _ = of_transformers
-    ours = LmEvalModel(exported.model(folder))
-    context = ours.tok_encode("def f(x)")
-    [written] = ours.model.writer(next(iter(ours.model.params_on))).write(
-        [context], max_new_tokens=5
-    )
-    other = [*written[:-1], written[-1] ^ 1]
-    requests = [(("", ""), context, continuation) for continuation in (written, other)]
-    expected = model._loglikelihood_tokens(requests, disable_tqdm=True)
-    assert [greedy for _, greedy in expected] == [True, False]
-    assert ours._loglikelihood_tokens(requests) == [
-        (pytest.approx(score, abs=1e-4), greedy) for score, greedy in expected
-    ]
+from tests.pipeline.tasks.harness.local_tasks import QUESTIONS, run
 
 
 def place(store, rows):
@@ -347,83 +191,6 @@ def test_a_yaml_file_goes_by_its_tasks_name_and_has_chance_if_it_is_a_choice(
     assert results["pair"].metrics["acc"].value == choices.metrics["acc"].value
     assert results["pair"].documents == 2 * choices.documents
     assert results["pair"].chance == pytest.approx(choices.chance)
-
-
-def test_tokens_that_the_model_does_not_have_begin_no_text_and_are_in_none(folder, tmp_path):
-    export = tmp_path / "export"
-    shutil.copytree(folder, export)
-    write_json(export / "tokenizer_config.json", {"bos_token": 5, "eos_token": {"content": [1]}})
-    assert exported.model(export).beginning == exported.END
-    tokenizer = exported.make_tokenizer()
-    tokenizer.add_tokens([f"more{number}" for number in range(272)])
-    tokenizer.save(str(export / "tokenizer.json"))
-    write_json(export / "tokenizer_config.json", {"bos_token": "more271"})
-    with pytest.raises(LockstepError, match="begins with token .*, expected .* vocab_size .272"):
-        exported.model(export)
-    (export / "tokenizer_config.json").unlink()
-    from pipeline.tasks.lm_eval_model import LmEvalModel
-
-    with pytest.raises(LockstepError, match="has token .* in a text, expected .* vocab_size .272"):
-        LmEvalModel(exported.model(export)).tok_encode("more271")
-
-
-def test_lm_eval_knows_the_model_lockstep(folder):
-    from lm_eval.api.registry import get_model
-
-    import lockstep.lm_eval  # noqa: F401 - registers it
-    from pipeline.tasks.lm_eval_model import LmEvalModel
-
-    given = {"batch_size": "4", "device": "cuda:0"}  # as lm_eval's command line has it
-    model = get_model("lockstep").create_from_arg_obj({"pretrained": str(folder)}, given)
-    asked = [(("", ""), [5, 6], [7, 8, 9]), (("", ""), [5], [6])]
-    expected = LmEvalModel(exported.model(folder))._loglikelihood_tokens(asked)
-    assert model._loglikelihood_tokens(asked) == [
-        (pytest.approx(log, abs=1e-4), greedy) for log, greedy in expected
-    ]
-
-
-@pytest.mark.soak
-def test_lm_evals_own_command_knows_the_model_lockstep(folder, tasks, monkeypatch, capsys):
-    import lm_eval
-
-    from lockstep.lm_eval import main
-
-    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
-    command = f"lm_eval run --model lockstep --model_args pretrained={folder}"
-    monkeypatch.setattr(sys, "argv", f"{command} --tasks {tasks['choices']}".split())
-    main()
-    assert re.search(r"\|choices\|.*\|acc  ", capsys.readouterr().out)
-    found = lm_eval.simple_evaluate("lockstep", f"pretrained={folder}", tasks=[tasks["choices"]])
-    assert found["results"]["choices"]["sample_len"] == len(QUESTIONS)
-    monkeypatch.setattr(sys, "argv", [*sys.argv[:5], "pretrained=nowhere", *sys.argv[6:]])
-    with pytest.raises(SystemExit, match="error: .*no such folder"):
-        main()
-
-
-def test_next_line_has_the_same_shares_with_transformers(folder, of_transformers, tmp_path):
-    """Its files are a task of lm_eval, for whoever has the exported folder."""
-    from lm_eval.evaluator import evaluate
-
-    texts = ["\n".join(f"{a}{n} = return({n})" for n in range(8)) for a in "abcdef"]
-    model = exported.model(folder)
-    asked = choices.ask(
-        next_line.questions(texts), model.tokenizer, model.beginning, model.context, 12
-    )
-    result, scores = ask_next_line.result(asked, model)
-    task_file.write(tmp_path, str(tmp_path), asked, scores)
-    with definitions.data_in(tmp_path / "datasets"):
-        [loaded] = definitions.load([str(tmp_path / "next_line.yaml")], tmp_path / "datasets")
-        found = evaluate(of_transformers[0], {"tasks": loaded.tasks}, bootstrap_iters=0)
-    theirs = found["results"]["next_line"]
-    assert result.documents == len(found["samples"]["next_line"]) == 12
-    assert {name: metric.value for name, metric in result.metrics.items()} == {
-        name: pytest.approx(theirs[f"{name},none"]) for name in result.metrics
-    }
-    for sample, after, alone in zip(
-        found["samples"]["next_line"], scores.after_NC, scores.alone_NC, strict=True
-    ):
-        logs = [float(log) for ((log, _),) in sample["resps"]]
-        assert logs == pytest.approx([*after, *alone], abs=1e-3)
 
 
 def test_stage_evaluate_runs_the_tasks_and_they_can_be_pinned(tasks, tmp_path, monkeypatch):
