@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pipeline
 from pipeline.errors import LockstepError
 from pipeline.optim.sgd import sgd
 
+pytestmark = pytest.mark.usefixtures("one_device")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 16)).astype(np.float32)
 TRUTH = RNG.normal(size=16).astype(np.float32)
@@ -26,12 +26,6 @@ NEEDS = ("trimmed_mean", "min_support", "multi_krum")
 def squares(params, batch, rng):
     del rng
     return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: first)
 
 
 simulate = partial(

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from pipeline.errors import LockstepError
-from tests.pipeline.simulation.test_simulate import DATA, SGD, found, one_device, same, short
+from tests.pipeline.simulation.least_squares import DATA, SGD, found, same, short
 
-assert one_device  # no simulation compiles for more than one
+pytestmark = pytest.mark.usefixtures("one_device")
 
 INNER = {"inner_steps": 4, "fragments": 2, "delay": 0, "inner": SGD}
 OUTER = {"Nesterov": {"learning_rate": 0.7, "momentum": 0.5}}
