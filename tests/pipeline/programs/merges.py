@@ -26,7 +26,7 @@ from pipeline.optim.muon import muon
 from pipeline.optim.optimizer import Optimizer, RoundPeers
 from pipeline.optim.step_direction import StepDirection
 from pipeline.programs.same_bits.evaluate import same_bits
-from tests.pipeline.optim.test_common import OPTIMIZERS, WITH_PARTS, make
+from tests.pipeline.optim.optimizers import OPTIMIZERS, WITH_PARTS, make
 
 PEERS, ROUNDS = 4, 2
 RATE = schedules.cosine(0.02, 0.0, 10, 100, 0.002)
