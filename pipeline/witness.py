@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.audit import bundle, honest, sample, verdict_text
 from pipeline.audit.audit import audit
-from pipeline.audit.judge import judge
+from pipeline.audit.judge import How, judge
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import PeersOfWindows, why_not_bitwise
 from pipeline.audit.verdict import Finding, Varied, contradictions, merged
@@ -70,9 +70,8 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
                 name = bundle.name(window, peer)
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
-        verdict = judge(
-            run, transcript, findings, why, windows, replayed, replay.repeats, replay.varied
-        )
+        how = How(why, replay.merges_exactly, replay.repeats, replay.varied)
+        verdict = judge(run, transcript, findings, how, windows, replayed)
         text = verdict_text.render(verdict.model_dump())
         artifacts.write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
         artifacts.write_text(folder / "verdict.txt", text)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipeline import runfile
 from pipeline.audit import sample
@@ -10,28 +11,39 @@ from pipeline.audit.verdict import ComparedMessages, Finding, Replayed, Varied, 
 from pipeline.transcript.transcript import Transcript
 
 
+class How(NamedTuple):
+    """How replays were compared with what was sent.
+
+    Attributes:
+      why: Why bits could not be compared; None if they were.
+      exact: Whether params follow from messages to the bit (`Replay.merges_exactly`).
+      repeats: Largest distance among the auditor's honest repeats, which counts only where a
+        workload's messages were compared by tolerance: in any other verdict it would loosen a fixed
+        bound.
+      varied: What the auditor measured of other bits, which counts where `repeats` does not.
+    """
+
+    why: str | None
+    exact: bool
+    repeats: float | None = None
+    varied: Varied | None = None
+
+
 def judge(
     run: runfile.Run,
     transcript: Transcript,
     findings: Sequence[Finding],
-    why: str | None,
+    how: How,
     windows: Sequence[runfile.Window],
     replayed: Sequence[tuple[runfile.Window, int]],
-    repeats: float | None = None,
-    varied: Varied | None = None,
 ) -> Verdict:
     """Return the verdict on an audited transcript: everything in it follows from the arguments.
 
-    `why` is why bits could not be compared, `windows` are all of the run's, and `repeats` is the
-    largest distance among the auditor's honest repeats, which counts only where a workload's
-    messages were compared by tolerance: in any other verdict it would loosen a fixed bound.
-    `varied` is what the auditor measured of other bits, which counts where `repeats` does not.
+    `windows` are all of the run's.
     """
-    repeats = repeats if why and run.workload.factory else None
-    varied = varied if why and not run.workload.factory else None
-    params_tolerance = None
-    if why and _keeps_no_messages(transcript):
-        params_tolerance = limit(run, repeats, varied and varied.params)
+    why = how.why
+    repeats = how.repeats if why and run.workload.factory else None
+    varied = how.varied if why and not run.workload.factory else None
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)
     for entry in transcript.rounds:
@@ -46,7 +58,7 @@ def judge(
         method="tolerance" if why else "bitwise",
         why_not_bitwise=why,
         tolerance=limit(run, repeats, varied and varied.distance) if why else None,
-        params_tolerance=params_tolerance,
+        params_tolerance=None if how.exact else limit(run, repeats, varied and varied.params),
         own_tolerance=own_limits(run, varied) if why else None,
         repeats=repeats,
         varied=varied,

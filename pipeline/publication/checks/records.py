@@ -5,9 +5,10 @@ from typing import Any
 
 from pipeline import runfile
 from pipeline.audit import sample
-from pipeline.audit.judge import judge
+from pipeline.audit.judge import How, judge
 from pipeline.audit.verdict import Verdict
 from pipeline.errors import LockstepError, brief
+from pipeline.programs.train_step import Programs
 from pipeline.protocol.dispute import Hash
 from pipeline.publication import drawn, layout, packed
 from pipeline.publication.accepted_export import CARD
@@ -211,18 +212,18 @@ def check_verdict(
     run: runfile.Run,
     transcript: Transcript,
     windows: list[runfile.Window],
-    kept: bool,
+    programs: Programs,
 ) -> None:
     """Check that a verdict is what its own findings and the audited transcript come to.
 
     Raises:
       LockstepError: A field is another.
     """
+    kept, why = programs.form.kept, verdict.why_not_bitwise
+    exact = not why or (kept and not programs.unruled)
+    how = How(why, exact, verdict.repeats, verdict.varied)
     replayed = sample.draw(run, windows, sample.seed_of(run, transcript), kept)
-    why = verdict.why_not_bitwise
-    expected = judge(
-        run, transcript, verdict.findings, why, windows, replayed, verdict.repeats, verdict.varied
-    )
+    expected = judge(run, transcript, verdict.findings, how, windows, replayed)
     for name in Verdict.model_fields:
         found, due = getattr(verdict, name), getattr(expected, name)
         if found != due:

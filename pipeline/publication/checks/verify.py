@@ -78,7 +78,7 @@ def _verify(
         _check_draw(publication, asked, audited)
         verdict = records.read_verdict(folder)
         setup, transcript = audited.setup, audited.transcript
-        records.check_verdict(verdict, run, transcript, audited.windows, audited.kept)
+        records.check_verdict(verdict, run, transcript, audited.windows, setup.programs)
         made = records.check_made(folder, publication, transcript, whole)
         evaluated = measured.read_evaluated(folder)
         records.check_card(folder, publication, transcript, evaluated)

@@ -15,7 +15,7 @@ from pipeline import runfile
 from pipeline.audit import honest, sketches
 from pipeline.audit.audit import audit
 from pipeline.audit.elsewhere import Other
-from pipeline.audit.judge import judge
+from pipeline.audit.judge import How, judge
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import (
     LEAST,
@@ -139,7 +139,7 @@ def test_an_older_transcript_without_sketches_is_read_and_replayed(trained, tmp_
     assert replayed(run, tmp_path) == replayed(run, tmp_path, bitwise=True) == []
     windows = run.snapshots().windows
     every = [(window, peer) for window in windows for peer in range(PEERS)]
-    verdict = judge(run, Transcript(tmp_path), [], "it says so", windows, every)
+    verdict = judge(run, Transcript(tmp_path), [], How("it says so", exact=False), windows, every)
     assert verdict.params_tolerance == TOLERANCE["float32"]
     assert verdict.compared == ComparedMessages(8 * PEERS, 0, 0, 0)
     (tmp_path / "header.json").write_text(json.dumps(header | {"sketched": True}))
