@@ -49,14 +49,15 @@ class TextTable(NamedTuple):
 
 
 def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
-    """Yield the table where nothing fails, and those of losses and hours by what fails."""
+    """Yield the table where nothing fails, and those of losses, hours and tokens by what fails."""
     plain = [row for row in table if row.failure == NO_FAILURE]
     yield TextTable(("method", *HEADS), [(row.label, *cells(row, table)) for row in plain])
     if not compare.failures:
         return
     failures = (NO_FAILURE, *compare.failures)
     known = {(row.method, row.failure): row for row in table}
-    for what, cell in (("held-out loss", _loss), ("simulated hours", _hours)):
+    cells_of = {"held-out loss": _loss, "simulated hours": _hours, "tokens": _tokens}
+    for what, cell in cells_of.items():
         rows = [
             (row.label, *(cell(known[row.method, failure], table) for failure in failures))
             for row in plain
@@ -92,6 +93,10 @@ def _loss(row: Row, table: Sequence[Row]) -> str:
 
 def _hours(row: Row, table: Sequence[Row]) -> str:
     return _or_dash((record(row, table)["simulated_seconds"] or math.nan) / 3600, "{:.3g}")
+
+
+def _tokens(row: Row, table: Sequence[Row]) -> str:
+    return _or_dash(record(row, table)["tokens"], "{:,}")
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -172,15 +172,17 @@ def test_only_seeds_that_do_not_overlap_decide_an_order():
     assert "One seed" in alone[0] and "at an edge of its grid" in alone[-1]
 
 
-def test_what_fails_has_a_column_of_losses_and_one_of_hours():
+def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
     compare = compared(failures={"liar": {"faults": [LIAR]}})
     plain = row("a", 4.0, 4.2)
     one_lost = row("a", 5.0, None)._replace(failure="liar")
-    whole, losses, hours = tables(compare, [plain, one_lost])
+    whole, losses, hours, tokens = tables(compare, [plain, one_lost])
     assert whole.heads[0] == "method" and len(whole.rows) == 1
     assert losses.heads == ("held-out loss, by what fails", "none", "liar")
     assert losses.rows == [("a", "4.100 ± 0.141", "diverged, 1 of 2")]
     assert hours.heads[1:] == ("none", "liar") and hours.rows[0][1] != "–"
+    count = f"{plain.first('tokens'):,}"
+    assert tokens.rows == [("a", count, count)]
     assert [len(cells) for cells in whole.rows] == [len(whole.heads)]
     assert len(list(tables(compared(), [plain]))) == 1
 
