@@ -197,7 +197,7 @@ class WindowReplay:
         """
         self._align(entry)
         self.false.clear()
-        before = dict(self.own)
+        before = {} if self.own_limits is None else dict(self.own)
         results = {peer: self._take(entry, peer) for peer in self._senders(entry)}
         results = jax.device_get(results)
         replayed = {peer: message for peer, (message, _) in results.items()}
@@ -208,7 +208,7 @@ class WindowReplay:
                 self._judge(entry, peer, self._commit(entry, peer, message).hex())
             elif distance is not None:
                 self._judge_distance(entry, peer, distance)
-                if peer in self.false:
+                if peer in self.false and peer in before:
                     work = self.work(entry, peer)
                     self.own[peer] = self.replica.step(before[peer], work, entry.round.step).own
         return replayed
