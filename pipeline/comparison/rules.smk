@@ -2,28 +2,26 @@
 # `--config compare=FILE` names, and their table.
 from pipeline.comparison import plan_file
 
-COMPARED = Path(config.get("compare", plan_file.COMPARE_FILE))
+COMPARED = Path(config.setdefault("compare", str(plan_file.COMPARE_FILE)))
 PLAN = plan_file.plan_path(COMPARED)
 
 
 checkpoint planned:
     output:
         str(PLAN),
-    params:
-        file=shlex.quote(str(COMPARED)),
     shell:
-        "python -m pipeline compare {params.file} --plan"
+        "python -m pipeline compare {config[compare]:q} --plan"
 
 
+# What trains has one result, whichever file names it. So the file is no parameter of the rule: as
+# such it would have Snakemake train again what another comparison has, and forget the rest.
 rule trained:
     input:
         lambda wildcards: [ancient(str(path)) for path in plan_file.needed(PLAN, wildcards.name)],
     output:
         str(plan_file.result_path("{name}")),
-    params:
-        file=shlex.quote(str(COMPARED)),
     shell:
-        "python -m pipeline compare {params.file} --training {wildcards.name}"
+        "python -m pipeline compare {config[compare]:q} --training {wildcards.name}"
 
 
 rule compare:
@@ -31,7 +29,5 @@ rule compare:
         lambda wildcards: [
             ancient(str(path)) for path in plan_file.results(Path(checkpoints.planned.get().output[0]))
         ],
-    params:
-        file=shlex.quote(str(COMPARED)),
     shell:
-        "python -m pipeline compare {params.file} --table"
+        "python -m pipeline compare {config[compare]:q} --table"

@@ -4,6 +4,9 @@ import csv
 import json
 import math
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -256,6 +259,35 @@ def test_what_is_done_is_not_done_again_also_in_another_comparison(compared_once
     with pytest.raises(LockstepError, match="missing, and so are 1 more of 3 results, expected"):
         compare(folder, "three.toml", "--table")
     assert {path: path.stat().st_mtime_ns for path in done.iterdir()} == before
+
+
+def test_another_comparison_runs_under_snakemake_what_is_missing_and_its_table(compared_once):
+    """A training has one result whichever file asks for it: another file is no reason to repeat it,
+    after which Snakemake forgot the rest and said that all was done."""
+    folder, _ = compared_once
+    rules = plan_file.PROJECT / "pipeline/comparison/rules.smk"
+    (folder / "Snakefile").write_text(f"from pathlib import Path\ninclude: {str(rules)!r}\n")
+    results = folder / plan_file.result_path("any").parent
+    shutil.rmtree(results)  # or Snakemake would not know how they were made
+    snakemake(folder, "two.toml")
+    text = (folder / "two.toml").read_text()
+    (folder / "again.toml").write_text(text.replace("DiLoCo", "The same"))
+    *_, missing = plan_file.planned(folder_plan(folder, "two.toml"))
+    (folder / plan_file.result_path(missing)).unlink()
+    said = snakemake(folder, "again.toml")
+    assert said.count("--training") == 1 and f"--training {missing}" in said
+    assert "The same" in (folder / plan_file.FOLDER / "again.md").read_text()
+
+
+def snakemake(folder: Path, compare_file: str) -> str:
+    command = [sys.executable, "-m", "snakemake", "compare", "--cores", "2", "--printshellcmds"]
+    done = subprocess.run(
+        [*command, "--config", f"compare={compare_file}"],
+        cwd=folder, env=tiny.environment(plan_file.PROJECT), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def folder_plan(folder: Path, name: str) -> Path:
