@@ -280,7 +280,8 @@ def test_another_comparison_runs_under_snakemake_what_is_missing_and_its_table(c
 
 
 def snakemake(folder: Path, compare_file: str) -> str:
-    command = [sys.executable, "-m", "snakemake", "compare", "--cores", "2", "--printshellcmds"]
+    command = [sys.executable, "-m", "snakemake", "compare"]
+    command += ["--workflow-profile", str(plan_file.PROJECT / "profiles/default")]
     done = subprocess.run(
         [*command, "--config", f"compare={compare_file}"],
         cwd=folder, env=tiny.environment(plan_file.PROJECT), capture_output=True, text=True,
