@@ -10,7 +10,7 @@ What every elastic method owes, and where it is tested:
 5. the record repeated: the same bits      here, in an audit and after kills
 6. too old: recorded, and not merged       protocol/test_pace.py
 7. gone after it sent: counts, and once    here, and protocol/test_pace.py
-8. peers restarted from their own states  here after each round, all at once: the same bits; one
+8. peers restarted from their own states   here after each round, all at once: the same bits; one
                                            that missed a round begins anew, as with every method
 9. the coordinator killed anywhere         here after each round, and in simulation/ between
 11. momentum once to a merge               optim/local/test_outer_steps.py
