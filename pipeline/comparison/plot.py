@@ -9,7 +9,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from pipeline.comparison.table import Row, front
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PANELS = (
     ("tokens", "tokens, all peers together", EngFormatter(""), 1),
     ("bytes_up", "sent by each peer", EngFormatter("B"), 1),
-    ("seconds", "simulated hours", EngFormatter("h"), 3600),
+    ("seconds", "simulated hours", StrMethodFormatter("{x:g}"), 3600),
 )
 STYLE: list[str | dict[str, Any]] = ["default", {"font.family": "DejaVu Sans", "font.size": 9}]
 
@@ -40,6 +40,9 @@ def draw(table: Sequence[Row]) -> bytes:
             axes.set_xlabel(title)
             if column != "tokens":
                 axes.set_xscale("log")
+                axes.xaxis.set_minor_formatter(NullFormatter())  # or it labels all within a decade
+            if column == "seconds":  # of which there is seldom more than a decade or two
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(formatter)
         _front(last, known)
         for axes in (*curves, last):
