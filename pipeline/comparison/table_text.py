@@ -118,7 +118,9 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
     yield f"No other method has a lower loss with as few bytes: {labels}."
     for row in plain:
         rates = compare.methods[row.method].rates
-        if len(rates) == 1:
+        if row.seeds[0]["loss"] is None:
+            yield f"{row.label}: it diverged at every rate of its grid. Add lower ones."
+        elif len(rates) == 1:
             yield f"{row.label}: its rate is stated, not tuned."
         elif row.rate in (min(rates), max(rates)):
             yield f"{row.label}: its best rate, {row.rate:g}, is at an edge of its grid."
