@@ -52,6 +52,7 @@ class Sample(NamedTuple):
       tolerance: Largest accepted distance of a message from its replay; None where bits were
         compared.
       params_tolerance: The same of the params after a window; None where they are exact.
+      own_compared: Whether what peers own after a window was compared, where it is published.
       beacon: What the beacon is, or None.
     """
 
@@ -62,6 +63,7 @@ class Sample(NamedTuple):
     why_not_bitwise: str | None
     tolerance: float | None
     params_tolerance: float | None
+    own_compared: bool
     beacon: str | None = None
 
     def claim(self) -> PublicClaim:
@@ -98,7 +100,9 @@ class Sample(NamedTuple):
     def _compared(self, several: bool) -> str:
         if self.why_not_bitwise is None:
             return f"repeat{'' if several else 's'} bit for bit"
-        free = "what peers own is compared only where the next window is published too"
+        free = "what peers own is not compared"
+        if self.own_compared:
+            free = "what peers own is compared only where the next window is published too"
         if self.params_tolerance is not None:
             free += "; the params after a window, and what peers share then, may be off by "
             free += f"{self.params_tolerance:.3g} of what it changed, and only drawn pieces of "

@@ -132,12 +132,8 @@ def check_sketched(header: Header, *, kept: bool) -> None:
         )
 
 
-def replay(
-    audited: Audited, verdict: Verdict, *, bitwise: bool
-) -> tuple[float | None, float | None]:
-    """Replay the chosen windows; return what distance was accepted of a message, and of params.
-
-    Each is None where bits are compared.
+def replay(audited: Audited, verdict: Verdict, *, bitwise: bool) -> Replay:
+    """Replay the chosen windows; return what they were replayed with, which has the limits.
 
     Raises:
       LockstepError: Something was found that the verdict does not have.
@@ -154,7 +150,7 @@ def replay(
         found += replayer.window(window, peers, lambda: None)
     known = {(finding.round, finding.peer) for finding in verdict.findings}
     _refuse(f for f in found if f.applied or (f.round, f.peer) not in known)
-    return replayer.limit, replayer.params_limit
+    return replayer
 
 
 def _refuse(findings: Iterable[Finding]) -> None:

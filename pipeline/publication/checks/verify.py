@@ -90,7 +90,7 @@ def _verify(
             audited = audited._replace(transcript=transcript)
         weights.check(folder, place.aside, publication, run, transcript)
         why = method.why_not(audited)
-        tolerance, params_tolerance = repeat.replay(audited, verdict, bitwise=why is None)
+        replay = repeat.replay(audited, verdict, bitwise=why is None)
         if _replays_reach_the_start(audited, asked) and why is None:
             start = start_of_chain.of(setup, transcript, asked.checkpoint)
         held_out = measured.measure(folder, publication, setup, transcript, evaluated)
@@ -109,8 +109,9 @@ def _verify(
         audited.total,
         _seed_of(publication, audited, asked),
         why,
-        tolerance,
-        params_tolerance,
+        replay.limit,
+        replay.params_limit,
+        replay.own_limits is not None,
         audited.beacon.text if audited.beacon else None,
     )
     claims = [
