@@ -74,7 +74,7 @@ def write(
 
     write_json(folder / RUN, replay.setup.run.model_dump(mode="json"))
     files = files_of(transcript, entries, window, peers)
-    if not replay.bitwise:  # what peers own then is compared too, with more than a hash
+    if any(finding.kind == "state" for finding in findings):  # elsewhere its hash says nothing
         files |= {f"snapshots/{window.last:05}/own-{owner:03}.safetensors" for owner in peers}
     for file in files:
         if (transcript.folder / file).exists():  # that a payload is missing may be the finding

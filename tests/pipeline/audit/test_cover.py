@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline import runfile
+from pipeline.audit import bundle, rerun_bundle
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.tolerance import distance_of_state, distances_by_kind
@@ -119,6 +121,23 @@ def test_a_late_lie_does_not_cover_a_planted_state(form, bitwise, tmp_path):
     assert blamed(first_window(form, run, tmp_path, bitwise=bitwise)) == [late]
     plant(form, tmp_path, "own", larger)
     assert blamed(first_window(form, run, tmp_path, bitwise=bitwise)) == [late, planted]
+
+
+def test_a_planted_state_is_found_again_elsewhere_with_its_bundle_alone(tmp_path):
+    run = run_of("signs")
+    lab("signs").train(run, tmp_path / "run")
+    plant("signs", tmp_path / "run", "own", larger)
+    findings = first_window("signs", run, tmp_path / "run")
+    assert blamed(findings) == [(MIDDLE, LIAR, "state", True)]
+    window, setup = run.snapshots().windows[0], lab("signs").setup(run)
+    replay = Replay(setup, Transcript(tmp_path / "run"), True, [(window, [LIAR])])
+    bundle.write(tmp_path / "bundle", replay, window, LIAR, findings)
+    given = rerun_bundle.read(tmp_path / "bundle", max_gb=1)
+    varied = Varied(1e-6, "other threads", 24, None, {"delta": 1e-6})
+    given = given._replace(replay=replace(given.replay, bitwise=False, varied=varied))
+    (finding,) = rerun_bundle.rerun(given)
+    assert blamed([finding]) == blamed(findings)
+    assert finding.detail.startswith("committed to another state than its replay's: delta at")
 
 
 def test_what_an_ejected_liar_owns_refuses_no_run(tmp_path):
