@@ -36,6 +36,7 @@ LEAST = {"float32": 0.005, "bfloat16": 0.05}
 SNAPSHOTS, REPEATS = 4, 4  # after which a step is repeated, at most, and how often
 MARGIN = 4  # times the largest distance among them; of what is not seen in so few
 MOST = 0.5  # beyond it, a lie could hide
+UNRELATED = 2.0  # arrays of one size that have nothing in common are about 1 apart
 PeersOfWindows = Sequence[tuple[runfile.Window, Sequence[int]]]
 
 
@@ -113,12 +114,16 @@ def own_limits(run: runfile.Run, varied: Varied | None) -> dict[str, float] | No
     """Return the largest distance that is accepted of what a peer owns, by its kind of arrays.
 
     None where nothing was learnt: what rounding left out, as codes of 8 bits do, may be another
-    wholly. So a kind has no upper bound either, and none hides what is planted in another.
+    wholly. A kind that is seen to be such a one, by more than `LEAST`, has the limit `UNRELATED`,
+    however far it was in the few windows that were seen. None hides what is planted in another.
     """
     if varied is None or varied.own is None:
         return None
     least = LEAST[run.peers.precision]
-    return {kind: max(least, MARGIN * distance) for kind, distance in varied.own.items()}
+    return {
+        kind: max(least if distance <= least else UNRELATED, MARGIN * distance)
+        for kind, distance in varied.own.items()
+    }
 
 
 class OwnDistance(NamedTuple):

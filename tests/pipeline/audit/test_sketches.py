@@ -22,6 +22,7 @@ from pipeline.audit.tolerance import (
     MARGIN,
     MOST,
     TOLERANCE,
+    UNRELATED,
     distance_of_state,
     distance_of_update,
     limit,
@@ -229,9 +230,12 @@ def test_a_tolerance_is_learnt_between_two_bounds():
 def test_messages_params_and_states_have_each_what_was_learnt_of_them(trained):
     run, folder = trained()
     setup, transcript = lab("dense").setup(run), Transcript(folder)
-    replay = Replay(setup, transcript, False, (), Varied(2e-3, "there", 24, 3e-3, {"mu": 9.0}))
+    own = {"mu": 1e-6, "nu": 4e-3, "error": 0.1, "more": 9.0}
+    replay = Replay(setup, transcript, False, (), Varied(2e-3, "there", 24, 3e-3, own))
     assert (replay.limit, replay.params_limit) == (MARGIN * 2e-3, MARGIN * 3e-3)
-    assert replay.own_limits == {"mu": MARGIN * 9.0}  # what rounding leaves out has no bound
+    assert replay.own_limits == {
+        "mu": LEAST["float32"], "nu": MARGIN * 4e-3, "error": UNRELATED, "more": MARGIN * 9.0
+    }  # fmt: skip
     fixed = replace(replay, varied=None)
     assert fixed.params_limit == TOLERANCE["float32"] and fixed.own_limits is None
     bitwise = replace(replay, bitwise=True)
