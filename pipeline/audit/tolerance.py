@@ -115,13 +115,14 @@ def own_limits(run: runfile.Run, varied: Varied | None) -> dict[str, float] | No
 
     None where nothing was learnt: what rounding left out, as codes of 8 bits do, may be another
     wholly. A kind that is seen to be such a one, by more than `LEAST`, has the limit `UNRELATED`,
-    however far it was in the few windows that were seen. None hides what is planted in another.
+    however far it was in the few windows that were seen; any other, `MARGIN` times `LEAST`. None
+    hides what is planted in another.
     """
     if varied is None or varied.own is None:
         return None
     least = LEAST[run.peers.precision]
     return {
-        kind: max(least if distance <= least else UNRELATED, MARGIN * distance)
+        kind: MARGIN * least if distance <= least else max(UNRELATED, MARGIN * distance)
         for kind, distance in varied.own.items()
     }
 

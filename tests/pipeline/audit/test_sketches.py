@@ -230,11 +230,11 @@ def test_a_tolerance_is_learnt_between_two_bounds():
 def test_messages_params_and_states_have_each_what_was_learnt_of_them(trained):
     run, folder = trained()
     setup, transcript = lab("dense").setup(run), Transcript(folder)
-    own = {"mu": 1e-6, "nu": 4e-3, "error": 0.1, "more": 9.0}
+    own = {"mu": 1e-6, "error": 0.1, "more": 9.0}
     replay = Replay(setup, transcript, False, (), Varied(2e-3, "there", 24, 3e-3, own))
     assert (replay.limit, replay.params_limit) == (MARGIN * 2e-3, MARGIN * 3e-3)
     assert replay.own_limits == {
-        "mu": LEAST["float32"], "nu": MARGIN * 4e-3, "error": UNRELATED, "more": MARGIN * 9.0
+        "mu": MARGIN * LEAST["float32"], "error": UNRELATED, "more": MARGIN * 9.0
     }  # fmt: skip
     fixed = replace(replay, varied=None)
     assert fixed.params_limit == TOLERANCE["float32"] and fixed.own_limits is None
