@@ -338,7 +338,7 @@ deepseek_v3 = Architecture(
     stacked=("dense_layers", "layers"),
     tied=llama.tied,
     # layers that predict beyond the next token
-    ignored=rf"{llama.ignored}|model\.layers\.(?P<beyond>\d+)\..*",
+    ignored=rf"{llama.ignored}|model\.layers\.(?P<beyond>\d{{1,9}})\..*",
     float32=CORRECTION,  # rounded, it would choose other experts
     balance=CORRECTION,
 )

@@ -14,6 +14,8 @@ HIDDEN = "..."
 LEAST = 4  # characters of a secret: a shorter one would hide half of every text
 CERTAIN = 8  # characters of a secret that is in no text by chance
 LONGEST, END = 1200, 400  # characters of an error, and of its end, which says what was expected
+BOUND = 4096  # characters of a longer text, at either end, that are looked at to show some of it
+SIGNS = re.compile(r"(?i)\b(bearer|basic)\Z")
 _secrets: set[str] = set()
 
 
@@ -25,8 +27,11 @@ class LockstepError(Exception):
     """
 
     def __str__(self) -> str:
-        line = shown(super().__str__())
-        if len(line) > LONGEST:  # it echoes a value whole
+        text = super().__str__()
+        if len(text) > 2 * BOUND:  # it echoes a value whole
+            text = f"{_beginning(text)}{HIDDEN}{_end(text)}"
+        line = shown(text)
+        if len(line) > LONGEST:
             line = line[: LONGEST - END - len(HIDDEN)] + HIDDEN + line[-END:]
         return line
 
@@ -50,12 +55,28 @@ def hide(text: str) -> str:
     """Return a text without secrets, in whatever case their letters are.
 
     Hides those that are kept, users, passwords and queries in addresses, and what signs a request.
+    It takes time in proportion to the text, whatever that says: no two of a pattern's matches, the
+    attempts included, begin in the same stretch.
     """
-    text = _any_of(tuple(_secrets)).sub(HIDDEN, text)
+    text = _known().sub(HIDDEN, text)
     text = re.sub(r"(?i)\b(bearer|basic)[ :]+\S+", rf"\1 {HIDDEN}", text)
     text = re.sub(r"(?i)\b(credential|signature)=[^\s,;&]+", rf"\1={HIDDEN}", text)
-    text = re.sub(r"(\w://)[^/\s@]*@", r"\1", text)
-    return re.sub(r"(\w://[^\s?#]*[?#])\S+", rf"\1{HIDDEN}", text)
+    return without_credentials(text)
+
+
+def without_credentials(text: str) -> str:
+    """Return a text whose addresses have neither user, password nor a query, maybe signed."""
+    text = re.sub(r"(\w://)[^/\s?#]*@", r"\1", text)
+    return re.sub(r"(\w://[^\s?#]*)([?#]\S+)?", _without_query, text)
+
+
+def _without_query(address: re.Match[str]) -> str:
+    return f"{address[1]}{address[2][0]}{HIDDEN}" if address[2] else address[1]
+
+
+def _known() -> re.Pattern[str]:
+    """Return a pattern of the secrets that are kept."""
+    return _any_of(tuple(_secrets))
 
 
 @lru_cache(maxsize=4)
@@ -67,11 +88,39 @@ def _any_of(secrets: tuple[str, ...]) -> re.Pattern[str]:
 
 def shown(text: str) -> str:
     """Return a text as one line without secrets, in which nothing steers a terminal."""
-    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in hide(text))
-    return "".join(escaped)
+    text = hide(text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def brief(text: str, width: int = 60) -> str:
-    """Return the beginning of `shown`: what is cut first could be no secret in full any more."""
-    text = shown(text)
-    return text if len(text) <= width else text[: width - len(HIDDEN)] + HIDDEN
+    """Return the beginning of `shown`, in which no secret is cut in two."""
+    line = shown(_beginning(text))
+    if len(line) <= width and len(text) <= BOUND:
+        return line
+    return line[: width - len(HIDDEN)] + HIDDEN
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of a long text, up to where a secret would be cut in two."""
+    if len(text) <= BOUND:
+        return text
+    stop, longest = BOUND, max(map(len, _secrets), default=0)
+    for secret in _known().finditer(text, 0, stop + longest):
+        if secret.start() < stop < secret.end():
+            stop = secret.start()
+    return re.sub(r"(\w://)[^/\s?#]*\Z", r"\1", text[:stop])  # maybe a password, before its @
+
+
+def _end(text: str) -> str:
+    """Return the end of a long text, from a word on that is no part of a secret."""
+    start, longest = len(text) - BOUND, max(map(len, _secrets), default=0)
+    word = re.compile(r"\s|\Z").search(text, start)  # what is before it may be of a query
+    start = word.start() if word else len(text)
+    for secret in _known().finditer(text, max(0, start - longest)):
+        if secret.start() < start < secret.end():
+            start = secret.end()
+    if SIGNS.search(text[:start].rstrip(" :")[-8:]):
+        return re.sub(r"\A[\s:]*\S*", "", text[start:])
+    return text[start:]

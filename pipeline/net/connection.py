@@ -259,7 +259,7 @@ def _explain(error: Exception) -> str:
         return "the connection was cut"
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
-    return re.sub(r"<[^<>]*>:? ?|\w+\(host=[^)]*\): ", "", message(inner))
+    return re.sub(r"<[^<>]*>:? ?|\w{1,99}\(host=[^()]*\): ", "", message(inner))
 
 
 def _check_status(request: Request, answer: urllib3.BaseHTTPResponse, network: Network) -> None:

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from pipeline.audit import verdict_text
+from pipeline.errors import without_credentials
 
 
 def without_secrets(value: Any) -> Any:
@@ -14,8 +15,7 @@ def without_secrets(value: Any) -> Any:
         case list():
             return [without_secrets(inner) for inner in value]
         case str():
-            value = re.sub(r"(\w://)[^/\s]*@", r"\1", value)
-            return re.sub(r"(\w://[^\s?#]*[?#])\S+", r"\1...", value)
+            return without_credentials(value)
     return value
 
 

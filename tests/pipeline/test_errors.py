@@ -64,4 +64,23 @@ def test_a_text_is_cut_only_after_its_secrets_are_hidden():
 def test_an_error_that_echoes_a_value_keeps_its_beginning_and_what_was_expected():
     line = str(LockstepError(f"a.json: found {'x' * 10**6}, expected y"))
     assert len(line) <= errors.LONGEST
-    assert line.startswith("a.json: found xx") and line.endswith("xx, expected y")
+    assert line.startswith("a.json: found xx") and line.endswith("xx... expected y")
+
+
+@pytest.mark.parametrize(
+    ("secret", "parts"),
+    [
+        ("hf_secret", "hf_ sec cre ret"),
+        ("https://us:word@host", "us: wor ord"),
+        ("bearer token", "tok oke ken"),
+        ("https://host/?a=token", "?a tok oke ken"),
+    ],
+)
+def test_no_part_of_a_secret_is_shown_wherever_a_long_text_is_cut(secret, parts):
+    for before in range(errors.BOUND - len(secret) - 1, errors.BOUND + 1):
+        first = "x " * (before // 2) + " " * (before % 2)
+        last = " " + "z " * (before // 2) + "z" * (before % 2)
+        whole = f"{first}{secret}{'-' * 9999}{secret}{last}"
+        error = LockstepError(whole)
+        for line in (errors.brief(whole, 2 * errors.BOUND), str(error)):
+            assert not [part for part in parts.split() if part in line], before

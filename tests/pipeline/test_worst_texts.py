@@ -1,0 +1,104 @@
+"""What strangers wrote costs time in proportion to its size, whatever it says.
+
+At these sizes what grows with the square takes minutes, and what is linear well under a second.
+"""
+
+import ast
+import re
+import signal
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import product
+
+import pytest
+
+from pipeline import errors
+from pipeline.errors import LockstepError
+from pipeline.net import redact
+from pipeline.pages import public
+from pipeline.stage.keys import PROJECT
+from pipeline.workload.process import messages
+
+SECONDS = 20  # of a machine that is busy with other things
+WORST = ("a://", "a://a@", "a://a?", "bearer : ", "signature=", "hf_secre", "\x1b]0;", "a: ", "\n")
+SHOWING = {
+    "hide": errors.hide,
+    "brief": errors.brief,
+    "LockstepError": lambda text: str(LockstepError(text)),
+    "shown": errors.shown,
+    "reveals": errors.reveals,
+    "redact": lambda text: redact.message(ValueError(text)),
+    "first_line": messages.first_line,
+    "public": public.without_secrets,
+    "folders": public.without_folders,
+    "code": public.code,
+}
+BOUNDED = ("brief", "LockstepError")
+FUNCTIONS = {
+    f"re.{name}" for name in ("compile", "fullmatch", "match", "search", "sub", "findall", "split")
+}
+NOT_WRITTEN_HERE = {
+    "pipeline/errors.py: '|'.join(map(re.escape, longest)) or '(?!)'",
+    "pipeline/tasks/task_trust.py: pattern",  # of a task's own template
+    "pipeline/weights/tensor_names.py: model.ignored",
+}
+
+
+@pytest.fixture
+def soon():
+    """Ends a test that takes longer than a linear one can; the matcher looks for signals."""
+
+    def ended(*_):
+        raise TimeoutError(f"over {SECONDS} s, expected time in proportion to the size")
+
+    before = signal.signal(signal.SIGALRM, ended)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", SHOWING)
+def test_what_shows_a_strangers_words_takes_time_in_proportion_to_them(soon, monkeypatch, name):
+    monkeypatch.setattr(errors, "_secrets", {"hf_secret"})
+    size = 10**7 if name in BOUNDED else 3 * 10**5
+    for text in WORST:
+        SHOWING[name](text * (size // len(text)))
+
+
+def patterns() -> Iterator[tuple[str, str, set[str]]]:
+    """Every pattern that the source compiles: where and how it is written, itself, and its use."""
+    for path in sorted((PROJECT / "pipeline").rglob("*.py")):
+        name, source = path.relative_to(PROJECT), path.read_text()
+        used = set(re.findall(r"(?<!\bre)\.(fullmatch|match|search|sub)\b", source))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in FUNCTIONS:
+                written, function = ast.unparse(node.args[0]), ast.unparse(node.func)[3:]
+                if f"{name}: {written}" not in NOT_WRITTEN_HERE:
+                    module = import_module(".".join(name.with_suffix("").parts))
+                    found = eval(written, dict(vars(module)))
+                    pattern = found if isinstance(found, str) else found.decode()
+                    yield (
+                        f"{name}: {written}",
+                        pattern,
+                        used if function == "compile" else {function},
+                    )
+
+
+# What in a pattern stands between its literal texts.
+BETWEEN = re.compile(r"\\.|\(\?<?[:!=]|\(\?P<\w+>|[][(){}|*+?^$]")
+
+
+def test_no_pattern_takes_more_than_time_in_proportion_to_what_it_reads(soon):
+    for where, pattern, functions in patterns():
+        literals = [text for text in BETWEEN.split(pattern) if text]
+        matchers = [
+            getattr(re.compile(pattern), name) for name in functions & {"fullmatch", "match"}
+        ]
+        if functions - {"fullmatch", "match"}:
+            matchers.append(re.compile(pattern).search)
+        for one, other in product(("", "a", "0"), (*literals, " ", "\t", "a", ".", "/")):
+            text = (one + other) * (10**5 // len(one + other))
+            for start, matcher in product(("", *literals[:1]), matchers):
+                matcher(start + text)
+        print(where)  # the last that is shown is the one before
