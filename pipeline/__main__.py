@@ -112,7 +112,7 @@ def download(
 
     logs.to_stdout("WARNING")
     for line in dry.lines(runfile.load(run), Paths("download", run, root)):
-        print(shown(line))
+        logs.say(line)
 
 
 @app.command(help=f"{STAGES['report']['desc']}; or show trainings.")
@@ -257,14 +257,16 @@ def plan(
         devices.prepare(settings)
     planned = import_module("pipeline.new.planned")
     of_run = settings, root, Paths("convert", run, root).is_made("convert")
-    print(*planned.footprint(*of_run).lines(), sep="\n")
+    for line in planned.footprint(*of_run).lines():
+        logs.say(line)
     if memory:
         devices.keep_compiled(Paths("train", run, root).store / "compiled")
         allocator.trim_after_compiling()
-        print(*planned.memory_lines(*of_run), sep="\n")
+        for line in planned.memory_lines(*of_run):
+            logs.say(line)
     for stage, reason in reruns.reasons(run, root).items():
         said = "has its result" if reason is None else f"will run: {reason}"
-        print(f"{f'stage {stage}':<15}{said}")
+        logs.say(f"{f'stage {stage}':<15}{said}")
 
 
 @app.command()
@@ -354,7 +356,10 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except TyperException as error:  # a wrong command line
         if line := error.format_message().rstrip("."):  # else its help was shown
-            print(f"error: {shown(line)}; see `{error.ctx.command_path} --help`", file=sys.stderr)
+            end = "" if line.endswith("?") else ";"  # did you mean this?
+            print(
+                f"error: {shown(line)}{end} see `{error.ctx.command_path} --help`", file=sys.stderr
+            )
         sys.exit(error.exit_code)
     except LockstepError as error:
         sys.exit(f"error: {error}")

@@ -20,7 +20,7 @@ from pipeline.programs.held_out import HeldOutRows
 from pipeline.programs.placement import device_groups
 from pipeline.programs.text_writer import TextWriter
 from pipeline.runfile.explain import validate
-from pipeline.stage import artifacts, devices
+from pipeline.stage import artifacts, devices, logs
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import OUT
 from pipeline.tasks import next_line, task_model
@@ -74,7 +74,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     for task in found.tasks:
         print(f"evaluate: {one_line(task)}")
     for note in notes:
-        print(f"evaluate: {note}")
+        logs.say(f"evaluate: {note}")
 
 
 def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Findings:

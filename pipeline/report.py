@@ -7,7 +7,7 @@ from pipeline.audit import verdict_text
 from pipeline.pages import report_page, results_card, stage_results
 from pipeline.pages.report_page import ReportFacts
 from pipeline.pages.stage_results import CARD, PAGE, read_text_tsv, read_tsv
-from pipeline.stage import artifacts
+from pipeline.stage import artifacts, logs
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES, needs
 
@@ -29,7 +29,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             whole = results_card.with_results(own, results.evaluated, name, data)
             artifacts.write_text(folder / CARD, whole)
     print(f"report: {paths.out('report') / PAGE}")
-    print(f"report: {verdict_text.summarize(results.verdict)}")
+    logs.say(f"report: {verdict_text.summarize(results.verdict)}")
 
 
 def _facts(paths: Paths) -> ReportFacts:

@@ -52,6 +52,27 @@ def test_a_run_file_whose_path_has_a_space_is_run(project):
     assert (project / "params" / "run.toml").read_text() == "# a run\n"
 
 
+def test_an_edited_run_file_that_nothing_keeps_is_not_overwritten(project):
+    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    run, other = project / "params" / "run.toml", project / "other.toml"
+    run.write_text("committed\n")
+    other.write_text("mine\n")
+    subprocess.run([*git, "add", "params"], check=True)
+    subprocess.run([*git, "commit", "-qm", "a"], check=True)
+    repro(project, f"RUN={other}")  # over what is committed
+    other.write_text("mine, edited\n")
+    repro(project, f"RUN={other}")  # over what this put there
+    run.write_text("edited\n")
+    refused = ["make", "-s", "repro", f"RUN={other}"]
+    done = subprocess.run(refused, cwd=project, capture_output=True, text=True)
+    assert done.returncode and done.stderr.startswith(f"RUN={other}: params/run.toml")
+    assert "dvc" not in done.stdout and run.read_text() == "edited\n"
+    shutil.copy(run, project / "params" / "kept.toml")
+    repro(project, f"RUN={other}")
+    assert run.read_text() == "mine, edited\n"
+
+
 @pytest.mark.parametrize(("content", "stays"), [("", False), ('{"a": {', False), ("{}", True)])
 def test_what_a_killed_dvc_left_half_written_does_not_stop_the_next(project, content, stays):
     lock = project / ".dvc" / "tmp" / "rwlock"

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import jax
 
-from pipeline import runfile
+from pipeline import extras, runfile
 from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.channel import Hub
 from pipeline.carrier.processes import Processes
 from pipeline.carrier.remote_peers import Patience, RemotePeers
 from pipeline.carrier.secret import Place, Secrets
-from pipeline.errors import LockstepError
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 
@@ -82,9 +81,7 @@ def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier
     try:
         from pipeline.carrier import ray_actors
     except ModuleNotFoundError as error:
-        raise LockstepError(
-            '[runtime] carrier = "ray" needs Ray: pip install -c constraints.txt -e ".[ray]"'
-        ) from error
+        raise extras.lacking('[runtime] carrier = "ray"', "ray") from error
     environment["JAX_NUM_CPU_DEVICES"] = str(run.peers.fsdp)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     cluster, count = run.runtime.ray, run.peers.count

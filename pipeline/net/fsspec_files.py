@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from pipeline import extras
 from pipeline.errors import HIDDEN, LockstepError, brief, hide, keep_secret, reveals
 from pipeline.net import limits, redact
 from pipeline.net.retry import TransientError, UnnamedVersionError
@@ -22,7 +23,7 @@ from pipeline.runfile import Network
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-EXTRAS = {"s3": "s3", "s3a": "s3"}  # scheme -> the extra that installs its library
+MODULES = {"s3": "s3fs", "s3a": "s3fs"}  # scheme -> its library, where an extra has it
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 # The longest request is what a broken connection can cost; the shortest must end in a stall's time.
 REQUEST_BYTES, LEAST_REQUEST_BYTES = 2**24, 2**16
@@ -57,9 +58,9 @@ def file_system(url: str) -> "AbstractFileSystem":
             _within(SETUP_SECONDS, files, "connect")
         return files
     except ImportError as error:
-        extra = EXTRAS.get(url.partition("://")[0])
-        install = f"pip install -c constraints.txt -e '.[{extra}]'" if extra else str(error)
-        raise LockstepError(f"{hide(url)}: library not installed, expected it: {install}") from None
+        if module := MODULES.get(url.partition("://")[0]):
+            raise extras.lacking(hide(url), module) from None
+        raise LockstepError(f"{hide(url)}: library not installed, expected it: {error}") from None
     except Exception as error:  # an unknown scheme, invalid credentials
         raise LockstepError(
             f"{hide(url)}: {redact.message(error)}, expected an address of fsspec"
@@ -68,7 +69,7 @@ def file_system(url: str) -> "AbstractFileSystem":
 
 def _settings(url: str) -> dict[str, Any]:
     """Return what a file system is made with, beside the environment's and the user's settings."""
-    if url.partition("://")[0] not in EXTRAS:
+    if url.partition("://")[0] not in MODULES:
         return {}
     import fsspec
     import s3fs  # noqa: F401  its error says what to install, where that of what it uses would not

@@ -7,6 +7,7 @@ import os
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from pipeline import extras
 from pipeline.errors import LockstepError, keep_secret
 from pipeline.net import redact
 
@@ -63,11 +64,8 @@ def headers(name: str, *, pushes: bool = False) -> dict[str, str]:
         from google.auth.transport.requests import Request
     except ImportError:
         if pushes or os.environ.get(KEY):
-            because = f"{KEY} is set and " if os.environ.get(KEY) else ""
-            raise LockstepError(
-                f"{name}: {because}google-auth is not installed, expected the extra gcs: "
-                "pip install -c constraints.txt -e '.[gcs]'"
-            ) from None
+            because = f": {KEY} is set" if os.environ.get(KEY) else ""
+            raise extras.lacking(f"{name}{because}", "google.auth") from None
         return {}
     current = _cached(name, os.environ.get(KEY), os.environ.get(EMULATOR))
     try:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from pipeline import extras
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile.tables import DRAND
 
@@ -91,10 +92,7 @@ def _is_signed(number: int, signature: bytes) -> bool:
             pairing,
         )
     except ImportError as error:
-        raise LockstepError(
-            "[witness] beacon: a drand round is checked with py_ecc, which is not installed; run "
-            "`pip install -c constraints.txt -e '.[beacon]'`"
-        ) from error
+        raise extras.lacking("[witness] beacon: a drand round", "py_ecc") from error
     key = bytes.fromhex(PUBLIC_KEY)
     halves = (int.from_bytes(key[:48], "big"), int.from_bytes(key[48:], "big"))
     try:

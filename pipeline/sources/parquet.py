@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from pipeline import extras
 from pipeline.errors import LockstepError, brief
 from pipeline.tokens.columns import UNCOUNTED
 
@@ -41,10 +42,7 @@ def pyarrow_for(name: str) -> "ModuleType":
     try:
         import pyarrow
     except ImportError as error:
-        raise LockstepError(
-            f"{name}: pyarrow is not installed, expected the extra parquet: "
-            "pip install -c constraints.txt -e '.[parquet]'"
-        ) from error
+        raise extras.lacking(name, "pyarrow") from error
     return pyarrow
 
 

@@ -1,7 +1,9 @@
 """What stages log: lines on standard output that reveal nothing."""
 
 import logging
+import shutil
 import sys
+import textwrap
 from typing import TextIO
 
 from pipeline.errors import shown
@@ -22,11 +24,29 @@ class StdoutHandler(logging.StreamHandler):
         return sys.stdout
 
 
+def say(line: str) -> None:
+    """Print one line that reveals nothing; a terminal gets it broken between words."""
+    print(_broken(shown(line)))
+
+
+def _broken(line: str) -> str:
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(
+        line,
+        shutil.get_terminal_size().columns,
+        subsequent_indent="    ",
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def to_stdout(level: str) -> None:
     """Print what is logged from a level on, each message as one line that reveals nothing."""
 
     def one_line(record: logging.LogRecord) -> bool:
-        record.msg, record.args = shown(record.getMessage()), ()
+        record.msg, record.args = _broken(shown(record.getMessage())), ()
         return True
 
     handler = StdoutHandler()

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline import extras
 from pipeline.errors import LockstepError, brief
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tasks import task_trust
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks.manager import TaskDict
 
-INSTALL = "pip install -c constraints.txt -e '.[eval]'"
 YAML = (".yaml", ".yml")
 REPEATS = 10_000  # of a request, at most
 # Keys of a definition that say where this machine keeps files; their content is in the documents.
@@ -60,9 +60,7 @@ def version() -> str:
     try:
         return metadata.version("lm_eval")
     except metadata.PackageNotFoundError:
-        raise LockstepError(
-            f"[evaluate] tasks: lm_eval is not installed, expected it to run them: {INSTALL}"
-        ) from None
+        raise extras.lacking("[evaluate] tasks", "lm_eval") from None
 
 
 @contextmanager

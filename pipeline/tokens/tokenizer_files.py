@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import extras
 from pipeline.errors import LockstepError, brief
 from pipeline.stage.artifacts import read_json, write_json, write_text
 from pipeline.stage.given_files import check_file
@@ -116,8 +117,7 @@ def convert_older(folder: Path, name: str) -> None:
             import sentencepiece  # noqa: F401 - transformers reads them with it
     except ImportError:
         raise LockstepError(
-            f"{what}, expected that, or transformers to convert them: "
-            "pip install -c constraints.txt -e '.[hf]'"
+            f"{what}, expected that, or transformers to convert them: {extras.install('hf')}"
         ) from None
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -95,6 +95,7 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
     [
         (["verify"], "error: Missing argument 'SOURCE'; see `{name} verify --help`"),
         (["nosuch"], "error: No such command 'nosuch'; see `{name} --help`"),
+        (["trian"], "error: No such command 'trian'. Did you mean 'train'? see `{name} --help`"),
         (
             ["verify", "x", "--max-gb", "0"],
             "error: Invalid value for '--max-gb': Input should be greater than or equal to 1; see "

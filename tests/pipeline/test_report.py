@@ -116,6 +116,14 @@ def test_plots_are_embedded_and_lie_beside_the_page(accepted):
         assert image.width > 600 and np.asarray(image.convert("L")).std() > 5
 
 
+def test_the_page_is_named_by_the_key_that_names_the_training_everywhere(accepted):
+    page = page_of(accepted)
+    for tag in ("title", "h1"):
+        (heading,) = re.findall(f"<{tag}>(.*?)</{tag}>", page.html, re.S)
+        assert accepted.keys.key("train") in heading
+        assert accepted.keys.key("report") not in heading
+
+
 def test_every_image_says_in_words_what_it_shows(accepted):
     alts = {img["alt"] for img in page_of(accepted).all("img")}
     assert len(alts) == len(PNGS)

@@ -6,14 +6,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from pipeline import runfile
-from pipeline.errors import LockstepError, brief
+from pipeline import extras, runfile
+from pipeline.errors import brief
 from pipeline.monitor.sinks.mlflow import MlflowSink
 from pipeline.monitor.sinks.sink import Scalars, Sink, TrackedRun
 from pipeline.monitor.sinks.tensorboard import TensorBoardSink
@@ -53,12 +52,8 @@ def check(run: runfile.Run) -> None:
       LockstepError: One is not.
     """
     for name in run.runtime.sinks:
-        module = SINKS[name].module
-        if find_spec(module) is None:
-            raise LockstepError(
-                f'[runtime] sinks has "{name}": the package {module} is missing, expected the '
-                "extra sinks; pip install -c constraints.txt -e '.[sinks]'"
-            )
+        if not extras.is_installed(SINKS[name].module):
+            raise extras.lacking(f'[runtime] sinks has "{name}"', SINKS[name].module)
 
 
 class Tracker:

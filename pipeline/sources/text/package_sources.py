@@ -6,6 +6,7 @@ Their wheels are the same for every Python and platform, so the corpus is too.
 from importlib import metadata
 from pathlib import Path
 
+from pipeline import extras
 from pipeline.errors import LockstepError
 from pipeline.sources.text.text_file import TextFile
 from pipeline.stage.given_files import stamp
@@ -51,8 +52,7 @@ def _distribution(package: str) -> metadata.Distribution:
     except metadata.PackageNotFoundError as error:
         raise LockstepError(
             f"{package}: not installed, expected it, since its source is a part of the corpus: "
-            "pip install -c constraints.txt -e '.[engines]'; or a path in "
-            "model.LLM.data_location.Corpus"
+            f"{extras.install('engines')}; or a path in model.LLM.data_location.Corpus"
         ) from error
 
 

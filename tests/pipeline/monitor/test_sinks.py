@@ -233,6 +233,6 @@ def test_a_sink_that_fails_is_one_line_and_the_others_go_on(tracked, tmp_path, m
 
 
 def test_a_sink_without_its_package_is_refused_with_the_extra(tracked, monkeypatch):
-    monkeypatch.setattr(tracker, "find_spec", lambda module: None if module == "wandb" else module)
-    with pytest.raises(LockstepError, match=r'"wandb": the package wandb is missing.*\[sinks\]'):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(LockstepError, match=r'"wandb": wandb .*\[sinks\]'):
         tracker.check(runfile.load(tracked.run_file))

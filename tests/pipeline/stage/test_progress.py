@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipeline.stage import progress
+from pipeline.stage import logs, progress
 from pipeline.stage.logs import StdoutHandler
 from pipeline.stage.progress import Progress, size
 
@@ -29,6 +29,19 @@ def test_rounds_are_a_line_now_and_then_and_at_the_end(clock, capsys):
             clock[0] += seconds
             bar.advance(loss=1.5)
     assert capsys.readouterr().out == "train: round 1/3  loss 1.5\ntrain: round 3/3  loss 1.5\n"
+
+
+def test_a_long_line_breaks_between_words_in_a_terminal_and_nowhere_else(monkeypatch, capsys):
+    line = "disk: 290.0 MB while it trains, whole snapshots of at most sha-256 numbers each"
+    logs.say(line)
+    assert capsys.readouterr().out == f"{line}\n"
+    terminal = Terminal()
+    monkeypatch.setattr(progress.sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "30")
+    logs.say(line)
+    shown = terminal.getvalue().splitlines()
+    assert len(shown) > 1 and all(len(one) <= 30 for one in shown)
+    assert " ".join(map(str.strip, shown)) == line
 
 
 def test_bytes_are_a_line_in_larger_units_with_their_rate(clock, capsys):

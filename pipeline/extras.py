@@ -1,0 +1,46 @@
+"""Packages that only some runs need, and the command that installs what is missing of them."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from pipeline.errors import LockstepError
+
+PROJECT = Path(__file__).resolve().parents[1]
+PACKAGE = "lockstep-train"  # as pip knows it
+# A module -> the extra of pyproject.toml that installs it.
+EXTRAS = {
+    "google.auth": "gcs",
+    "lm_eval": "eval",
+    "mlflow": "sinks",
+    "py_ecc": "beacon",
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "s3fs": "s3",
+    "sentencepiece": "hf",
+    "tensorboardX": "sinks",
+    "transformers": "hf",
+    "wandb": "sinks",
+}
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # of its parent; None in its place
+        return False
+
+
+def lacking(where: str, module: str) -> LockstepError:
+    """Return the error for a package that is not installed; `where` says what needs it."""
+    return LockstepError(
+        f"{where}: {module} is not installed, expected it: {install(EXTRAS[module])}"
+    )
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra in the versions that Lockstep is tested with."""
+    of_checkout = (PROJECT / "pyproject.toml").is_file()
+    what = f".[{extra}]" if of_checkout else f"{PACKAGE}[{extra}]"
+    pins = "constraints.txt" if of_checkout else PROJECT / "constraints.txt"
+    return f"pip install -c {pins} {'-e ' if of_checkout else ''}'{what}'"
