@@ -19,6 +19,7 @@ from pipeline.net import addresses, redact, store, web
 from pipeline.net.connection import Request
 from pipeline.net.remote import Origin
 from pipeline.runfile import Network
+from pipeline.runfile.checkpoint import is_path
 from pipeline.runfile.explain import validate
 from pipeline.runfile.table import Table
 from pipeline.stage import lock
@@ -81,6 +82,7 @@ def list_repo(
     from huggingface_hub import constants
 
     is_dataset = repo.startswith(DATASETS)
+    _check_name(repo.removeprefix(DATASETS), where, expected)
     base = f"{constants.ENDPOINT}/api/{'' if is_dataset else 'models/'}{repo}"
     headers = addresses.hub_headers()
 
@@ -101,6 +103,18 @@ def list_repo(
                 name = check_name(entry.path, where)  # before it is part of an address
                 files[name] = _origin(repo, commit, entry)
     return Repository(commit=commit, files=files)
+
+
+def _check_name(repo_id: str, where: str, expected: str) -> None:
+    """Refuse what can be no name on the hub, before the hub is asked for it."""
+    from huggingface_hub.utils import validate_repo_id
+
+    if is_path(repo_id):
+        raise LockstepError(f"{where}: no such folder, expected {expected}")
+    try:
+        validate_repo_id(repo_id)
+    except ValueError as error:
+        raise LockstepError(f"{where}: {redact.message(error)}, expected {expected}") from None
 
 
 def _origin(repo: str, commit: str, entry: TreeEntry) -> Origin:
@@ -131,12 +145,7 @@ def download(
     Raises:
       LockstepError: the repository or revision cannot be read, or a file arrived damaged.
     """
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repo_id)
-    except ValueError as error:
-        raise LockstepError(f"{name}: {redact.message(error)}, expected {expected}") from None
+    _check_name(repo_id, name, expected)
     found = store.remembered(
         cache,
         Repository,

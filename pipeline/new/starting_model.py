@@ -10,6 +10,7 @@ import jax
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.net import hub_files
+from pipeline.runfile.checkpoint import is_path
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.progress import Progress
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
@@ -132,7 +133,7 @@ def model_of_run(run: runfile.Run, root: Path) -> StartingModel | None:
 
 def as_path(name: str) -> str:
     """Return a folder's name as a path that is no name on the hub."""
-    return name if name.startswith(("/", "./", "../", "~")) else f"./{name}"
+    return name if is_path(name) else f"./{name}"
 
 
 def _fresh(config: dict[str, Any], said: str, tokenizer: str | None) -> StartingModel:

@@ -20,10 +20,10 @@ from pipeline.publication.layout import MANIFEST, Publication, PublishedFile
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import link, sha256_file, writes
-from pipeline.stage.given_files import check_regular, unchanged, walk
+from pipeline.stage.given_files import check_regular, expand, unchanged, walk
 from pipeline.stage.progress import Progress, size
 
-HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+HUB = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 FORM = "a folder, http(s)://..., or owner/name on the hub (owner/name@revision)"
 
 
@@ -62,8 +62,8 @@ def find(source: str, cache: Path, limits: Limits) -> Found:
     """
     if "://" in source:
         return _on_web(source, cache, limits)
-    if Path(source).is_dir():
-        return _in_folder(Path(source), limits)
+    if (folder := expand(source, "SOURCE")).is_dir():
+        return _in_folder(folder, limits)
     if HUB.fullmatch(source):
         return _on_hub(source, cache, limits)
     raise LockstepError(f"{source}: no such folder, expected {FORM}")

@@ -14,12 +14,17 @@ from pipeline.runfile.serde_enum import Variant, one_of
 from pipeline.runfile.table import NAME_BYTES, U32, Name, Table, text, wrong
 
 
+def is_path(name: str) -> bool:
+    """Return whether a name can only be a path on this machine, and no name on the hub."""
+    return name in (".", "..") or name.startswith(("/", "./", "../", "~"))
+
+
 def _repo_or_folder(value: str) -> str:
-    size, is_path = len(value.encode()), value.startswith(("/", "./", "../"))
+    size = len(value.encode())
     if not value:
         raise wrong((), "a non-empty string")
-    if size > NAME_BYTES and not is_path:
-        most = f"at most {NAME_BYTES} bytes, or a folder that begins with / or ./ or ../"
+    if size > NAME_BYTES and not is_path(value):
+        most = f"at most {NAME_BYTES} bytes, or a folder that begins with / or ./ or ../ or ~"
         raise wrong((), f"{most}; this has {size}")
     return value
 
@@ -29,7 +34,8 @@ class HubRepo(Table):
 
     repo_id: Annotated[str, AfterValidator(_repo_or_folder)]
     """Name on the hub as owner/name, at most 64 bytes; or a local folder, if it exists and there is
-    no revision. A path that begins with / or ./ or ../ may be longer."""
+    no revision. A path that begins with / or ./ or ../ or ~ may be longer, and is never asked for
+    on the hub."""
     revision: Name | None = None
     """Commit, branch or tag on the hub; by default the main branch."""
 

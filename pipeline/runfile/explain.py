@@ -70,9 +70,12 @@ def show(value: Any) -> str:
 
 
 def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -> str:
-    """The first error as text, and how many more there are."""
+    """One error as text, and how many more there are: a misspelt key if there is one.
+
+    A key that is misspelt is missing too, under its right name: another error, and of less use.
+    """
     errors = error.errors(include_url=False)
-    first = errors[0]
+    first = next((one for one in errors if _is_misspelt(one, document, root)), errors[0])
     context = {"key": (), "tag": ""} | (first.get("ctx") or {})  # the key comes from `wrong`
     path = first["loc"] + context["key"]
     path, found = _locate(path, document, missing=first["type"] == "missing")
@@ -84,14 +87,27 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
             meaning = " ".join((field and field.description or "").split()).rstrip(".")
             text = f"{key}: missing, expected it" + (f" ({meaning})" if meaning else "")
         case "extra_forbidden":
-            known = list(_fields(_models(path[:-1], document, root)))
-            text = f"{key}: unknown key, expected one of {_list(known, path[-1])}"
+            known = _list(_known(path, document, root), path[-1])
+            text = f"{key}: unknown key, expected one of {known}"
         case "union_tag_invalid" | "union_tag_not_found":
             tags = [model.tag() for model in _models(path, document, root)]
             text = f"{is_found}, expected exactly one of {_list(tags, context['tag'])}"
         case _:
             text = f"{is_found}, expected {_expected(first)}"
     return text + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
+
+
+def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:
+    """Whether an error is an unknown key beside a known one of nearly the same name."""
+    if error["type"] != "extra_forbidden":
+        return False
+    path, _ = _locate(error["loc"], document, missing=False)
+    return bool(_near(path[-1], _known(path, document, root)))
+
+
+def _known(path: tuple, document: Any, root: type[BaseModel]) -> list[str]:
+    """The keys that the table of a key may have."""
+    return list(_fields(_models(path[:-1], document, root)))
 
 
 def _key(key: object) -> str:
@@ -117,8 +133,12 @@ def _expected(error: dict) -> str:
 
 
 def _list(known: list[str], word: str) -> str:
-    matches = get_close_matches(word, known, n=1)
+    matches = _near(word, known)
     return ", ".join(known) + (f"; did you mean {matches[0]}?" if matches else "")
+
+
+def _near(word: object, known: list[str]) -> list[str]:
+    return get_close_matches(str(word), known, n=1)
 
 
 def _locate(path: tuple, document: Any, *, missing: bool) -> tuple[tuple, Any]:

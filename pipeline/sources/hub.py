@@ -15,7 +15,7 @@ from pipeline.sources.listing import Listing, LocationFile, tokenizer_files
 
 log = logging.getLogger(__name__)
 
-REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
+REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def listing(location: DataHub, network: Network) -> Listing:
