@@ -31,7 +31,7 @@ from pipeline import __version__
 from pipeline.errors import LockstepError, brief, keep_secret
 from pipeline.net.limits import CONNECT_SECONDS, HTTP_HEADER_BYTES, REDIRECTS
 from pipeline.net.redact import message
-from pipeline.net.retry import TransientError
+from pipeline.net.retry import TransientError, UnreachableError
 from pipeline.runfile import Network
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a request may be repeated
@@ -88,7 +88,9 @@ def opened(
     `accepted` statuses.
     """
     if offline() and not request.pushes:
-        raise LockstepError(f"{request.name}: {OFFLINE} is set, expected it in the store already")
+        raise UnreachableError(
+            f"{request.name}: {OFFLINE} is set, expected it in the store already"
+        )
     name, answer = request.name, None
     said = request.headers.get("Authorization", request.headers.get("authorization", ""))
     keep_secret(said.partition(" ")[2])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import extras
 from pipeline.errors import HIDDEN, LockstepError, brief, hide, keep_secret, reveals
 from pipeline.net import limits, redact
-from pipeline.net.retry import TransientError, UnnamedVersionError
+from pipeline.net.retry import TransientError, UnnamedVersionError, UnreachableError
 from pipeline.runfile import Network
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def list_files(url: str, network: Network) -> dict[str, dict[str, Any]]:
         if not found and (info := _ask(files, network, "info", path))["type"] == "file":
             found[info["name"]] = info
     except TimeoutError:
-        raise LockstepError(
+        raise UnreachableError(
             f"{name}: timed out, expected an answer within {_patience(network):.4g} s; run again"
         ) from None
     except LockstepError as error:

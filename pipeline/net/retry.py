@@ -41,6 +41,10 @@ class TransientError(Exception):
         self.retry_after = retry_after
 
 
+class UnreachableError(LockstepError):
+    """Nothing contradicts anything: no server answered, or the process is offline."""
+
+
 class UnnamedVersionError(LockstepError):
     """The rest of a file may be of another version: the server does not say of which it is."""
 
@@ -80,13 +84,13 @@ class Attempts:
         """Wait until the next attempt.
 
         Raises:
-          LockstepError: no attempt is left; the message ends with `expected`.
+          UnreachableError: no attempt is left; the message ends with `expected`.
           CancelledError: the caller gave up.
         """
         try:
             self._left = self._left.increment()
         except MaxRetryError:
-            raise LockstepError(f"{error}, expected {expected}") from None
+            raise UnreachableError(f"{error}, expected {expected}") from None
         log.debug(f"{error}; asks again, {self._left.total + 1} attempts are left")
         pause(self._seconds(error), self._cancelled)
         self.check()
@@ -109,7 +113,7 @@ def call(request: Callable[[], Answer], network: Network) -> Answer:
     """Return what `request` returns, repeated while it is TransientError.
 
     Raises:
-      LockstepError: no attempt is left, or as `request`.
+      UnreachableError: no attempt is left; or an error as of `request`.
     """
     attempts = Attempts(network)
     while True:

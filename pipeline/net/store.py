@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, checksum, connection, remote
 from pipeline.net.remote import Origin
-from pipeline.net.retry import CancelledError, UnnamedVersionError
+from pipeline.net.retry import CancelledError, UnnamedVersionError, UnreachableError
 from pipeline.runfile import Network
 from pipeline.runfile.explain import validate_json
 from pipeline.runfile.table import Table
@@ -105,7 +105,7 @@ def remembered(
         write_text(path, listing.model_dump_json(indent=1) + "\n")
         return listing
     if not path.is_file():
-        raise LockstepError(
+        raise UnreachableError(
             f"{where}: {connection.OFFLINE} is set, expected what was listed before; "
             f"{path.parent} has no listing of it"
         )
