@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import TyperException
 
-from pipeline import __version__
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
 from pipeline.comparison.command import compare
 from pipeline.errors import LockstepError, shown
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Reproducible low-communication LLM pre-training.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -45,7 +43,9 @@ NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 
 def _show_version(shown: bool) -> None:
     if shown:
-        typer.echo(f"lockstep {__version__}")
+        from pipeline import version
+
+        typer.echo(f"lockstep {version.of_source()}")
         raise typer.Exit()
 
 

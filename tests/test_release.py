@@ -1,10 +1,13 @@
 """What a release says of itself agrees, wherever it stands."""
 
 import re
+import subprocess
 
 import yaml
+from packaging.version import Version
 
 import pipeline
+from pipeline import version
 from pipeline.stage.keys import PROJECT
 
 WORKFLOWS = {
@@ -17,7 +20,40 @@ def test_version_changelog_and_citation_agree():
     changes = (PROJECT / "CHANGELOG.md").read_text()
     first, *_ = re.findall(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d$", changes, re.MULTILINE)
     cited = yaml.safe_load((PROJECT / "CITATION.cff").read_text())["version"]
-    assert pipeline.__version__ == first == cited
+    assert first == cited
+    here, released = Version(pipeline.__version__), Version(cited)
+    unreleased = re.search(r"^## \[Unreleased\]\n(.*?)^## ", changes, re.MULTILINE | re.DOTALL)
+    if unreleased and unreleased[1].strip():
+        assert here.is_devrelease and here > released
+    else:
+        assert here == released
+
+
+def test_between_releases_the_version_says_the_commit_and_whether_the_source_is_another(
+    tmp_path, monkeypatch
+):
+    def git(*arguments):
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.check_output(command, text=True).strip()
+
+    monkeypatch.setattr(version, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(version, "__version__", "1.2.0.dev0")
+    assert version.of_source() == "1.2.0.dev0"  # an installed library, say
+    (tmp_path / "pipeline").mkdir()
+    (source := tmp_path / "pipeline" / "a.py").write_text("1")
+    git("init", "-q")
+    assert version.of_source() == "1.2.0.dev0"  # no commit yet
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD")[:12]
+    (tmp_path / "dvc.lock").write_text("results")
+    assert version.of_source() == f"1.2.0.dev0+{commit}"
+    source.write_text("2")
+    assert version.of_source() == f"1.2.0.dev0+{commit}.changed"
+    Version(version.of_source())  # as packaging reads it
+    monkeypatch.setattr(version, "__version__", "1.2.0")
+    assert version.of_source() == "1.2.0"
 
 
 def test_workflows_call_the_commands_that_the_readme_has():

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import jax
 import pytest
 
-from pipeline import __version__
+from pipeline import version
 from pipeline.__main__ import app, main
 from pipeline.command_line import PANELS
 from pipeline.stage.keys import PROJECT, STAGES
@@ -40,11 +40,21 @@ def test_help_names_every_stage_and_imports_nothing_heavy():
     assert listed == [name for names in PANELS.values() for name in names]
 
 
-def test_the_version_is_the_packages(capsys):
+def test_the_version_is_that_of_the_source(capsys):
     with pytest.raises(SystemExit) as caught:
         app(["--version"])
     assert caught.value.code == 0
-    assert capsys.readouterr().out == f"lockstep {__version__}\n"
+    assert capsys.readouterr().out == f"lockstep {version.of_source()}\n"
+
+
+def test_the_tab_key_completes_commands_and_options(capsys, monkeypatch):
+    monkeypatch.setenv("_LOCKSTEP_COMPLETE", "complete_bash")
+    for typed, ends in (("lockstep ver", ["verify"]), ("lockstep verify --see", ["--seed"])):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+        with pytest.raises(SystemExit) as caught:
+            app([], prog_name="lockstep")
+        assert (caught.value.code, capsys.readouterr().out.split()) == (0, ends)
 
 
 def test_a_stage_that_is_running_is_not_run_twice(tmp_path):

@@ -1,0 +1,33 @@
+"""The version of this code; between releases, with the commit of its checkout."""
+
+import subprocess
+from pathlib import Path
+
+from pipeline import __version__
+
+CHECKOUT = Path(__file__).parents[1]
+SOURCE = ("constraints*.txt", "lockstep", "models", "pipeline", "workloads")
+
+
+def of_source() -> str:
+    """Return the release; between two, `0.3.0.dev0+COMMIT` where this is a checkout of git.
+
+    With `.changed` the source is not that of the commit. No result and no key has the commit: the
+    code that made a result is in its key, by content.
+    """
+    if ".dev" not in __version__ or not (CHECKOUT / ".git").exists():
+        return __version__
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if commit is None:
+        return __version__
+    changed = _git("status", "--porcelain", "--", *SOURCE)
+    return f"{__version__}+{commit}{'.changed' if changed else ''}"
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git says, or None where there is no git, or it does not trust the folder."""
+    try:
+        command = ["git", "-C", str(CHECKOUT), *arguments]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
