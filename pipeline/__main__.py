@@ -26,6 +26,7 @@ from pipeline.monitor import commands as monitor
 from pipeline.new.command import new
 from pipeline.projection.command import project_run
 from pipeline.publication import commands as publication
+from pipeline.publication import outcome
 from pipeline.stage import logs
 from pipeline.stage.keys import STAGES
 
@@ -181,7 +182,7 @@ app.command()(monitor.status)
 app.command()(monitor.pause)
 app.command()(monitor.resume)
 app.command()(publication.publish)
-app.command()(publication.verify)
+app.command(epilog=outcome.table())(publication.verify)
 app.command()(publication.replay)
 app.command()(generate)
 app.command()(new)

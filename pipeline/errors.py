@@ -36,6 +36,10 @@ class LockstepError(Exception):
         return line
 
 
+class RequestError(LockstepError):
+    """What was asked for cannot be had, and nothing is wrong with what it was asked of."""
+
+
 def keep_secret(*secrets: str | None) -> None:
     """Hide these in whatever is shown from now on, also as an address or JSON would spell them."""
     for secret in secrets:

@@ -28,10 +28,10 @@ import urllib3
 from urllib3 import connection, exceptions
 
 from pipeline import __version__
-from pipeline.errors import LockstepError, brief, keep_secret
+from pipeline.errors import brief, keep_secret
 from pipeline.net.limits import CONNECT_SECONDS, HTTP_HEADER_BYTES, REDIRECTS
 from pipeline.net.redact import message
-from pipeline.net.retry import TransientError, UnreachableError
+from pipeline.net.retry import NotFetchedError, TransientError, UnreachableError
 from pipeline.runfile import Network
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}  # statuses after which a request may be repeated
@@ -64,7 +64,7 @@ class Request(NamedTuple):
     pushes: bool = False
 
 
-class NotFoundError(LockstepError):
+class NotFoundError(NotFetchedError):
     """The address does not exist."""
 
 
@@ -98,7 +98,7 @@ def opened(
         try:
             answer = _follow(method, request, network, headers, content)
         except ValueError as error:  # this address is invalid, or one that it redirects to
-            raise LockstepError(f"{name}: {message(error)}, expected a valid address") from None
+            raise NotFetchedError(f"{name}: {message(error)}, expected a valid address") from None
         if answer.status not in accepted:
             _check_status(request, answer, network)
         yield answer
@@ -106,7 +106,7 @@ def opened(
             answer.drain_conn()  # nothing is left, but until it is read the connection is in use
             answer.release_conn()
     except exceptions.SSLError as error:
-        raise LockstepError(f"{name}: {message(error)}, expected a valid certificate") from None
+        raise NotFetchedError(f"{name}: {message(error)}, expected a valid certificate") from None
     except (exceptions.HTTPError, OSError) as error:
         raise TransientError(f"{name}: {_explain(error)}") from None
     finally:
@@ -145,7 +145,7 @@ def _follow(
         if _server(target) != _server(url):
             said = {key: value for key, value in said.items() if key.lower() not in CREDENTIALS}
         url = target
-    raise LockstepError(f"{request.name}: too many redirects, expected a file")
+    raise NotFetchedError(f"{request.name}: too many redirects, expected a file")
 
 
 def _server(url: str) -> tuple[str, str]:
@@ -278,7 +278,7 @@ def _check_status(request: Request, answer: urllib3.BaseHTTPResponse, network: N
         reason = f" ({message(Exception(reason))})" if reason else ""
         is_credentials = answer.status in (401, 403) and not request.pushes
         hint = ", or credentials for it" if is_credentials else ""
-        error = NotFoundError if answer.status == 404 else LockstepError
+        error = NotFoundError if answer.status == 404 else NotFetchedError
         raise error(f"{name}: {status}{reason}, expected {request.expected}{hint}")
 
 

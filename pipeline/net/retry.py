@@ -41,7 +41,11 @@ class TransientError(Exception):
         self.retry_after = retry_after
 
 
-class UnreachableError(LockstepError):
+class NotFetchedError(LockstepError):
+    """A server refused, or none answered: nothing is known of what was asked for."""
+
+
+class UnreachableError(NotFetchedError):
     """Nothing contradicts anything: no server answered, or the process is offline."""
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile
-from pipeline.errors import LockstepError, brief, shown
+from pipeline.errors import LockstepError, RequestError, brief
+from pipeline.publication.outcome import PUBLISHED_WINDOWS, VerifyOutcome
 
 if TYPE_CHECKING:
     from pipeline.publication.checks.claims import Verified
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from pipeline.publication.reader import ReaderAsks
 
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
-REFUSED, BY_TOLERANCE = 1, 3  # exit statuses; bit for bit it is 0, and 2 is a wrong command
 WorkerPython = Annotated[
     str,
     typer.Option(help="Python that runs a workload, with its packages: yours, not the author's."),
@@ -47,7 +47,7 @@ def publish(
     root: Root = DEFAULT_ROOT,
     windows: Annotated[
         int, typer.Option(min=1, help="How many windows others can repeat; each is of one peer.")
-    ] = 1,
+    ] = PUBLISHED_WINDOWS,
     seed: Annotated[
         str | None,
         typer.Option(
@@ -84,11 +84,7 @@ def verify(  # noqa: PLR0913 - each is an option
     worker_python: WorkerPython = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check a publication, follow its params from the start to the weights, repeat a sample.
-
-    Exit status: 0 if the sample repeats bit for bit; 3 if it could only be compared within a
-    tolerance, as on another kind of machine; 1 if anything contradicts the publication.
-    """
+    """Check a publication, follow its params from the start to the weights, repeat a sample."""
     from pipeline.publication.fetch import Limits
     from pipeline.publication.reader import ReaderAsks
     from pipeline.runfile import Network
@@ -97,19 +93,31 @@ def verify(  # noqa: PLR0913 - each is an option
     allocator.tune()
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks)
-    reason, status, said = None, REFUSED, {"bitwise": False, "claims": {}}
     try:
         verified = _verify(source, root, limits, asks, worker_python)
-        said, line = verified.to_json(), verified.line()
-        status = 0 if verified.bitwise else BY_TOLERANCE
+        outcome, said, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
-        reason = str(error)
-        line = f"not verified: {reason}"
+        outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
+        text = f"{outcome.word}: {error}"
     if as_json:
-        print(json.dumps({"verified": status == 0, "reason": reason} | said))
+        is_verified = outcome is VerifyOutcome.VERIFIED
+        print(json.dumps({"verified": is_verified, "outcome": outcome.word} | said))
     else:
-        print(shown(line))
-    raise typer.Exit(status)
+        print(text)
+    raise typer.Exit(outcome.status)
+
+
+def _outcome(error: LockstepError) -> VerifyOutcome:
+    """Return what a publication comes to that is not known to agree with itself."""
+    from pipeline.net.retry import NotFetchedError
+
+    if isinstance(error, RequestError):
+        return VerifyOutcome.NOT_ASKED
+    return (
+        VerifyOutcome.NOT_FETCHED
+        if isinstance(error, NotFetchedError)
+        else VerifyOutcome.CONTRADICTED
+    )
 
 
 def replay(
@@ -168,6 +176,7 @@ def _verify(
         for where in (place and place / "unpacked", folder):
             if where not in (None, Path()):  # names files as the publication does
                 text = text.replace(f"{where}/", "")
-        raise LockstepError(brief(text, LONGEST)) from error
+        kind = type(error) if isinstance(error, LockstepError) else LockstepError
+        raise kind(brief(text, LONGEST)) from error
     except RecursionError as error:  # a stranger's lists, hundreds deep
         raise LockstepError(f"{source}: {error}, expected no lists as deep in it") from error

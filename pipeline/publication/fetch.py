@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from pipeline.errors import LockstepError, hide
+from pipeline.errors import LockstepError, RequestError, hide
 from pipeline.net import addresses, hub_files, store, web
 from pipeline.net.remote import Origin
 from pipeline.net.store import Transfer
@@ -66,7 +66,7 @@ def find(source: str, cache: Path, limits: Limits) -> Found:
         return _in_folder(folder, limits)
     if HUB.fullmatch(source):
         return _on_hub(source, cache, limits)
-    raise LockstepError(f"{source}: no such folder, expected {FORM}")
+    raise RequestError(f"{source}: no such folder, expected {FORM}")
 
 
 def _in_folder(folder: Path, limits: Limits) -> Found:
@@ -74,7 +74,7 @@ def _in_folder(folder: Path, limits: Limits) -> Found:
     check_regular(folder)
     path = folder / MANIFEST
     if not path.is_file():
-        raise LockstepError(f"{path}: no such file, expected a publication of `lockstep publish`")
+        raise RequestError(f"{path}: no such file, expected a publication of `lockstep publish`")
     if path.stat().st_size > layout.MOST_MANIFEST_BYTES:
         raise _too_long(path, path.stat().st_size)
     publication = validate_json(Publication, path.read_bytes(), str(path))
@@ -119,7 +119,7 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> Found:
     _say_what_is_asked(f"the hub for {source}", limits.network)
     listed = hub_files.list_repo(repo, revision, source, limits.network, FORM, folders=True).files
     if MANIFEST not in listed:
-        raise LockstepError(f"{source}: has no {MANIFEST}, expected a publication")
+        raise RequestError(f"{source}: has no {MANIFEST}, expected a publication")
     found = listed[MANIFEST]
     if found.size > layout.MOST_MANIFEST_BYTES:
         raise _too_long(f"{source}: {MANIFEST}", found.size)
@@ -149,7 +149,7 @@ def _check(publication: Publication, where: str, names: set[str] | None, limits:
     """Check names and sizes; `names` are those of the files that are there, where that is known."""
     layout.check(publication, where)
     if publication.size > limits.max_gb * 1e9:
-        raise LockstepError(
+        raise RequestError(
             f"{where}: {size(publication.size)}, expected at most {limits.max_gb} GB; where a "
             "publication may be that large, say so with --max-gb"
         )

@@ -71,6 +71,8 @@ class Publication(Table):
     """Version of the format."""
     release: str
     """Release of Lockstep that wrote it."""
+    rounds: Hash
+    """SHA-256 of rounds.jsonl, which windows are drawn by; that of its packed file may vary."""
     windows: Count
     """How many windows were drawn, of one peer each where messages are kept."""
     seed: str | None

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,22 +25,49 @@ from pipeline.tokens.shards import read_shards
 from pipeline.transcript.transcript import Transcript
 
 
+class Written(NamedTuple):
+    """A publication that was written, and how many windows of its run could have been drawn."""
+
+    publication: Publication
+    windows: int
+
+
+class _Proof(NamedTuple):
+    """What is known once all below proof/ is written but its list.
+
+    Attributes:
+      columns: Columns of the data's rows.
+      rounds: SHA-256 of rounds.jsonl.
+      windows: How many windows can be drawn.
+    """
+
+    columns: tuple[str, ...]
+    rounds: str
+    windows: int
+
+
 def show(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> None:
     """Publish a run into a folder, and print what it takes.
 
     So many `windows` are drawn, with the `seed` that a reader asked for, whom the author could not
     foresee; or None.
     """
-    publication = write(folder, run, root, windows, seed)
+    publication, total = write(folder, run, root, windows, seed)
     export = sum(file.bytes for file in publication.exported.values())
     print(
         f"publish: {folder} has {len(publication.files)} files, {size(publication.size)}: "
         f"{size(export)} of the export and {size(publication.size - export)} to check it with; "
         f"lockstep verify {folder}"
     )
+    count = len(publication.row_files)
+    if count < total:
+        print(
+            f"publish: readers can draw among {count} of {total} windows, which you chose, so "
+            f"`verify` says consistent; for verified: publish --windows {total}"
+        )
 
 
-def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> Publication:
+def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> Written:
     """Write the publication of a run's export; arguments as for `show`.
 
     Raises:
@@ -60,14 +87,15 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
         aside = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
         _copy((file, aside / file.name) for file in exported)
-        columns = _write_proof(aside, settings, paths, windows, seed)
+        proof = _write_proof(aside, settings, paths, windows, seed)
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     publication = Publication(
         format=2,
         release=__version__,
+        rounds=proof.rounds,
         windows=windows,
         seed=seed,
-        columns=columns,
+        columns=proof.columns,
         files={
             path.relative_to(aside).as_posix(): {
                 "bytes": path.stat().st_size,
@@ -81,7 +109,7 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
     if folder.is_dir():
         folder.rmdir()
     os.replace(aside, folder)
-    return publication
+    return Written(publication, proof.windows)
 
 
 def public(run: runfile.Run) -> dict[str, Any]:
@@ -128,8 +156,8 @@ def _strings(value: object) -> Iterator[str]:
 
 def _write_proof(
     folder: Path, run: runfile.Run, paths: Paths, windows: int, seed: str | None
-) -> tuple[str, ...]:
-    """Write all below proof/ but its list; return the columns of the data's rows."""
+) -> _Proof:
+    """Write all below proof/ but its list."""
     evaluated, shards = paths.need("evaluate"), paths.need("download")
     source = Paths("train", paths.run, paths.root).need("convert") / "source.json"
     write_json(folder / layout.RUN, public(run))
@@ -168,7 +196,8 @@ def _write_proof(
         every = np.arange(len(held.rows_NW))
         rows = given_rows.GivenRows(layout.HELD_OUT, every, held.rows_NW)
         given_rows.write(folder / layout.HELD_OUT, rows, every)
-    return columns
+    every = drawn.possible(transcript, run.snapshots(start).windows, kept)
+    return _Proof(columns, transcript.hash, len(every))
 
 
 def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:

@@ -7,6 +7,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.publication import aside, publish
 from pipeline.publication.accepted_export import accepted, with_results
+from pipeline.publication.outcome import PUBLISHED_WINDOWS
 from pipeline.runfile.importer import toml
 from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock
@@ -48,7 +49,7 @@ def push(
     with aside.folder(root / "data" / "runs", "push") as place:
         published = place / "publication"
         if with_proof:
-            publish.write(published, run, root, 1, None)
+            publish.write(published, run, root, PUBLISHED_WINDOWS, None)
         with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
             files = _by_name(with_results(accepted(paths), paths), paths)
             if with_proof:

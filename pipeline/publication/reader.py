@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import LockstepError
+from pipeline.errors import RequestError
 from pipeline.publication import layout, packed
 from pipeline.publication.layout import MANIFEST, Publication
 
@@ -36,22 +36,23 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
 
     Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
     many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
-    author was asked to draw with draws no second time.
+    author has drawn with draws no second time.
 
     Raises:
-      LockstepError: So many are not published.
+      RequestError: So many are not published.
     """
     names, seed, count = publication.row_files, asks.seed, asks.windows
     asked = seed is not None and seed == publication.seed
     if count is None:
         count = len(names) if seed is None or asked else 1
     if count > len(names):
-        raise LockstepError(
-            f"{MANIFEST}: {len(names)} windows are published, expected {count}; ask the author for "
+        raise RequestError(
+            f"--windows: {MANIFEST} has {len(names)} windows, expected {count}; ask the author for "
             f"`publish --windows {count}`"
         )
-    rounds = publication.files[layout.ROUNDS].sha256
-    generator = random.Random(f"reader {rounds} {'' if asked or seed is None else seed}")
+    generator = random.Random(
+        f"reader {publication.rounds} {'' if asked or seed is None else seed}"
+    )
     of_all_peers = re.fullmatch(layout.ROW_FILE, names[-1])[2] is None
     always = names[-1:] if of_all_peers else []  # nothing else is connected with the weights
     rest = [name for name in names if name not in always]

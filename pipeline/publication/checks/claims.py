@@ -4,17 +4,24 @@
     sampled    computed again here for some of the run, which a draw chose
     stated     the author's word
 
-The line for people and the object for scripts are made of the same claims.
+The lists for people and the object for scripts are made of the same claims.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pipeline.errors import brief
+from pipeline.errors import brief, shown
 from pipeline.publication.drawn import DrawnWindow
+from pipeline.publication.outcome import VerifyOutcome
 
 Kind = Literal["proven", "sampled", "stated"]
 SeedOf = Literal["reader", "asked", "author", "beacon", "hash"]
+HEADINGS: dict[Kind, str] = {
+    "proven": "proven, computed again here",
+    "sampled": "sampled, computed again here for some of the run",
+    "stated": "stated by the author, not proven",
+}
 LONGEST = 200  # characters of a reason that a stranger gave
 
 
@@ -24,7 +31,7 @@ class PublicClaim(NamedTuple):
     Attributes:
       name: Its name, for scripts.
       kind: How it is known.
-      text: What is claimed; of a stated claim, a noun for the list of what is not proven.
+      text: What is claimed.
       values: What scripts may want of it.
     """
 
@@ -43,10 +50,11 @@ class Sample(NamedTuple):
 
     Attributes:
       chosen: The windows, with their peers.
-      published: How many the publication has; a window of all its peers counts once.
+      messages: How many messages each of these peers sent in its window, in the same order.
+      published: How many windows the publication has; one of all its peers counts once.
       total: How many the run has.
-      seed_of: Whose seed drew: the reader's, among those published (`reader`); the reader's, with
-        which the author drew what is published (`asked`); the author's own (`author`); a beacon's
+      seed_of: Whose seed drew: the reader's, among those published (`reader`); a word of the
+        reader's that the author has too (`asked`); the author's own (`author`); a beacon's
         (`beacon`); or nobody's but the transcript's hash, which the author makes (`hash`).
       why_not_bitwise: Why bits could not be compared, or None.
       tolerance: Largest accepted distance of a message from its replay; None where bits were
@@ -57,6 +65,7 @@ class Sample(NamedTuple):
     """
 
     chosen: list[DrawnWindow]
+    messages: list[int]
     published: int
     total: int
     seed_of: SeedOf
@@ -70,12 +79,16 @@ class Sample(NamedTuple):
         """Return what is claimed of the sample."""
         repeated = [(*window, peer) for window, peers in self.chosen for peer in peers]
         several = len(repeated) > 1
-        named = ", ".join(f"{first}-{last} of peer {peer}" for first, last, peer in repeated)
+        named = ", ".join(
+            f"{first}-{last} of peer {peer} with {count} message{'' if count == 1 else 's'}"
+            for (first, last, peer), count in zip(repeated, self.messages, strict=True)
+        )
         count = len(self.chosen)
         text = f"window{'s' if several else ''} {named} ({count} of {self.total}, {self._drawn()}) "
         text += self._compared(several)
         values = {
             "repeated": repeated,
+            "messages": self.messages,
             "published": self.published,
             "total": self.total,
             "drawn_by": self.seed_of,
@@ -86,12 +99,28 @@ class Sample(NamedTuple):
         }
         return PublicClaim("windows", "sampled", text, values)
 
+    def why_not_verified(self) -> Iterator[str]:
+        """Yield why the sample is too weak for the word *verified*.
+
+        An author who may vary what the draw follows varies it until the drawn windows are honest.
+        So either all are repeated, or the reader draws, after the publication and among all.
+        """
+        if self.why_not_bitwise is not None:
+            yield "bits could not be compared"
+        if len(self.chosen) == self.total:
+            return
+        if self.seed_of != "reader":
+            yield "its author could choose what was repeated"
+        elif self.published < self.total:
+            yield f"its author chose the {self.published} of {self.total} windows to draw among"
+
     def _drawn(self) -> str:
         if len(self.chosen) == self.total:
             return "all there are"
         return {
             "reader": f"drawn by the reader's seed from the {self.published} that are published",
-            "asked": "drawn by the transcript's hash and the reader's seed",
+            "asked": "drawn by the transcript's hash and a word that the author has too, and could "
+            "try hashes for",
             "author": "drawn by the transcript's hash and the author's own seed",
             "beacon": f"drawn by the transcript's hash and the beacon, {self.beacon}",
             "hash": "drawn by the author: by the transcript's hash, which the author can vary",
@@ -121,10 +150,17 @@ class Verified:
     Attributes:
       bitwise: Whether the sample was compared bit for bit.
       claims: The claims, the most important first.
+      why_not: Why it is consistent only, and not verified; empty where it is.
     """
 
     bitwise: bool
     claims: list[PublicClaim]
+    why_not: list[str]
+
+    @property
+    def outcome(self) -> VerifyOutcome:
+        """The word and the exit status."""
+        return VerifyOutcome.CONSISTENT if self.why_not else VerifyOutcome.VERIFIED
 
     def claim(self, name: str) -> PublicClaim:
         """Return a claim by its name."""
@@ -133,18 +169,16 @@ class Verified:
     def to_json(self) -> dict[str, Any]:
         """Return all of it, as `json.dumps` takes it: each claim by its name."""
         return {
+            "reason": "; ".join(self.why_not) or None,
             "bitwise": self.bitwise,
             "claims": {claim.name: claim.to_json() for claim in self.claims},
         }
 
-    def line(self) -> str:
-        """Return what was proven and what was not, in one line."""
-        outcome = "verified" if self.bitwise else "consistent within a tolerance, not verified"
-        said = [claim.text for claim in self.claims if claim.kind != "stated"]
-        stated = [claim.text for claim in self.claims if claim.kind == "stated"]
-        return f"{outcome}: {'; '.join(said)}; not proven: {_listed(stated)}"
-
-
-def _listed(parts: list[str]) -> str:
-    *rest, last = parts
-    return f"{', '.join(rest)}, and {last}" if rest else last
+    @property
+    def text(self) -> str:
+        """The outcome, and a list of claims for each way in which they are known."""
+        said = [f"{self.outcome.word}: {'; '.join(self.why_not) or 'nothing contradicts it'}"]
+        for kind, heading in HEADINGS.items():
+            claims = [claim.text for claim in self.claims if claim.kind == kind]
+            said += [heading, *(f"  - {text}" for text in claims)] if claims else []
+        return "\n".join(map(shown, said))

@@ -53,6 +53,15 @@ class Audited(NamedTuple):
         return self.setup.programs.form.kept
 
     @property
+    def messages(self) -> list[int]:
+        """How many messages each peer of a chosen window sent in it, window by window."""
+        return [
+            sum(peer in entry.evidence.messages for entry in self.transcript.window(window))
+            for window, peers in self.chosen
+            for peer in peers
+        ]
+
+    @property
     def connected(self) -> runfile.Window:
         """The first of the repeated windows that follow each other to the run's last."""
         first, *earlier = sorted((one.window for one in self.chosen), reverse=True)
@@ -75,6 +84,11 @@ def audit(
     weights = folder if run.export.dtype == "float32" else None
     transcript = PublishedTranscript(unpacked.folder, weights)
     header, entries = transcript.header, transcript.rounds
+    if publication.rounds != transcript.hash:
+        raise LockstepError(
+            f"{layout.MANIFEST}: rounds is {publication.rounds[:12]}, expected "
+            f"{transcript.hash[:12]} of {layout.TRANSCRIPT}/rounds.jsonl"
+        )
     total = run.config.total_steps
     start = entries[0].round.step - 1 if entries else -1
     if start < 0 or len(entries) != total - start:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pipeline import runfile
-from pipeline.errors import LockstepError, brief
+from pipeline.errors import LockstepError, RequestError, brief
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.placement import device_groups
 from pipeline.publication.layout import SOURCE, TRANSCRIPT
@@ -58,7 +58,7 @@ def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> ChainSt
     first, said = transcript.snapshots[0], setup.run.llm.checkpoint
     if is_given(setup.run):
         if checkpoint is not None:
-            raise LockstepError(
+            raise RequestError(
                 f"--checkpoint {checkpoint}: the run extends run {said.key}, whose state is "
                 "published; expected it without"
             )
@@ -86,7 +86,7 @@ def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[
     run, model = setup.run, transcript.header.model
     said = run.llm.checkpoint
     if folder and isinstance(said, runfile.CheckpointInit | runfile.CheckpointEphemeral):
-        raise LockstepError(
+        raise RequestError(
             f"--checkpoint {folder}: the run began with fresh weights, expected it without"
         )
     match said:
@@ -101,7 +101,7 @@ def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[
         case runfile.CheckpointEphemeral():
             return setup.programs.worker.init(), f"fresh weights of seed {run.workload.seed}"
     if folder is None:
-        raise LockstepError(
+        raise RequestError(
             f"{SOURCE}: the run began with {runfile.variant_name(said)}, of which only the hash is "
             "published; expected its folder, as config.json and safetensors, by --checkpoint FOLDER"
         )

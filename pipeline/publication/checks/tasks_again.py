@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from pipeline import runfile
-from pipeline.errors import LockstepError, brief
+from pipeline.errors import LockstepError, RequestError, brief
 from pipeline.programs.placement import device_groups
 from pipeline.publication.checks.claims import PublicClaim
 from pipeline.publication.checks.results import Evaluated
@@ -39,11 +39,11 @@ def check(
         return []
     for name in run.evaluate.tasks:
         if not name.replace("-", "_").isidentifier():
-            raise LockstepError(
+            raise RequestError(
                 f"--tasks: {brief(repr(name))} is the author's file, expected names of tasks alone"
             )
     if next_line.NAME in said and shards is None:
-        raise LockstepError(
+        raise RequestError(
             f"--tasks: {next_line.NAME} asks of the held-out text, which is not published; "
             "expected it by --shards, from `lockstep download` with proof/run.json's data"
         )

@@ -122,7 +122,7 @@ def forge(folder: Path, *, card: bool = True) -> None:
             if (folder / name).is_file():
                 text = text.replace(file["sha256"], sha256_file(folder / name))
         if (whole.folder / "rounds.jsonl").is_file():
-            found = sha256_file(whole.folder / "rounds.jsonl")
+            found = listed["rounds"] = sha256_file(whole.folder / "rounds.jsonl")
             text = re.sub(r"(?<=transcript's rounds \| `)[0-9a-f]{64}", found, text)
         if card:
             with suppress(Exception):  # of records that make none

@@ -9,8 +9,9 @@ import pytest
 
 from pipeline.__main__ import app
 from pipeline.publication import commands, layout
-from pipeline.publication.checks import verify as verifying
+from pipeline.publication.checks import said as said_
 from pipeline.publication.checks.measured import Measured
+from pipeline.publication.outcome import VerifyOutcome
 from pipeline.publication.reader import ReaderAsks
 from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
@@ -37,14 +38,15 @@ def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published
         (Measured(1.5, 14, 14, 64), "1.5000 measured again on 14 sequences of the 64 asked for"),
         (Measured(1.5, 64, 1, 64), "1.5000 measured again on 64 sequences, of which only 1 differ"),
     ):
-        assert verifying._held_out(held).text.endswith(said)
+        assert said_._held_out(held).text.endswith(said)
     assert set(layout.COMPANIONS) == set(hf.COMPANIONS)
 
 
 def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
-    code, said = print_of(capsys, "verify", str(published.folder), "--json")
+    code, said = print_of(capsys, "verify", str(published.whole), "--seed", "mine", "--json")
     said = json.loads(said)
     assert (code, said["verified"], said["bitwise"], said["reason"]) == (0, True, True, None)
+    assert said["outcome"] == "verified"
     assert {name: claim["is"] for name, claim in said["claims"].items()} == {
         "files": "proven",
         "start": "proven",
@@ -53,6 +55,7 @@ def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
         "held_out": "proven",
         "card": "proven",
         "generation_config.json": "proven",
+        "left_out": "stated",
         "other_windows": "stated",
         "verdict": "stated",
         "losses": "stated",
@@ -74,11 +77,11 @@ def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_w
         f"{asked} timed out; asks again, 1 attempts are left",
     ]
     assert said.out == (
-        f"not verified: {asked} timed out, expected an answer within 2 attempts; run again\n"
+        f"not fetched: {asked} timed out, expected an answer within 2 attempts; run again\n"
     )
     paths = {path for _, path, _ in server.seen}
     assert paths == {"/x/proof/publication.json?signature=secret"}
-    assert caught.value.code == 1 and not list(tmp_path.iterdir())
+    assert caught.value.code == VerifyOutcome.NOT_FETCHED.status and not list(tmp_path.iterdir())
 
 
 def test_a_list_of_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):
@@ -90,7 +93,8 @@ def test_a_list_of_over_a_mebibyte_is_not_read_to_its_end(tmp_path, capsys):
 
 def test_a_wrong_name_makes_no_folder(tmp_path, capsys):
     code, said = print_of(capsys, "verify", "no-such-name", "--root", str(tmp_path))
-    assert code == 1 and said.startswith("not verified: no-such-name: no such folder, expected")
+    assert code == VerifyOutcome.NOT_ASKED.status
+    assert said.startswith("cannot be asked: no-such-name: no such folder, expected")
     assert not list(tmp_path.iterdir())
 
 

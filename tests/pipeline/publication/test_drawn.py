@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import LockstepError
+from pipeline.errors import RequestError
 from pipeline.protocol.beacon import Beacon
 from pipeline.publication import layout
 from pipeline.publication.drawn import draw, seed_of
@@ -69,7 +69,13 @@ def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the
 def published(*names: str, seed: str | None = None) -> Publication:
     files = {f"{layout.ROWS}/{name}.safetensors": FILE for name in names} | {layout.ROUNDS: FILE}
     return Publication(
-        format=2, release="1", windows=len(names), seed=seed, columns=("inputs",), files=files
+        format=2,
+        release="1",
+        rounds="ab" * 32,
+        windows=len(names),
+        seed=seed,
+        columns=("inputs",),
+        files=files,
     )
 
 
@@ -86,7 +92,7 @@ def test_a_reader_repeats_all_that_is_published_or_draws_among_it():
     assert len({chosen(published(*OF_ONE), seed, None) for seed in "abcdefghijkl"}) == 4
     assert chosen(published(*OF_ONE, seed="mine"), "mine", None) == OF_ONE
     assert len(chosen(published(*OF_ONE), "a", 3)) == 3
-    with pytest.raises(LockstepError, match="4 windows are published, expected 5; ask the author"):
+    with pytest.raises(RequestError, match="--windows: .* has 4 windows, expected 5; ask the auth"):
         choose(published(*OF_ONE), ReaderAsks(windows=5))
 
 

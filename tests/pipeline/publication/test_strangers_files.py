@@ -53,7 +53,13 @@ def test_what_is_unpacked_last_has_only_what_other_files_leave(tmp_path):
         (tmp_path / name).write_bytes(data)
     listed = {name: entry(tmp_path / name) for name in files}
     publication = Publication(
-        format=2, release="0", windows=1, seed=None, columns=PLAIN, files=listed
+        format=2,
+        release="0",
+        rounds="ab" * 32,
+        windows=1,
+        seed=None,
+        columns=PLAIN,
+        files=listed,
     )
     with pytest.raises(
         LockstepError, match="header.json: 1000 bytes, expected at most the 998 that"

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.errors import LockstepError
 from pipeline.publication import layout, publish, push
+from pipeline.publication.outcome import VerifyOutcome
 from pipeline.stage.artifacts import Paths, read_json
 from tests import tiny
 from tests.pipeline.conversion import write_model
@@ -22,16 +23,30 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
     count = len(tiny.contents(published.folder)) - 1
     first, last, peer = window_of(published.folder)
     loss = read_json(published.root / "metrics/evaluate.json")["held_out_loss"]
-    assert (code, said) == (
-        0,
-        f"verified: {count} files as published; the run begins with fresh weights of seed 0; all "
-        "messages of 6 rounds lead from there to the weights, bit for bit; window "
-        f"{first}-{last} of peer {peer} (1 of 4, drawn by the author: by the transcript's hash, "
-        "which the author can vary) repeats bit for bit; held-out loss "
-        f"{loss:.4f} measured again on 4 sequences; the card made again; generation_config.json "
-        "made again; not proven: the work in 3 of 4 windows, that the author's audit replayed 4 "
-        "windows, losses while training, with what code and packages, and where the sequences come "
-        "from\n",
+    assert (code, said.splitlines()) == (
+        VerifyOutcome.CONSISTENT.status,
+        [
+            "consistent, not verified: its author could choose what was repeated",
+            "proven, computed again here",
+            f"  - {count} files as published",
+            "  - the run begins with fresh weights of seed 0",
+            "  - all messages that were applied in 6 rounds, 12 of 12 sent, lead from there to the "
+            "weights, bit for bit",
+            f"  - held-out loss {loss:.4f} measured again on 4 sequences",
+            "  - the card says what the records say",
+            "  - generation_config.json made again",
+            "sampled, computed again here for some of the run",
+            f"  - window {first}-{last} of peer {peer} with 3 messages (1 of 4, drawn by the "
+            "author: by the transcript's hash, which the author can vary) repeats bit for bit",
+            "stated by the author, not proven",
+            "  - who was late or silent: 12 messages sent, 12 applied, 0 late or lost, peers "
+            "silent 0 times, 0 peers ejected, nothing applied in 0 of 6 rounds",
+            "  - the work in 3 of 4 windows",
+            "  - that the author's audit replayed 4 windows",
+            "  - losses while training",
+            "  - with what code and packages",
+            "  - where the sequences come from",
+        ],
     )
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["store"]
 
@@ -43,7 +58,7 @@ def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, mo
         push.push(published.run_file, published.root, [REPO], private=False, with_proof=True)
         pushed = dict(hub.files)
         assert pushed.pop("NOTES.txt") == b"mine"  # and nothing is left of an older proof
-        assert pushed == tiny.contents(published.folder)
+        assert pushed == tiny.contents(published.whole)
         arguments = ["verify", REPO, "--root", str(tmp_path)]
         _, said = print_of(capsys, *arguments)
         assert said.endswith(
@@ -51,7 +66,10 @@ def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, mo
         )
         hub.commit(pushed)
         code, said = print_of(capsys, *arguments)
-        assert (code, said[:10]) == (0, "verified: ")
+        assert (code, said[:10]) == (
+            VerifyOutcome.VERIFIED.status,
+            "verified: ",
+        )  # all four windows
         hub.damaged = "README.md"
         code, said = print_of(capsys, "verify", REPO, "--root", str(tmp_path / "elsewhere"))
         assert code == 1 and "not verified: README.md: received git-sha1:" in said
@@ -83,14 +101,14 @@ def test_rounded_weights_verify_too_and_without_a_report(published, tmp_path):
     tiny.write_run(run_file, tiny.run_document(published.data, export__dtype="bfloat16"))
     tiny.make(run_file, root, "export", "evaluate")
     publish.write(tmp_path / "rounded", run_file, root, 1, None)
-    line = verify(tmp_path / "rounded").line()
-    assert "all messages of 6 rounds lead from there to the weights, bit for bit" in line
+    line = verify(tmp_path / "rounded").text
+    assert "12 of 12 sent, lead from there to the weights, bit for bit" in line
 
 
 def test_a_reader_with_the_same_data_knows_where_the_sequences_come_from(published):
     verified = verify(published.folder, shards=published.root / "data/shards")
     said = "the sequences of this window and the held-out ones are those of the reader's data"
-    assert verified.claim("data").kind == "proven" and said in verified.line()
+    assert verified.claim("data").kind == "proven" and said in verified.text
 
 
 def test_a_run_from_a_checkpoint_is_followed_from_the_readers_copy_of_it(published, tmp_path):
@@ -107,7 +125,10 @@ def test_a_run_from_a_checkpoint_is_followed_from_the_readers_copy_of_it(publish
     publish.write(folder, tmp_path / "run.toml", tmp_path / "root", 1, None)
     assert "expected its folder, as config.json and safetensors, by --checkpoint" in refusal(folder)
     verified = verify(folder, checkpoint=own)
-    assert f"begins with the checkpoint in {own}; all messages of 6 rounds" in verified.line()
+    assert (
+        f"begins with the checkpoint in {own}\n  - all messages that were applied in 6"
+        in verified.text
+    )
     with pytest.raises(LockstepError, match="params before the first round of hash"):
         verify(folder, checkpoint=other)
     with pytest.raises(LockstepError, match="began with fresh weights, expected it without"):
@@ -125,15 +146,13 @@ def test_a_run_that_extends_another_is_followed_from_its_authors_state(published
     publish.write(tmp_path / "published", run_file, root, 1, None)
     verified = verify(tmp_path / "published")
     assert verified.claim("start").kind == "stated"
-    assert f"not proven: that the run begins with the author's state of run {key}" in (
-        verified.line()
-    )
+    assert f"  - that the run begins with the author's state of run {key}" in verified.text
 
 
 @pytest.mark.soak
 def test_on_another_machine_it_verifies_within_a_tolerance_and_says_why(published, monkeypatch):
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "float32")  # the same bits on a CPU
-    line = verify(published.folder).line()
+    line = verify(published.folder).text
     assert "because the publisher says: matmul_precision is 'float32' here" in line
 
 
@@ -149,8 +168,8 @@ def test_a_run_whose_messages_are_not_kept_is_verified_for_all_its_peers(optimiz
     assert verified.claim("windows").values["repeated"] == [(4, 6, 0), (4, 6, 1)]
     assert not verified.claim("weights").values["chain"]
     assert "the params before round 4, since messages as large as these are not kept" in (
-        verified.line()
+        verified.text
     )
     publish.write(tmp_path / "whole", run_file, root, 2, None)
-    line = verify(tmp_path / "whole").line()
+    line = verify(tmp_path / "whole").text
     assert "with fresh weights of seed 0; replays of all windows lead from there to the" in line

@@ -282,7 +282,7 @@ def test_honest_repeats_calibrate_the_tolerance_and_verdict_and_publication_say_
     verified = verify(tmp_path / "published")  # which repeats steps of its own
     tolerance = verified.claim("windows").values["tolerance"]
     assert 0.05 <= tolerance <= 0.5 and not verified.bitwise
-    assert f"distance of a message at most {tolerance:.3g}, within" in verified.line()
+    assert f"distance of a message at most {tolerance:.3g}, within" in verified.text
 
 
 def test_a_liar_among_peers_whose_bits_scatter_is_named_all_the_same(tmp_path):

@@ -40,8 +40,8 @@ def test_a_header_that_names_another_machine_changes_the_exit_status_and_the_lin
     verified = verify(folder)
     assert not verified.bitwise
     assert verified.claim("weights").values["chain"]  # on any machine
-    line = verified.line()
-    assert line.startswith("consistent within a tolerance, not verified: ")
+    line = verified.text
+    assert line.startswith("consistent, not verified: bits could not be compared\n")
     assert (
         "compared by tolerance (distance of a message at most 0.05, within which it may be "
         "anything; what peers own is not compared), because the publisher says: device_kind is "
@@ -149,11 +149,11 @@ NAMED = {
     "a score that nobody measured": (invented_score, "the scores of next_line"),
     "one held-out sequence": (
         measured_on(one_row),
-        "measured again on 1 sequence of the 4 asked for;",
+        "measured again on 1 sequence of the 4 asked for\n",
     ),
     "the same held-out sequence four times": (
         measured_on(easiest),
-        "measured again on 4 sequences, of which only 1 differ;",
+        "measured again on 4 sequences, of which only 1 differ\n",
     ),
     "a card of another release": (
         another_release,
@@ -167,7 +167,7 @@ def test_what_nobody_can_find_is_named_as_not_proven(folder, case):
     change, said = NAMED[case]
     change(folder)
     forge(folder, card=change is not another_release)
-    assert said in verify(folder).line()
+    assert said in verify(folder).text
 
 
 def test_easy_held_out_sequences_are_found_by_a_reader_with_the_same_data(published, folder):
@@ -180,4 +180,4 @@ def test_easy_held_out_sequences_are_found_by_a_reader_with_the_same_data(publis
 def test_a_draw_by_the_authors_own_seed_is_said_to_be_that(published, tmp_path):
     tried = tmp_path / "tried"
     publish.write(tried, published.run_file, published.root, 1, "mine")
-    assert "drawn by the transcript's hash and the author's own seed" in verify(tried).line()
+    assert "drawn by the transcript's hash and the author's own seed" in verify(tried).text

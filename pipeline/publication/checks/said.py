@@ -1,0 +1,218 @@
+"""The claims of a publication whose checks all passed."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pipeline import __version__
+from pipeline.audit.replay import Replay
+from pipeline.audit.verdict import Verdict
+from pipeline.errors import brief
+from pipeline.publication.checks.claims import PublicClaim, Sample, SeedOf, Verified
+from pipeline.publication.checks.measured import Measured
+from pipeline.publication.checks.repeat import Audited
+from pipeline.publication.checks.results import Evaluated
+from pipeline.publication.checks.start_of_chain import ChainStart
+from pipeline.publication.layout import Publication
+from pipeline.publication.reader import ReaderAsks
+
+
+class CheckedPublication(NamedTuple):
+    """What the checks found.
+
+    Attributes:
+      audited: The transcript.
+      publication: The list of files.
+      asked: What the reader asked.
+      skip: Files that were not needed.
+      verdict: The author's verdict.
+      evaluated: The author's results.
+      start: What the run began with, if that is known.
+      why_not_bitwise: Why bits could not be compared, or None.
+      replay: What the chosen windows were replayed with.
+      held_out: What was measured again, or None.
+    """
+
+    audited: Audited
+    publication: Publication
+    asked: ReaderAsks
+    skip: set[str]
+    verdict: Verdict
+    evaluated: Evaluated
+    start: ChainStart | None
+    why_not_bitwise: str | None
+    replay: Replay
+    held_out: Measured | None
+
+
+def verified(checked: CheckedPublication, known: list[PublicClaim]) -> Verified:
+    """Return what is claimed of a publication; of some claims that is `known` already.
+
+    A claim that is proven is not stated as well.
+    """
+    audited, publication = checked.audited, checked.publication
+    sample, same_release = _sample(checked), publication.release == __version__
+    claims = [
+        _files(publication, checked.skip),
+        *_chain(audited, checked.start),
+        sample.claim(),
+        *([] if checked.held_out is None else [_held_out(checked.held_out)]),
+        _card(publication, made_again=same_release),
+        *known,
+        *_stated(audited, publication, checked.verdict, checked.evaluated),
+    ]
+    proven = {claim.name for claim in claims if claim.kind != "stated"}
+    claims = [claim for claim in claims if claim.kind != "stated" or claim.name not in proven]
+    why_not = list(sample.why_not_verified())
+    if not same_release:
+        why_not.append(f"release {brief(publication.release)} wrote it, and this is {__version__}")
+    return Verified(checked.why_not_bitwise is None, claims, why_not)
+
+
+def _sample(checked: CheckedPublication) -> Sample:
+    audited, replay = checked.audited, checked.replay
+    return Sample(
+        audited.chosen,
+        audited.messages,
+        audited.published,
+        audited.total,
+        _seed_of(checked.publication, audited, checked.asked),
+        checked.why_not_bitwise,
+        replay.limit,
+        replay.params_limit,
+        replay.own_limits is not None,
+        audited.beacon.text if audited.beacon else None,
+    )
+
+
+def _seed_of(publication: Publication, audited: Audited, asked: ReaderAsks) -> SeedOf:
+    if asked.seed is not None:
+        return "asked" if asked.seed == publication.seed else "reader"
+    if publication.seed is not None:
+        return "author"
+    return "hash" if audited.beacon is None else "beacon"
+
+
+def _files(publication: Publication, skip: set[str]) -> PublicClaim:
+    whole, count = len(publication.files), len(publication.files) - len(skip)
+    of = "" if count == whole else f" of {whole}"
+    return PublicClaim("files", "proven", f"{count}{of} files as published", {"count": count})
+
+
+def _chain(audited: Audited, start: ChainStart | None) -> Iterator[PublicClaim]:
+    """What is known of the params from the start to the weights."""
+    last = audited.transcript.snapshots[-1]
+    rounds = len(audited.transcript.rounds)
+    chain = {"round": last, "chain": start is not None}
+    if start is None:
+        text = f"the weights are the params after round {last}"
+        yield PublicClaim("weights", "proven", text, chain)
+        text = f"the params before round {audited.connected.first}, since messages as large"
+        yield PublicClaim("start", "stated", f"{text} as these are not kept")
+        return
+    begins = f"the run begins with {start.text}"
+    if start.kind == "proven":
+        yield PublicClaim("start", "proven", begins)
+    what = "replays of all windows"
+    if audited.kept:
+        counted = _count(audited)
+        what = f"all messages that were applied in {rounds} rounds, {counted.applied} of "
+        what += f"{counted.sent} sent,"
+    text = f"{what} lead from there to the weights, bit for bit"
+    yield PublicClaim("weights", "proven", text, chain)
+    if start.kind == "stated":
+        yield PublicClaim("start", "stated", f"that {begins}")
+
+
+def _held_out(held: Measured) -> PublicClaim:
+    count = f"{held.sequences} sequence{'' if held.sequences == 1 else 's'}"
+    if held.sequences < held.asked:
+        count += f" of the {held.asked} asked for"
+    if held.different < held.sequences:
+        count += f", of which only {held.different} differ"
+    text = f"held-out loss {held.loss:.4f} measured again on {count}"
+    return PublicClaim("held_out", "proven", text, held._asdict())
+
+
+class Counted(NamedTuple):
+    """How many messages a run has, and what became of them.
+
+    Attributes:
+      sent: Messages that were sent.
+      applied: Those that were merged.
+      late: Those that came too late, or never.
+      silent: How often a peer was silent in a round.
+      ejected: Peers that were ejected.
+      empty_rounds: Rounds in which nothing was applied.
+    """
+
+    sent: int
+    applied: int
+    late: int
+    silent: int
+    ejected: list[int]
+    empty_rounds: int
+
+
+def _count(audited: Audited) -> Counted:
+    rounds = audited.transcript.rounds
+    return Counted(
+        sum(len(entry.evidence.messages) for entry in rounds),
+        sum(len(entry.decision.applied) for entry in rounds),
+        sum(len(entry.decision.late) for entry in rounds),
+        sum(len(entry.evidence.silent) for entry in rounds),
+        sorted({peer for entry in rounds for peer in entry.decision.ejected}),
+        sum(not entry.decision.applied for entry in rounds),
+    )
+
+
+def _left_out(audited: Audited) -> PublicClaim:
+    """Whom the author recorded as late or silent: that the rest was decided so is recomputed."""
+    counted = _count(audited)
+    parts = [
+        f"{counted.sent} messages sent",
+        f"{counted.applied} applied",
+        f"{counted.late} late or lost",
+        f"peers silent {counted.silent} times",
+        f"{len(counted.ejected)} peers ejected",
+        f"nothing applied in {counted.empty_rounds} of {len(audited.transcript.rounds)} rounds",
+    ]
+    text = f"who was late or silent: {', '.join(parts)}"
+    return PublicClaim("left_out", "stated", text, counted._asdict())
+
+
+def _card(publication: Publication, *, made_again: bool) -> PublicClaim:
+    if made_again:
+        return PublicClaim("card", "proven", "the card says what the records say")
+    release = brief(publication.release)
+    return PublicClaim("card", "stated", f"the text of the card, which release {release} wrote")
+
+
+def _stated(
+    audited: Audited, publication: Publication, verdict: Verdict, evaluated: Evaluated
+) -> Iterator[PublicClaim]:
+    """What is the author's word."""
+    yield _left_out(audited)
+    left = audited.total - len(audited.chosen)
+    if left:
+        which = "windows" if audited.kept else "windows of all peers"
+        text = f"the work in {left} of {audited.total} {which}"
+        yield PublicClaim("other_windows", "stated", text, {"count": left})
+    if scored := [name for name, scores in evaluated.tasks.items() if scores is not None]:
+        text = f"the scores of {' and '.join(map(brief, scored))}"
+        yield PublicClaim("tasks", "stated", text, {"names": scored})
+    if evaluated.workload:
+        names = sorted(evaluated.workload)
+        text = f"{', '.join(map(brief, names))} of the workload"
+        yield PublicClaim("workload", "stated", text, {"names": names})
+    if publication.is_workload:
+        code = audited.transcript.header.model["workload"]["code"]
+        text = f"what code {code[:12]} of workloads/ means"
+        yield PublicClaim("code", "stated", text, {"sha256": code})
+    if audited.beacon is not None:
+        text = "that the beacon was named before the run, that the transcript was public before "
+        yield PublicClaim("beacon", "stated", text + "the beacon")
+    replayed = len(verdict.replayed_windows)
+    yield PublicClaim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
+    yield PublicClaim("losses", "stated", "losses while training")
+    yield PublicClaim("keys", "stated", "with what code and packages")
+    yield PublicClaim("data", "stated", "where the sequences come from")
