@@ -256,7 +256,7 @@ def plan(
     settings = runfile.load(run)
     if memory:
         devices.prepare(settings)
-    planned = import_module("pipeline.new.planned")
+    planned = import_module("pipeline.preflight.planned")
     of_run = settings, root, Paths("convert", run, root).is_made("convert")
     for line in planned.footprint(*of_run).lines():
         logs.say(line)

@@ -1,5 +1,6 @@
 """Launch the peers of a run in processes of their own, as `[runtime] carrier` says."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from pipeline.carrier.secret import Place, Secrets
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State
 
+log = logging.getLogger(__name__)
 SMALL_BYTES = 2**26  # of a message beside states: headers, losses of rows
 
 
@@ -85,4 +87,7 @@ def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier
     environment["JAX_NUM_CPU_DEVICES"] = str(run.peers.fsdp)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     cluster, count = run.runtime.ray, run.peers.count
-    return ray_actors.start(count, cluster, environment=environment, backend=backend)
+    carrier = ray_actors.start(count, cluster, environment=environment, backend=backend)
+    if short := ray_actors.shortage(count, cluster):
+        log.warning(f"train: {short}; waits {run.runtime.answer_seconds:g} s for more")
+    return carrier

@@ -22,6 +22,7 @@ from pipeline.carrier.jax_process import JaxProcess
 from pipeline.carrier.operation_tables import Asked
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile.runtime_table import RayCluster
+from pipeline.stage import signals
 
 
 class PeerActor:
@@ -163,10 +164,8 @@ class RayActors(Carrier):
             actor.hello = actor.handle.hello.remote()
 
 
-def start(
-    count: int, cluster: RayCluster, *, environment: Mapping[str, str], backend: str
-) -> RayActors:
-    """Return a carrier to one actor for each of `count` peers; `backend` is "cpu" or "cuda".
+def connect(cluster: RayCluster) -> None:
+    """Connect this process to a cluster, of which it is a driver from then on.
 
     Raises:
       LockstepError: Ray's token authentication is off, or there is no such cluster.
@@ -176,20 +175,60 @@ def start(
             f"RAY_AUTH_MODE: {os.environ.get('RAY_AUTH_MODE')!r}, expected 'token': without it, "
             "whoever reaches a Ray cluster runs code there; docs/how-to/scale.md has the steps"
         )
-    runtime_env: dict = {"env_vars": dict(environment)}
-    if cluster.working_dir:
-        runtime_env["working_dir"] = cluster.working_dir
     try:
-        ray.init(
-            address=cluster.address or None,
-            configure_logging=False,
-            log_to_driver=False,
-            include_dashboard=False if not cluster.address else None,
-        )
+        with signals.kept():
+            ray.init(
+                address=cluster.address or None,
+                configure_logging=False,
+                log_to_driver=False,
+                include_dashboard=False if not cluster.address else None,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LockstepError(
             f"[runtime.ray] address = {cluster.address!r}: {_line(error)}, expected a Ray cluster"
         ) from error
+
+
+def shortage(count: int, cluster: RayCluster) -> str | None:
+    """Return a line where the connected cluster has no room for `count` peers, else None.
+
+    Counted is all that its hosts have, whoever uses it now.
+    """
+    hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = _bundle(cluster)
+    rooms = [
+        min((int(host.get(name, 0) // amount) for name, amount in wanted.items()), default=count)
+        for host in hosts
+    ]
+    if cluster.strategy.startswith("STRICT_"):
+        spread = cluster.strategy == "STRICT_SPREAD"
+        room = sum(map(bool, rooms)) if spread else max(rooms, default=0)
+    else:
+        room = sum(rooms)
+    if room >= count:
+        return None
+    has = " and ".join(
+        f"{sum(host.get(name, 0) for host in hosts):g} {name}, expected {count} x {amount:g}"
+        for name, amount in wanted.items()
+    )
+    return (
+        f"[runtime.ray]: room for {room} of {count} peers on {len(hosts)} hosts, placed by "
+        f"{cluster.strategy}: {has}"
+    )
+
+
+def start(
+    count: int, cluster: RayCluster, *, environment: Mapping[str, str], backend: str
+) -> RayActors:
+    """Return a carrier to one actor for each of `count` peers; `backend` is "cpu" or "cuda".
+
+    Raises:
+      LockstepError: see `connect`.
+    """
+    connect(cluster)
+    runtime_env: dict = {"env_vars": dict(environment)}
+    if cluster.working_dir:
+        runtime_env["working_dir"] = cluster.working_dir
     strict = cluster.strategy.startswith("STRICT_")
     options = {
         "num_cpus": cluster.cpus,
@@ -208,9 +247,13 @@ def start(
 
 def _reserve(count: int, cluster: RayCluster) -> PlacementGroup:
     """Ask for a bundle for each peer; where there is no room yet, the actors wait for it."""
+    return placement_group([_bundle(cluster)] * count, strategy=cluster.strategy)
+
+
+def _bundle(cluster: RayCluster) -> dict[str, float]:
+    """Return what a peer reserves, by Ray's names."""
     bundle = {"CPU": cluster.cpus, "GPU": cluster.gpus, "memory": cluster.memory_gb * 10**9}
-    bundle = {name: amount for name, amount in bundle.items() if amount}
-    return placement_group([bundle] * count, strategy=cluster.strategy)
+    return {name: amount for name, amount in bundle.items() if amount}
 
 
 def _arrays(buffers: list[Buffer]) -> list[np.ndarray]:

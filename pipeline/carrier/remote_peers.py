@@ -17,6 +17,7 @@ from pipeline.carrier.operations import leaves
 from pipeline.errors import brief
 from pipeline.optim.optimizer import Tree, no_align
 from pipeline.programs.train_step import Work
+from pipeline.stage import signals
 from pipeline.swarm.begin import Setup
 from pipeline.swarm.peers import Done, RoundSteps
 from pipeline.transcript.state import State
@@ -102,8 +103,12 @@ class RemotePeers(Asking):
     def await_return(self) -> tuple[int, ...]:
         """Wait until an absent peer's process is there again, at most `Patience.start`."""
         until = time.monotonic() + self.patience.start
-        while not (back := self.returned()) and time.monotonic() < until:
-            self.carrier.wait(self.absent, 0.2)
+        with signals.at_once():
+            if not (back := self.returned()):
+                log.warning(f"train: too few peers; waits {self.patience.start:g} s for one more")
+            while not back and time.monotonic() < until:
+                self.carrier.wait(self.absent, 0.2)
+                back = self.returned()
         return back
 
     def part(self, members: Set[int]) -> tuple[int, ...]:

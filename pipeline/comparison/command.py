@@ -90,7 +90,7 @@ def _hours(base: "Run", tokens: int) -> str:
     """A line on how long so many tokens take, all peers' together."""
     import numpy as np
 
-    from pipeline.new.starting_model import model_of_run
+    from pipeline.preflight.model import model_of_run
 
     model = model_of_run(base, Path())
     if model is None:

@@ -145,14 +145,34 @@ def download(
     Raises:
       LockstepError: the repository or revision cannot be read, or a file arrived damaged.
     """
+    found = listed(name, repo_id, revision, cache, expected, network)
+    return fetch(found, name, repo_id, cache, patterns, network, progress)
+
+
+def listed(
+    name: str, repo_id: str, revision: str | None, cache: Path, expected: str, network: Network
+) -> Repository:
+    """Return what a model's repository has, as `list_repo`; offline, what it had the last time."""
     _check_name(repo_id, name, expected)
-    found = store.remembered(
+    return store.remembered(
         cache,
         Repository,
         f"{repo_id}@{revision}",
         name,
         lambda: list_repo(repo_id, revision, name, network, expected),
     )
+
+
+def fetch(
+    found: Repository,
+    name: str,
+    repo_id: str,
+    cache: Path,
+    patterns: Sequence[str],
+    network: Network,
+    progress: Callable[..., Progress],
+) -> Path:
+    """Download some of the files that were listed, as `download`."""
     files = {
         file: origin
         for file, origin in sorted(found.files.items())

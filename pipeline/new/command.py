@@ -173,7 +173,7 @@ def _write_like(given: NewAnswers, like: Path, root: Path) -> None:
     from pipeline.new import fitting
     from pipeline.new.like import check_base, tables_like
     from pipeline.new.recipes import recipe_of
-    from pipeline.new.starting_model import model_of_run
+    from pipeline.preflight.model import model_of_run
 
     recipe, base = recipe_of(given.optimizer), runfile.load(like)
     check_base(base, like)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import LockstepError
-from pipeline.new.starting_model import StartingModel
+from pipeline.preflight.model import StartingModel
 from pipeline.sources.listing import EXTENSIONS
 from pipeline.sources.text.document_files import ENDINGS
 

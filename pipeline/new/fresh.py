@@ -7,7 +7,7 @@ from pipeline.errors import LockstepError
 from pipeline.new.data_tables import NewData
 from pipeline.new.fitting import FOREVER, MOST_BATCH, Choice, check_batch, counted, divided
 from pipeline.new.recipes import Recipe
-from pipeline.new.starting_model import StartingModel
+from pipeline.preflight.model import StartingModel
 
 STEPS = 2000  # local steps that a run is aimed at
 FEWEST_ROUNDS = 20

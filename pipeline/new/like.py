@@ -9,7 +9,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.new.fitting import CALLED, Choice, check_batch, counted, value_at
 from pipeline.new.recipes import Recipe
-from pipeline.new.starting_model import StartingModel
+from pipeline.preflight.model import StartingModel
 from pipeline.runfile.optimizers.optimizer_table import OptimizerWorkload
 
 IN_ROUNDS = (  # keys that count rounds, but for those of the learning-rate schedule

@@ -15,6 +15,8 @@ ENGINES = ("dvc", "snakemake")
 AGAIN = "the same command goes on"
 SHOW_CURSOR = "\x1b[?25h"  # which a bar in a terminal hides
 _cleanings: list[tuple[Callable[[], object], str]] = []
+_received: list[int] = []  # inside `stopping`
+_at_once: list[None] = []  # one for each block of `at_once`
 
 
 def end_on_request() -> None:
@@ -66,19 +68,43 @@ def stopping() -> Iterator[Callable[[], int]]:
     Yields:
       A function that returns the exit status to end with: 0 unless asked to stop.
     """
-    received: list[int] = []
 
     def record(number: int, frame: FrameType | None) -> None:
-        if received:
+        if _received or _at_once:
             _end(number, frame)
-        received.append(number)
+        _received.append(number)
 
     before = {number: signal.signal(number, record) for number in SIGNALS}
     try:
-        yield lambda: 128 + received[0] if received else 0
+        yield lambda: 128 + _received[0] if _received else 0
     finally:
+        _received.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Have requests obeyed at once inside the block, in `stopping` too: it may wait for long."""
+    if _received:
+        _end(_received[0], None)
+    _at_once.append(None)
+    try:
+        yield
+    finally:
+        _at_once.pop()
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Put handlers of requests back at the end of the block: some libraries replace them."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def watch_engine(poll_seconds: float = 0.5) -> None:

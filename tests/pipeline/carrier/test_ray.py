@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -112,6 +114,53 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
             assert carrier.wait(frozenset({0}), 60) == {0}, why  # it is there again
     finally:
         carrier.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "room"),
+    [
+        (3, {}, None),
+        (4, {}, 3),
+        (7, {"cpus": 0.5}, 6),
+        (4, {"cpus": 0.1, "strategy": "STRICT_SPREAD"}, 3),
+        (2, {"strategy": "STRICT_PACK"}, 1),
+        (1, {"gpus": 1}, 0),
+        (1, {"memory_gb": 1e6}, 0),
+        (99, {"cpus": 0}, None),
+    ],
+)
+def test_a_cluster_without_room_for_all_peers_is_one_line_at_once(cluster, count, changes, room):
+    ray_cluster = RayCluster(address=cluster.address, **changes)
+    if not ray.is_initialized():
+        ray_actors.connect(ray_cluster)
+    line = ray_actors.shortage(count, ray_cluster)
+    assert (line is None) == (room is None)
+    if line:
+        assert f"room for {room} of {count} peers" in line and "[runtime.ray]" in line
+
+
+WAIT_FOR_RAY = """
+import sys, time
+from pipeline.stage import signals
+signals.end_on_request()
+from pipeline.carrier import ray_actors
+from pipeline.runfile.runtime_table import RayCluster
+ray_actors.connect(RayCluster(address=sys.argv[1]))
+print("connected", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_request_to_stop_is_obeyed_in_one_line_also_under_ray(cluster):
+    command = [sys.executable, "-c", WAIT_FOR_RAY, cluster.address]
+    with subprocess.Popen(
+        command, cwd=tiny.PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        assert waiting.stdout.readline() == "connected\n"
+        waiting.send_signal(signal.SIGTERM)
+        _, said = waiting.communicate(timeout=30)
+    assert waiting.returncode == 128 + signal.SIGTERM
+    assert said.strip() == "error: SIGTERM received; the same command goes on"
 
 
 def settings(cluster: Cluster, folder, carrier: str, **changes: object) -> dict:

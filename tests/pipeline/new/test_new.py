@@ -161,7 +161,9 @@ def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch
     write_json(tmp_path / "config.json", config)
     with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
         config = (tmp_path / "config.json").read_bytes()
-        commit = hub.commit({"config.json": config, "x.bin": b"-" * 99})
+        commit = hub.commit(
+            {"config.json": config, "tokenizer.json": b"{}", "model.safetensors": b"-" * 99}
+        )
         file = tmp_path / "run.toml"
         where = ("--model", REPO, "--data", "owner/tokens", "--root", tmp_path)
         lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")
@@ -176,7 +178,8 @@ def test_plan_takes_a_model_on_the_hub_from_its_config_and_not_from_another_runs
     write_json(other, llama.Config.from_hf(tiny.MODEL | {"vocab_size": 99}).to_hf())
     write_json(tmp_path / "config.json", llama.Config.from_hf(tiny.MODEL).to_hf())
     with hub_server.running_hub(monkeypatch, tmp_path / "hf") as hub:
-        hub.commit({"config.json": (tmp_path / "config.json").read_bytes()})
+        config = (tmp_path / "config.json").read_bytes()
+        hub.commit({"config.json": config, "vocab.json": b"{}", "model.safetensors": b""})
         file = tmp_path / "run.toml"
         where = ("--model", REPO, "--data", "owner/tokens", "--root", tmp_path)
         said = lockstep_new(file, *where, "--optimizer", "adamw", "--tokens", "1e5")

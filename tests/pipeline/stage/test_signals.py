@@ -78,3 +78,17 @@ def test_a_trainer_learns_the_status_to_end_with_and_ends_at_the_second_request(
         os.kill(os.getpid(), number)
         assert ended == [status]
     assert signal.getsignal(number) == before
+
+
+def test_a_trainer_that_only_waits_obeys_the_first_request(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with signals.stopping(), signals.at_once():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended == [143]
+    ended.clear()
+    with signals.stopping():
+        os.kill(os.getpid(), signal.SIGTERM)  # saved at the end of a round, and then it waits
+        assert not ended
+        with signals.at_once():
+            assert ended == [143]

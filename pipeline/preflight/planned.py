@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from pipeline import runfile
-from pipeline.new.starting_model import model_of_run
+from pipeline.preflight.model import model_of_run
 from pipeline.swarm import plan
 
 

@@ -1,0 +1,160 @@
+"""The model that a run begins with: what is there of it, and its shape, before it is fetched."""
+
+import math
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from pipeline import runfile
+from pipeline.errors import LockstepError
+from pipeline.net import hub_files
+from pipeline.stage.artifacts import read_json
+from pipeline.stage.given_files import expand
+from pipeline.stage.progress import Progress
+from pipeline.tokens.tokenizer_files import KINDS
+from pipeline.weights import hf
+
+IN_RUN = "model.LLM.checkpoint.Hub"
+ATTEMPTS = 3  # to reach the hub: somebody waits for the answer
+
+
+class ModelFiles(NamedTuple):
+    """What a folder or a repository has of a model.
+
+    Attributes:
+      where: What errors call it.
+      folder: The folder, or that of the small files that were fetched of a repository.
+      names: Names of all files, those that were not fetched too.
+      commit: Commit of the repository; None of a folder.
+    """
+
+    where: str
+    folder: Path
+    names: frozenset[str]
+    commit: str | None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there are files of a tokenizer."""
+        return not self.names.isdisjoint(KINDS)
+
+    def config(self) -> dict[str, Any]:
+        """Return the config.json.
+
+        Raises:
+          LockstepError: There is none.
+        """
+        if hf.CONFIG not in self.names:
+            raise LockstepError(f"{self.where}: found no {hf.CONFIG}, expected a model's")
+        return read_json(self.folder / hf.CONFIG)
+
+    def check_weights(self) -> None:
+        """Check that all weights are there.
+
+        Raises:
+          LockstepError: A file is not.
+        """
+        if self.names.isdisjoint((hf.WEIGHTS, hf.INDEX)):
+            raise LockstepError(
+                f"{self.where}: found neither {hf.WEIGHTS} nor {hf.INDEX}, expected weights there, "
+                "or fresh ones: model.LLM.checkpoint.Init"
+            )
+        if hf.WEIGHTS in self.names:
+            return
+        named = {file.name for file in hf.weight_files(self.folder)}
+        if absent := sorted(named - self.names):
+            raise LockstepError(f"{self.where}: {hf.INDEX} names {absent[0]}, expected it there")
+
+
+def look(repo_id: str, revision: str | None, root: Path, where: str, expected: str) -> ModelFiles:
+    """Return what there is of a model: of one on the hub, a listing and config.json are fetched.
+
+    Args:
+      repo_id: A folder, or a name on the hub, where there is no such folder or a revision.
+      revision: Commit, branch or tag; None is the main branch.
+      root: Folder of `data/`, whose store keeps what is fetched.
+      where: What errors call it.
+      expected: What they say was expected.
+
+    Raises:
+      LockstepError: There is neither, or the hub cannot be asked.
+    """
+    folder = expand(repo_id, where)
+    if revision is None and folder.is_dir():
+        return ModelFiles(str(folder), folder, frozenset(os.listdir(folder)), None)
+    name, cache = f"{where} {repo_id}", root / "data" / "store"
+    network = runfile.Network(attempts=ATTEMPTS)
+    found = hub_files.listed(name, repo_id, revision, cache, expected, network)
+    small, progress = (hf.CONFIG, hf.INDEX), partial(Progress, "hub")
+    folder = hub_files.fetch(found, name, repo_id, cache, small, network, progress)
+    return ModelFiles(name, folder, frozenset(found.files), found.commit)
+
+
+class StartingModel(NamedTuple):
+    """What a run trains.
+
+    Attributes:
+      checkpoint: Its table in a run file.
+      config: Its config.json.
+      tokenizer: The folder or the name on the hub that has its tokenizer; None without one.
+      params: Number of its parameters.
+      groups: Top-level names of the params.
+      said: What it is, for people.
+      revision: Commit of its tokenizer on the hub; None in a folder.
+    """
+
+    checkpoint: dict[str, Any]
+    config: dict[str, Any]
+    tokenizer: str | None
+    params: int
+    groups: tuple[str, ...]
+    said: str
+    revision: str | None = None
+
+    @property
+    def architecture(self) -> str:
+        """Its family, in Psyche's words."""
+        return "HfLlama" if self.config["model_type"] == "llama" else "HfAuto"
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that it takes at once."""
+        return self.config["max_position_embeddings"]
+
+
+def model_of_run(run: runfile.Run, root: Path) -> StartingModel | None:
+    """Return the model of a run file, or None where only stage convert can know it.
+
+    Raises:
+      LockstepError: Its folder or its name on the hub cannot be read.
+    """
+    match run.llm.checkpoint:
+        case runfile.CheckpointInit() as init:
+            return described({}, dict(init.config), None, "the run's own", "its config")
+        case runfile.CheckpointHub() | runfile.CheckpointP2P() as hub:
+            config = files_of_run(hub, root).config()
+            return described({}, config, None, "the run's own", hub.repo_id)
+    return None
+
+
+def files_of_run(hub: runfile.CheckpointHub | runfile.CheckpointP2P, root: Path) -> ModelFiles:
+    """Return what there is of a run's model in its folder or on the hub."""
+    return look(hub.repo_id, hub.revision, root, IN_RUN, "a folder or a model on the hub")
+
+
+def described(
+    checkpoint: dict[str, Any], config: dict[str, Any], tokenizer: str | None, said: str, where: str
+) -> StartingModel:
+    """Return a model of a config.json, which errors call `where`.
+
+    Raises:
+      LockstepError: Lockstep does not have its architecture.
+    """
+    model, parsed = hf.model_of(config, where)
+    shapes = model.shapes(parsed)
+    params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    whole = config | {"max_position_embeddings": parsed.max_position_embeddings}
+    return StartingModel(checkpoint, whole, tokenizer, params, tuple(shapes), said)
