@@ -232,7 +232,8 @@ class TextSource(Table):
     """Split of the subset. What is held out is chosen of it by held_out_percent."""
     files: Annotated[tuple[Name, ...], Field(min_length=1), AsTuple] = ("*",)
     """Shell patterns of the files' paths, where * also matches a slash. Of these, those are read
-    that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt."""
+    that end in .parquet, .jsonl, .jsonl.gz, .jsonl.zst, .json.gz, .json.zst or .txt; and in .json,
+    where no other is there or a pattern is given."""
     column: Name = "text"
     """Column of a parquet file, or key of a JSON line, that has the text."""
 

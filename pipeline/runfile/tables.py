@@ -269,7 +269,7 @@ class HeldOut(Table):
 
     sequences: Annotated[int, Field(ge=0)] = 64
     """Number of held-out sequences per measurement. With 0 nothing is measured, and a file that is
-    held out only because there is no folder held_out/ is trained on."""
+    held out only because no name says what to hold out is trained on."""
     every: Count = 10
     """Rounds between measurements."""
     stop_above: Annotated[float, Field(gt=1)] = 1.5

@@ -1,13 +1,15 @@
 """Which files of a listing a run reads.
 
-Files in a folder `held_out/` are the held-out split; without one, the last file is, unless the run
+Names say what is held out (signs.py): the files of the first of HELD_OUT_SPLITS that is there, and
+those of the others are not used. Where no name says it, the last file is held out, unless the run
 measures no held-out loss. A single file is not held out. A warning says so in both cases, to a run
 that measures one. A limit is on the train split; where it cuts by tokens or steps, at most
 HELD_OUT_TOKENS of the held-out split are fetched.
 """
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from pipeline.net.remote import Origin
 from pipeline.runfile.data import Limit
 from pipeline.sources import HELD_OUT, HELD_OUT_TOKENS, TRAIN, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.listing import EXTENSIONS, Listing, LocationFile
+from pipeline.sources.signs import HELD_OUT_SPLITS, split_of
 from pipeline.tokens.shards import Split, count_tokens
 
 
@@ -52,7 +55,63 @@ def is_by_default(listing: Listing, limit: Limit | None) -> bool:
 
     A limit says what a run trains on: then there are none.
     """
-    return limit is None and not _says_held_out(listing)
+    named = any(split in HELD_OUT_SPLITS for split in _splits(listing.files, unnamed=True))
+    return limit is None and not (listing.says_held_out or named)
+
+
+def by_name(
+    files: Sequence[LocationFile], read: str, *, unnamed: bool
+) -> tuple[list[LocationFile], list[LocationFile], list[str]]:
+    """Return the files to train on, those to hold out, and warnings of those that are not used.
+
+    Args:
+      files: of a location.
+      read: what errors call it.
+      unnamed: whether files that name no split are trained on beside some that are named `train`.
+
+    Raises:
+      LockstepError: none are left to train on.
+    """
+    splits: dict[str | None, list[LocationFile]] = {}
+    said = _splits(files, unnamed=unnamed)
+    for file, split in zip(files, said, strict=True):
+        splits.setdefault(split, []).append(file)
+    wanted = {TRAIN, None} if unnamed or TRAIN not in splits else {TRAIN}
+    train = [file for file, split in zip(files, said, strict=True) if split in wanted]
+    used = next((split for split in HELD_OUT_SPLITS if split in splits), None)
+    trained = {file.part for file in train}
+    for file in files:
+        if file.part in trained:
+            continue
+        raise LockstepError(
+            f"{read}: found only held-out files, {file.name} among them, expected train files "
+            f"too: a name says a split by a word, {TRAIN} or {', '.join(HELD_OUT_SPLITS)}"
+        )
+    warnings = []
+    for name, some in splits.items():
+        if name not in wanted | {used}:
+            kind = f"of split {name}" if name else "without a split in their names"
+            warnings.append(f"{read}: {len(some)} files {kind} are not used")
+    return train, splits.get(used, []) if used else [], warnings
+
+
+def _splits(files: Sequence[LocationFile], *, unnamed: bool) -> list[str | None]:
+    """Return what split each file's name says; of a location's only file, who named it knows."""
+    counts = Counter(file.part for file in files)
+    return [None if unnamed and counts[f.part] == 1 else split_of(f.name) for f in files]
+
+
+def sides(
+    listing: Listing, options: FetchOptions, *, unnamed: bool = True
+) -> tuple[list[LocationFile], list[LocationFile], tuple[str, ...]]:
+    """Return the train files and the held-out files of a listing, and warnings; see `by_name`."""
+    train, held_out, warnings = by_name(listing.files, listing.read, unnamed=unnamed)
+    if not held_out and not listing.says_held_out:
+        where = f"{listing.read}: no name says what to hold out"
+        train, held_out, warning = hold_out_last(train, where)
+        if options.measured or options.limit:  # otherwise all of it is trained on
+            warnings.append(warning)
+    return train, held_out, tuple(warnings)
 
 
 def choose(listing: Listing, options: FetchOptions) -> tuple[list[ChosenFile], tuple[str, ...]]:
@@ -64,11 +123,7 @@ def choose(listing: Listing, options: FetchOptions) -> tuple[list[ChosenFile], t
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in {', '.join(EXTENSIONS)}")
     limit = options.limit
-    train, held_out, warnings = _split(listing)
-    if not options.measured and is_by_default(listing, limit):
-        warnings = ()  # all of it is trained on
-    if not train:
-        raise LockstepError(f"{listing.read}: found only held-out files, expected train files too")
+    train, held_out, warnings = sides(listing, options)
     whole = [
         ChosenFile(file, TRAIN, count_tokens(file.origin.size, listing.size, file.label))
         for file in train
@@ -112,26 +167,6 @@ def max_tokens(limit: Limit | None) -> dict[Split, int | None]:
         return {TRAIN: None, HELD_OUT: None}
     train = limit.tokens if limit.steps is None else limit.sequences * limit.max_seq_len
     return {TRAIN: train, HELD_OUT: HELD_OUT_TOKENS}
-
-
-def _split(listing: Listing) -> tuple[list[LocationFile], list[LocationFile], tuple[str, ...]]:
-    """Return the train files, the held-out files, and warnings."""
-    train: list[LocationFile] = []
-    held_out: list[LocationFile] = []
-    for file in listing.files:
-        (held_out if _in_held_out(file) else train).append(file)
-    if _says_held_out(listing):
-        return train, held_out, ()
-    train, held_out, warning = hold_out_last(train, f"{listing.read}: no folder {HELD_OUT}/")
-    return train, held_out, (warning,)
-
-
-def _says_held_out(listing: Listing) -> bool:
-    return listing.says_held_out or any(map(_in_held_out, listing.files))
-
-
-def _in_held_out(file: LocationFile) -> bool:
-    return HELD_OUT in PurePosixPath(file.name).parts[:-1]
 
 
 def _shares(listing: Listing, whole: list[ChosenFile]) -> list[float]:

@@ -6,7 +6,8 @@ An end token follows each document and nothing precedes it, as in shards of data
 
 Whole files are held out, if some come near `held_out_percent` of the bytes. If none do, as with one
 file or a few large ones, a part of each file is: documents of JSON lines, chosen by their number,
-and the end of a text.
+and the end of a text. A file that is named as a train file of the folder but for the word of its
+split, such as test.txt beside train.txt, is held out whole.
 
 A limit of files is on the train files. A limit of tokens or steps takes the first of the tokens
 that there are without it; then at most HELD_OUT_TOKENS are held out.
@@ -21,7 +22,16 @@ import tokenizers
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataCorpus, Limit
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources import (
+    HELD_OUT,
+    TOKENIZER,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Survey,
+    SurveyedFile,
+    signs,
+)
 from pipeline.sources.choice import max_tokens
 from pipeline.sources.text import (
     given_tokenizer,
@@ -30,7 +40,7 @@ from pipeline.sources.text import (
     text_folder,
     tokenizing,
 )
-from pipeline.sources.text.documents import Piece, Source
+from pipeline.sources.text.documents import Piece, Source, saying
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
 from pipeline.stage.artifacts import listing_sha256, sha256_file
 from pipeline.stage.given_files import check_unchanged, expand
@@ -64,7 +74,7 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
     held_out = {
         file.name: int(file.size * percent / 100) if plan.within else file.size
         for file in plan.held_out
-    }
+    } | {file.name: file.size for file in plan.named}
     train = {file.name: file.size - held_out.get(file.name, 0) for file in plan.train}
     return Survey(
         read=text.read,
@@ -85,9 +95,8 @@ def source_sha256(location: DataCorpus, options: FetchOptions) -> str | None:
         return None
     text = _find(location)
     plan = _plan(text, location.held_out_percent, None)
-    sources = {source.name: source for source in (*plan.train, *plan.held_out)}
     try:
-        return listing_sha256((name, sha256_file(one.path)) for name, one in sources.items())
+        return listing_sha256((name, sha256_file(one.path)) for name, one in plan.files.items())
     except OSError:  # `fetch` says which
         return None
 
@@ -110,6 +119,11 @@ def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
         is no such tokenizer.
     """
     text = _find(location)
+    with saying(lambda: text.warnings):
+        return _fetch(text, location, folder, options)
+
+
+def _fetch(text: Text, location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
     plan = _plan(text, location.held_out_percent, options.limit)
     with _bar(options, plan.held_out) as bar:
         train, held_out = splitting.split(plan, location.held_out_percent, bar)
@@ -157,7 +171,11 @@ def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
 
 
 def _plan(text: Text, percent: float, limit: Limit | None) -> splitting.Plan:
-    return splitting.plan(text.files, percent, limit, str(text.root), whole=text.whole)
+    names = () if text.whole else [file.name for file in text.files]
+    named = signs.held_out_beside(names)
+    files = [file for file in text.files if file.name not in named]
+    plan = splitting.plan(files, percent, limit, str(text.root), whole=text.whole)
+    return plan._replace(named=[file for file in text.files if file.name in named])
 
 
 def most_tokens(limit: Limit | None, split: Split) -> int | None:

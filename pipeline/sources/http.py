@@ -12,7 +12,7 @@ from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHttp, LocationGcp, LocationNumberedFiles, LocationSingleUrl
 from pipeline.sources.gcs import list_bucket
-from pipeline.sources.listing import Listing, LocationFile, token_files, tokenizer_files
+from pipeline.sources.listing import Listing, LocationFile, held_by
 
 FILES = 100_000  # numbered ones at most
 
@@ -23,10 +23,9 @@ def listing(location: DataHttp, network: Network) -> Listing:
     Raises:
       LockstepError: a server cannot be reached, does not have a file, or gives no length.
     """
-    tokenizer = ()
     match location.location:
         case LocationSingleUrl(url=url):
-            read, files = hide(url), files_at([url], network)
+            read, held = hide(url), {"files": files_at([url], network)}
         case LocationNumberedFiles() as numbered:
             if numbered.num_files > FILES:
                 raise LockstepError(
@@ -37,17 +36,15 @@ def listing(location: DataHttp, network: Network) -> Listing:
                 numbered.url_template.replace("{}", str(number).zfill(numbered.n_left_pad_zeros))
                 for number in range(numbered.start_index, numbered.start_index + numbered.num_files)
             ]
-            read, files = hide(numbered.url_template), files_at(urls, network)
+            read, held = hide(numbered.url_template), {"files": files_at(urls, network)}
         case LocationGcp(bucket_name=bucket, filter_directory=folder):
             read = f"gs://{bucket}/{folder}".rstrip("/")
-            listed = list_bucket(bucket, folder, network)
-            files, tokenizer = token_files(listed), tokenizer_files(listed)
+            held = held_by(list_bucket(bucket, folder, network))
     return Listing(
         read=read,
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        files=files,
-        tokenizer=tokenizer,
+        **held,
     )
 
 

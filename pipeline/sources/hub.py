@@ -11,7 +11,7 @@ from pipeline.net import hub_files
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.sources.listing import Listing, LocationFile, tokenizer_files
+from pipeline.sources.listing import Listing, LocationFile, held_by
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,12 @@ def listing(location: DataHub, network: Network) -> Listing:
     commit, files = list_dataset(location.repo_id, location.revision, where, network)
     if location.revision != commit:
         log.warning(f"download: warning: {hub_files.pin_advice(where, commit, 'revision')}")
-    patterns = location.patterns
+    named = [file for file in files if any(fnmatch(file.name, p) for p in location.patterns)]
     return Listing(
         read=f"{location.repo_id} on the hub",
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        files=tuple(file for file in files if any(fnmatch(file.name, p) for p in patterns)),
-        tokenizer=tokenizer_files(files),
+        **held_by(files) | {"files": tuple(named)},
         says={"repo_id": location.repo_id, "commit": commit},
     )
 

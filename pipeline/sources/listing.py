@@ -1,8 +1,8 @@
 """Listings: which files of tokens a data location has, and what servers say of each.
 
-Files that end in .ds, .bin or .npy are raw tokens, as Psyche reads them, without a header. A
-tokenizer comes from a folder `tokenizer/`, where it may be in an older form, or from a
-`tokenizer.json` beside the files.
+Files that end in .ds, .bin or .npy are raw tokens, as Psyche reads them, without a header. Some
+others say something of them (signs.py). A tokenizer comes from a folder `tokenizer/`, where it may
+be in an older form, or from a `tokenizer.json` beside the files.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.table import Table
-from pipeline.sources import TOKENIZER, FetchOptions
+from pipeline.sources import TOKENIZER, FetchOptions, signs
 from pipeline.stage.given_files import check_file, check_name, stamp
 from pipeline.tokens.shards import Part
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER_FILES
@@ -55,6 +55,8 @@ class Listing(Table):
     """Its token files, in order."""
     tokenizer: tuple[LocationFile, ...] = ()
     """The files of its tokenizer; each name is one of TOKENIZER_FILES."""
+    beside: tuple[LocationFile, ...] = ()
+    """Files that say something of its token files; see signs.py."""
     parts: tuple[Part, ...] = ()
     """Locations that are mixed, if there are several."""
     says_held_out: bool = False
@@ -79,6 +81,18 @@ def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]
     """Return what `ask` lists; offline, what it listed the last time."""
     where = variant_name(location)
     return store.remembered(options.store, Listing, repr(location), where, ask)
+
+
+def held_by(files: Iterable[LocationFile]) -> dict[str, tuple[LocationFile, ...]]:
+    """Return what a listing has of these files of a location, by the listing's field."""
+    files = tuple(files)
+    tokens = token_files(files)
+    wanted = {beside for file in tokens for beside in signs.beside(file.name)}
+    return {
+        "files": tokens,
+        "tokenizer": tokenizer_files(files),
+        "beside": tuple(file for file in files if file.name in wanted),
+    }
 
 
 def token_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
@@ -119,7 +133,7 @@ def check_local(listing: Listing, root: Path) -> Listing:
       LockstepError: one is no regular file, a link out of the folder, or has a name that cannot be
         printed.
     """
-    for file in (*listing.files, *listing.tokenizer):
+    for file in (*listing.files, *listing.tokenizer, *listing.beside):
         check_name(file.name, str(root))
         check_file(Path(file.origin.url), root)
     return listing

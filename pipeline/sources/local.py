@@ -1,22 +1,25 @@
 """`data_location.Local`: a folder of token files of this machine, copied.
 
 They are read in the order of their names (Psyche takes the order in which the system lists them).
-Only files of the folder itself are read, and of its sub-folder `held_out/`.
+Only files of the folder itself are read, and of sub-folders that are named after a split, such as
+`train/` and `held_out/`.
 """
+
+from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
-from pipeline.sources import HELD_OUT, TOKENIZER
+from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, signs
 from pipeline.sources.listing import (
     EXTENSIONS,
     Listing,
     check_local,
+    held_by,
     local_file,
     token_files,
-    tokenizer_files,
 )
-from pipeline.stage.given_files import expand
+from pipeline.stage.given_files import expand, walk
 from pipeline.tokens.tokenizer_files import KINDS
 
 PATH = "model.LLM.data_location.Local"
@@ -38,9 +41,10 @@ def listing(location: DataLocal, network: Network) -> Listing:
     tokenizer = root / TOKENIZER
     if tokenizer.is_dir() and not any((tokenizer / kind).is_file() for kind in KINDS):
         raise LockstepError(f"{tokenizer}: found no tokenizer.json, expected one")
+    names = (TRAIN, *signs.HELD_OUT_SPLITS, TOKENIZER)
     files = [
         local_file(path, root)
-        for folder in (root, root / HELD_OUT, root / TOKENIZER)
+        for folder in (root, *(root / name for name in names))
         if folder.is_dir()
         for path in sorted(folder.iterdir())
         if path.is_file() or (path.name.endswith(EXTENSIONS) and not path.is_dir())
@@ -49,8 +53,18 @@ def listing(location: DataLocal, network: Network) -> Listing:
         read=location.path,
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        files=token_files(files),
-        tokenizer=tokenizer_files(files),
+        **held_by(files),
         says_held_out=(root / HELD_OUT).is_dir(),
     )
+    if not found.files and (below := _below(root)):
+        raise LockstepError(
+            f"{PATH}: {root.absolute()} has no {', '.join(EXTENSIONS)} files but {below}, expected "
+            f"them in the folder itself or in {TRAIN}/ and {HELD_OUT}/"
+        )
     return check_local(found, root)
+
+
+def _below(root: Path) -> str | None:
+    """Return the first token file that is in a folder further below, by its name."""
+    files = (local_file(path, root) for _, path in walk(root, hidden=False) if path.is_file())
+    return next((file.name for file in token_files(files)), None)

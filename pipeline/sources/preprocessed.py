@@ -1,20 +1,18 @@
 """`data_location.Preprocessed`: rows of token ids in parquet files (parquet.py), made into shards.
 
-The split is the name of a file's folder, or the beginning of its own. The first of HELD_OUT_SPLITS
-that exists is held out; without one, as choice.py does it. A limit is on the train split; where it
+Names say what is held out, as choice.py has it. A limit is on the train split; where it
 cuts by tokens or steps, at most HELD_OUT_TOKENS are held out.
 """
 
-import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pipeline.errors import LockstepError
 from pipeline.net.store import Stored
 from pipeline.runfile.data import DataPreprocessed, ShuffleDontShuffle
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
-from pipeline.sources.choice import hold_out_last, max_tokens
+from pipeline.sources.choice import is_by_default, max_tokens, sides
 from pipeline.sources.hub import REPO_ID, list_dataset
 from pipeline.sources.listing import (
     Listing,
@@ -32,7 +30,6 @@ from pipeline.tokens.columns import counted
 from pipeline.tokens.shards import Column, ShardFile, Split, write_shard
 
 MAKES_TOKENS = True
-HELD_OUT_SPLITS = ("validation", "val", "dev", "test")
 SHARD_NUMBERS = 2**20
 
 
@@ -54,7 +51,7 @@ def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
                 left -= tokens
             if tokens != 0:
                 files.append(SurveyedFile(file.name, split, file.origin.size, tokens))
-    by_default = _is_by_default(listing, options)
+    by_default = is_by_default(listing, options.limit)
     return Survey(listing.read, tuple(files), train_files, tuple(warnings), by_default)
 
 
@@ -90,7 +87,8 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
             of_all = f"{count:,} of {shards.rows[split]:,} {split} rows"
             warnings.append(f"{listing.read}: {of_all} have no label that a loss counts")
     if not shards.rows[TRAIN]:
-        raise LockstepError(f"{listing.read}: found no rows to train on, expected some")
+        found = "; ".join(["found no rows to train on, expected some", *warnings])
+        raise LockstepError(f"{listing.read}: {found}")
     return Fetched(
         files=tuple(shards.files),
         token_size_in_bytes=4,
@@ -105,7 +103,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
             "sha256": listing_sha256(pair for names in read.values() for pair in names.items()),
         },
         columns=shards.kinds,
-        held_out_by_default=_is_by_default(listing, options),
+        held_out_by_default=is_by_default(listing, options.limit),
         warnings=tuple(warnings),
     )
 
@@ -184,14 +182,9 @@ def _choose(
     listing = _list(location, options)
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in .parquet")
-    train, held_out, warnings = _split(listing, options)
-    if not train:
-        raise LockstepError(
-            f"{listing.read}: found no files of the split train, expected some beside "
-            f"{listing.files[0].name}"
-        )
+    train, held_out, warnings = sides(listing, options, unnamed=False)
     first = train[: options.limit.files if options.limit else None]
-    return listing, {TRAIN: first, HELD_OUT: held_out}, len(train), warnings
+    return listing, {TRAIN: first, HELD_OUT: held_out}, len(train), [*warnings]
 
 
 def _list(location: DataPreprocessed, options: FetchOptions) -> Listing:
@@ -232,40 +225,3 @@ def _listing(read: str, files: Iterable[LocationFile], says: dict[str, str]) -> 
         tokenizer=tokenizer_files(files),
         says=says,
     )
-
-
-def _split(
-    listing: Listing, options: FetchOptions
-) -> tuple[list[LocationFile], list[LocationFile], list[str]]:
-    """Return the train files, the held-out files, and warnings."""
-    by_split: dict[str | None, list[LocationFile]] = {}
-    for file in listing.files:
-        by_split.setdefault(_split_of(file.name), []).append(file)
-    train = by_split.pop(TRAIN if TRAIN in by_split else None, [])
-    held_out, warnings = [], []
-    for split in HELD_OUT_SPLITS:
-        held_out = held_out or by_split.pop(split, [])
-    if not held_out:
-        where = f"{listing.read}: no files of {', '.join(HELD_OUT_SPLITS)}"
-        train, held_out, warning = hold_out_last(train, where)
-        if options.measured or options.limit:  # otherwise all of it is trained on
-            warnings.append(warning)
-    for split, files in by_split.items():
-        kind = f"of split {split}" if split else "without a split in their names"
-        warnings.append(f"{listing.read}: {len(files)} files {kind} are not used")
-    return train, held_out, warnings
-
-
-def _is_by_default(listing: Listing, options: FetchOptions) -> bool:
-    """Return whether files are held out that a run without held-out loss trains on."""
-    named = any(_split_of(file.name) in HELD_OUT_SPLITS for file in listing.files)
-    return options.limit is None and not named
-
-
-def _split_of(name: str) -> str | None:
-    """Return the split with which the name of a file's folder, or its own, begins."""
-    *folders, file = PurePosixPath(name.lower()).parts
-    for part in (*folders[-1:], file):
-        if (first := re.split("[-_.]", part)[0]) in (TRAIN, *HELD_OUT_SPLITS):
-            return first
-    return None

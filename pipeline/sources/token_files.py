@@ -1,20 +1,21 @@
 """Token files of a listing: fetched, checked and put in place.
 
-They hold tokens alone: no header is parsed, not even of a .npy (one that has a header is rejected;
-Psyche would train on it).
+They hold tokens alone: no header is parsed, not even of a .npy. One that says of itself that it is
+something else, or has tokens of another size, is rejected (signs.py); Psyche would train on it.
 """
 
-import codecs
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from pipeline.errors import LockstepError, brief
-from pipeline.net import store
+import numpy as np
+
+from pipeline.errors import LockstepError
+from pipeline.net import remote, store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
 from pipeline.net.web import PIECE_BYTES
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
+from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, signs
 from pipeline.sources.choice import ChosenFile, choose, is_by_default
 from pipeline.sources.listing import Listing, LocationFile
 from pipeline.stage import artifacts
@@ -23,8 +24,7 @@ from pipeline.tokens.ids import check_file_ids
 from pipeline.tokens.shards import ShardFile, shard_path
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older, load_tokenizer, vocab_size
 
-HEAD_BYTES, TEXT_BYTES = 512, 32  # bytes that are checked for text; tokens may look like so much
-NUMPY_MAGIC = b"\x93NUMPY"
+SIZED = 2**16  # tokens that are looked at for their size
 
 
 def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
@@ -34,9 +34,12 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
       LockstepError: a file cannot be fetched, does not hold tokens, or has an invalid id.
     """
     chosen, warnings = choose(listing, options)
+    warnings += _check_beside(listing, chosen, options)
     vocab = fetch_tokenizer(listing, folder, options)
     if options.stream:
         _check_versions(listing)
+        for one in {one.split: one for one in reversed(chosen)}.values():  # the first of each
+            _check_beginning(one, listing.size, options)
         files = [_shard(one, path, None) for one, path in _shard_paths(chosen)]
         versions = [(file.name, _version(file.origin)) for file in files]
     else:
@@ -190,23 +193,53 @@ def _place(stored: Stored, target: Path, origin: Origin, size: int) -> str:
 
 def _check_tokens(path: Path, size: int, vocab: int | None, name: str) -> None:
     with open(path, "rb") as file:
-        head = file.read(HEAD_BYTES)
-    if head.startswith(NUMPY_MAGIC):
-        raise LockstepError(
-            f"{name}: found a NumPy header, expected tokens alone, as `tofile` writes them"
-        )
-    if text := _text(head):
-        raise LockstepError(
-            f"{name}: found text, {brief(repr(text))}, expected tokens; is it a page to sign in?"
-        )
+        _check_signs(file.read(SIZED * size), size, name)
     check_file_ids(path, size, vocab, name)
 
 
-def _text(head: bytes) -> str | None:
-    """Return the beginning of a file as text if it is text: half of all tokens' bytes are not."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # its end may be cut
-    except UnicodeDecodeError:
-        return None
-    is_text = all(character.isprintable() or character.isspace() for character in text)
-    return text if is_text and len(head) >= TEXT_BYTES else None
+def _check_beginning(one: ChosenFile, size: int, options: FetchOptions) -> None:
+    """Check the beginning of a file that stays where it is."""
+    stop = min(SIZED, one.tokens) * size
+    content = b"".join(remote.read(one.file.origin, 0, stop, options.network))
+    _check_signs(content, size, one.file.label)
+
+
+def _check_signs(content: bytes, size: int, name: str) -> None:
+    signs.check_tokens(content[: signs.HEAD_BYTES], name)
+    if size == 2:
+        signs.check_size(np.frombuffer(content, "<u2"), name)
+
+
+def _check_beside(
+    listing: Listing, chosen: Sequence[ChosenFile], options: FetchOptions
+) -> tuple[str, ...]:
+    """Check what files beside the first token file, and beside its like, say; return warnings.
+
+    Raises:
+      LockstepError: one says another size of a token.
+    """
+    known = {(file.part, file.name): file for file in listing.beside}
+    found: dict[str, tuple[LocationFile, LocationFile]] = {}  # by ending, the first that has one
+    for one in chosen:
+        for name in signs.beside(one.file.name):
+            if (file := known.get((one.file.part, name))) is not None:
+                found.setdefault(PurePosixPath(name).suffix, (one.file, file))
+    warnings = []
+    if signs.MASK in found:
+        _, mask = found.pop(signs.MASK)
+        warnings.append(
+            f"{mask.label} says which tokens a loss counts, and is not read: all of them count"
+        )
+    for tokens, file in found.values():
+        if file.origin.size > signs.MOST_BESIDE:
+            continue
+        (stored,) = fetch_files([file], options)
+        said = signs.token_bytes(file.name, stored.path.read_bytes(), tokens.origin.size)
+        if said not in (None, listing.size):
+            sizes = {2: "TwoBytes", 4: "FourBytes"}
+            raise LockstepError(
+                f"{tokens.label}: {file.label} beside it says {said} bytes a token, and "
+                f"token_size_in_bytes is {listing.token_size_in_bytes}, expected "
+                f"{sizes.get(said, 'tokens of 2 or 4 bytes')}"
+            )
+    return tuple(warnings)

@@ -13,7 +13,7 @@ from pipeline.net.remote import Origin
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataUrl
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.sources.listing import Listing, LocationFile, token_files, tokenizer_files
+from pipeline.sources.listing import Listing, LocationFile, held_by
 from pipeline.stage.given_files import check_name
 
 # Other addresses have locations of their own, which check more.
@@ -38,13 +38,11 @@ def listing(location: DataUrl, network: Network) -> Listing:
             f"{variant_name(location)}: found {hide(location.url)}, expected "
             f"{INSTEAD.get(scheme, 'Local')} for it; this one is for s3:// and the like"
         )
-    files = tuple(list_files(location.url, scheme, network))
     return Listing(
         read=hide(location.url),
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        files=token_files(files),
-        tokenizer=tokenizer_files(files),
+        **held_by(list_files(location.url, scheme, network)),
     )
 
 

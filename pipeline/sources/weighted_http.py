@@ -67,11 +67,13 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
         )
     files: list[LocationFile] = []
     tokenizer: tuple[LocationFile, ...] = ()
+    beside: tuple[LocationFile, ...] = ()
     for number, (one, _) in enumerate(weighted):
         part = http.listing(one, network)
         if not part.files:
             raise LockstepError(f"{part.read}: found no token files, expected some")
         tokenizer = tokenizer or part.tokenizer
+        beside += tuple(file.model_copy(update={"part": number}) for file in part.beside)
         files += [file.model_copy(update={"part": number}) for file in part.files]
     return Listing(
         read=name,
@@ -79,5 +81,6 @@ def listing(location: DataWeightedHttp, network: Network) -> Listing:
         shuffle=config.shuffle,
         files=tuple(files),
         tokenizer=tokenizer,
+        beside=beside,
         parts=tuple(Part(shuffle=one.shuffle, weight=weight) for one, weight in weighted),
     )

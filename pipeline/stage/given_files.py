@@ -1,7 +1,8 @@
 """Files that are not ours: a user's folder, or a stranger's model, publication or bundle.
 
 Names are safe to print and to join to a folder, files are regular (from a pipe reading would never
-begin, from a device never end), and what is read into memory has a size that is looked at first.
+begin, from a device never end), and what is read into memory has a size that is looked at first,
+as it is and as it unpacks.
 What a server may cost, net/limits.py says; docs/reference/what-is-refused.md lists who checks what.
 
 A link in a stranger's folder may lead to a private file of this machine, which would be trained on,
@@ -12,15 +13,20 @@ while it is read; then its hash would be that of other bytes.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 from pipeline.errors import LockstepError, brief, reveals
 
 DEEPEST = 64  # folders in one another
 NAME_BYTES = 1024  # at most, of a path in a folder, as in S3
+# At most, of what packed data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
+LEAST_UNPACKED, TIMES_UNPACKED = 2**22, 200
+YAML_DEPTH, YAML_NODES = 100, 100_000
 
 
 class FileStamp(NamedTuple):
@@ -130,6 +136,68 @@ def read_bytes(path: Path, most: int) -> bytes:
     if max(status.st_size, len(content)) > most:
         raise LockstepError(f"{path}: over {most} bytes, expected at most that")
     return content
+
+
+def check_unpacked(packed: int, unpacked: int, name: str) -> int:
+    """Check that so many bytes may unpack to so many; return to how many they may.
+
+    Raises:
+      LockstepError: they may not: nobody has stored so much of it who wants it to be read.
+    """
+    allowed = max(LEAST_UNPACKED, TIMES_UNPACKED * packed)
+    if unpacked > allowed:
+        raise LockstepError(
+            f"{name}: {packed} bytes unpack to {unpacked} and more, expected at most "
+            f"{TIMES_UNPACKED} times as many"
+        )
+    return allowed
+
+
+def check_yaml(
+    content: bytes | str, name: str, check_tag: Callable[[str | None], None] | None = None
+) -> None:
+    """Check a stranger's YAML before it is parsed: parsers are recursive, and aliases multiply.
+
+    `check_tag` raises at a tag that may not be there.
+
+    Raises:
+      LockstepError: it is no YAML, too deep, or has too many values.
+    """
+    opened: list[tuple[str | None, int]] = []  # the anchors, and nodes so far, of what is not done
+    known: dict[str, int] = {}
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    try:
+        for event in yaml.parse(content, loader):
+            if check_tag and isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+                check_tag(event.tag)
+            match event:
+                case yaml.CollectionStartEvent():
+                    opened.append((event.anchor, 1))
+                    if len(opened) > YAML_DEPTH:
+                        raise LockstepError(
+                            f"{name}: lists or tables more than {YAML_DEPTH} deep, expected fewer"
+                        )
+                    continue
+                case yaml.CollectionEndEvent():
+                    anchor, nodes = opened.pop()
+                case yaml.AliasEvent():
+                    anchor, nodes = None, known.get(event.anchor, YAML_NODES)  # or in itself
+                case yaml.ScalarEvent():
+                    anchor, nodes = event.anchor, 1
+                case _:
+                    continue
+            if anchor is not None:
+                known[anchor] = nodes
+            if opened:
+                outer, count = opened.pop()
+                opened.append((outer, count + nodes))
+                if count + nodes > YAML_NODES:
+                    raise LockstepError(
+                        f"{name}: more than {YAML_NODES} values, those of aliases counted each "
+                        "time, expected fewer"
+                    )
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LockstepError(f"{name}: {brief(str(error), 200)}, expected YAML") from error
 
 
 def check_name(name: str, where: str) -> str:

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -26,10 +26,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from pipeline.errors import LockstepError, brief
+from pipeline.stage import given_files
 from pipeline.stage.given_files import check_file
 
 KEY = "[evaluate] trust_task_code = true"
-YAML_BYTES, YAML_DEPTH, YAML_NODES = 2**18, 100, 100_000
+YAML_BYTES = 2**18
 TEXT = 2**24  # characters that a template may write
 DIGITS = 2**16  # bits of a number that it may compute
 FUNCTION = "!function"
@@ -62,44 +63,11 @@ def check_yaml(path: Path, *, functions: bool) -> None:
       LockstepError: It is no regular file; it is too large, or too deep; or it names code.
     """
     check_file(path, most=YAML_BYTES)
-    opened: list[tuple[str | None, int]] = []  # the anchors, and nodes so far, of what is not done
-    known: dict[str, int] = {}
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-    try:
-        for event in yaml.parse(path.read_bytes(), loader):
-            if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
-                _check_tag(path, event.tag, functions)
-            match event:
-                case yaml.CollectionStartEvent():
-                    opened.append((event.anchor, 1))
-                    if len(opened) > YAML_DEPTH:
-                        raise LockstepError(
-                            f"{path}: lists or tables more than {YAML_DEPTH} deep, expected fewer"
-                        )
-                    continue
-                case yaml.CollectionEndEvent():
-                    anchor, nodes = opened.pop()
-                case yaml.AliasEvent():
-                    anchor, nodes = None, known.get(event.anchor, YAML_NODES)  # or in itself
-                case yaml.ScalarEvent():
-                    anchor, nodes = event.anchor, 1
-                case _:
-                    continue
-            if anchor is not None:
-                known[anchor] = nodes
-            if opened:
-                outer, count = opened.pop()
-                opened.append((outer, count + nodes))
-                if count + nodes > YAML_NODES:
-                    raise LockstepError(
-                        f"{path}: more than {YAML_NODES} values, those of aliases counted each "
-                        "time, expected fewer"
-                    )
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LockstepError(f"{path}: {brief(str(error), 200)}, expected YAML") from error
+    check_tag = partial(_check_tag, path, functions=functions)
+    given_files.check_yaml(path.read_bytes(), str(path), check_tag)
 
 
-def _check_tag(path: Path, tag: str | None, functions: bool) -> None:
+def _check_tag(path: Path, tag: str | None, *, functions: bool) -> None:
     if tag == FUNCTION and not functions:
         raise LockstepError(
             f"{path}: found {FUNCTION}, which runs code, expected none; {KEY} allows it"

@@ -12,6 +12,7 @@ from pipeline.programs import held_out
 from pipeline.publication import layout
 from pipeline.publication.accepted_export import CARD
 from pipeline.runfile.table import Count, NotNegative, Table
+from pipeline.stage.given_files import check_yaml
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 ROUNDING = 1e-6  # of numbers that follow from the loss, relative
@@ -135,21 +136,13 @@ def _names(metric: str) -> tuple[str, str]:
     return HELD_OUT_SPLIT, HELD_OUT[metric]
 
 
-class _WithoutAliases(yaml.SafeLoader):
-    """A loader that refuses aliases: a kilobyte of them stands for terabytes of text."""
-
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias, expected values alone")
-        return super().compose_node(parent, index)
-
-
 def _front(card: str) -> dict[str, Any]:
     """Return a card's front matter, which has one meaning only: as the stages write YAML."""
     beginning, _, rest = card.partition(FENCE)
     front, fence, _ = rest.partition(f"\n{FENCE}")
     try:
-        found = yaml.load(front, _WithoutAliases)  # noqa: S506 - a safe loader
+        check_yaml(front, f"{CARD}: its front matter")
+        found = yaml.safe_load(front)
         same = yaml.safe_dump(found, sort_keys=False) == f"{front}\n"
     except (yaml.YAMLError, RecursionError, ValueError):
         found, same = None, False

@@ -4,36 +4,29 @@ What is no document is left out and counted, since text of the web has some of e
 an empty text, bytes that are not UTF-8, a line that is not JSON, a document of too many bytes.
 """
 
-import gzip
 import json
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import IOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from pipeline.errors import LockstepError, brief
+from pipeline.sources import signs
 from pipeline.sources.parquet import pyarrow_for
 from pipeline.sources.text.documents import unreadable
+from pipeline.sources.text.line_files import JSON_LINES, Lines
+from pipeline.stage.given_files import check_unpacked
 
 if TYPE_CHECKING:
     from pyarrow import Schema
+    from pyarrow.parquet import ParquetFile
 
 PARQUET, TEXT = ".parquet", ".txt"
-# Endings of JSON lines -> how their bytes are packed.
-JSON_LINES = {
-    ".jsonl": "",
-    ".jsonl.gz": "gzip",
-    ".json.gz": "gzip",
-    ".jsonl.zst": "zstd",
-    ".json.zst": "zstd",
-}
 ENDINGS = (PARQUET, *JSON_LINES, TEXT)
 PLAIN = (TEXT, *(ending for ending, packed in JSON_LINES.items() if not packed))
 DOCUMENT_BYTES = 2**26  # at most, of a document, which is read into memory
-ROWS = 64  # of parquet, read at once
 BUFFER = 2**20  # bytes of a parquet file, read at once
 
 # Why something is left out.
@@ -58,7 +51,7 @@ def documents(path: Path, name: str, column: str, left_out: Counter[str]) -> Ite
         yield from of_row_groups(path, None, name, column, left_out)
         return
     if lower.endswith(TEXT):
-        found = _of_text(path, left_out)
+        found = _of_text(path, name, left_out)
     else:
         packing = next(kind for ending, kind in JSON_LINES.items() if lower.endswith(ending))
         found = _of_lines(path, name, packing, column, left_out)
@@ -98,7 +91,7 @@ def _of_parquet(
     given: Path | IOBase, groups: range | None, name: str, column: str, left_out: Counter[str]
 ) -> Iterator[bytes | None]:
     pyarrow = pyarrow_for(name)
-    from pyarrow import compute, parquet
+    from pyarrow import parquet
 
     with one_line(name, pyarrow.ArrowException, "a parquet file"):
         source = given if isinstance(given, Path) else pyarrow.PythonFile(given, "r")
@@ -106,16 +99,27 @@ def _of_parquet(
         file = parquet.ParquetFile(source, memory_map=False, buffer_size=BUFFER, pre_buffer=False)
         schema = file.schema_arrow
     check_column(schema, name, column)
+    _check_unpacked(file, groups, name, column)
     with one_line(name, pyarrow.ArrowException, "a whole parquet file"):
         numbers = None if groups is None else [*groups]
-        for batch in file.iter_batches(ROWS, row_groups=numbers, columns=[column]):
+        # a row at once: a few bytes of a file may stand for many large texts
+        for batch in file.iter_batches(1, row_groups=numbers, columns=[column]):
             # as bytes: text that is not UTF-8 would end the whole batch
-            data_N = batch.column(0).cast(pyarrow.large_binary())
-            short_N = compute.less_equal(compute.binary_length(data_N), DOCUMENT_BYTES)
-            short_N = compute.fill_null(short_N, True)  # noqa: FBT003
-            kept_n = data_N.filter(short_N)
-            left_out[TOO_LONG] += len(data_N) - len(kept_n)
-            yield from kept_n.to_pylist()
+            (data,) = batch.column(0).cast(pyarrow.large_binary()).to_pylist()
+            if data is None or len(data) <= DOCUMENT_BYTES:
+                yield data
+            else:
+                left_out[TOO_LONG] += 1
+
+
+def _check_unpacked(file: "ParquetFile", groups: range | None, name: str, column: str) -> None:
+    """Check of each row group what its texts unpack to, by the file's metadata."""
+    metadata = file.metadata
+    for group in map(metadata.row_group, groups or range(metadata.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema == column:
+                sizes = (part.total_compressed_size, part.total_uncompressed_size)
+                check_unpacked(*sizes, f"{name}: column {brief(column)}")
 
 
 def check_column(schema: "Schema", name: str, column: str) -> None:
@@ -124,9 +128,16 @@ def check_column(schema: "Schema", name: str, column: str) -> None:
     Raises:
       LockstepError: it has no such column, several of the name, or one of something else.
     """
-    pyarrow = pyarrow_for(name)
+    pyarrow_for(name)
+    from pyarrow import types
+
+    # a shard may have nothing but nulls
+    of_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    of_text += (types.is_binary, types.is_large_binary, types.is_binary_view)
     found = schema.field(column).type if schema.names.count(column) == 1 else None
-    if found not in (pyarrow.string(), pyarrow.large_string()):
+    if found is not None and types.is_dictionary(found):  # such as categories of pandas
+        found = found.value_type
+    if found is None or not any(says(found) for says in of_text):
         columns = brief(", ".join(f"{field.name} ({field.type})" for field in schema), 200)
         raise LockstepError(
             f"{name}: found the columns {columns}, expected {column!r} with text among them"
@@ -151,9 +162,12 @@ def _of_lines(
 ) -> Iterator[str | None]:
     keys: list[str] = []  # of an object that lacks the key
     found = False
-    for line in _lines(path, name, packing, left_out):
-        try:
-            value = json.loads(line)
+    for _, line in Lines(path, name, packing, DOCUMENT_BYTES):
+        if line is None:
+            left_out[TOO_LONG] += 1
+            continue
+        try:  # as UTF-8: of bytes, json guesses the encoding of each line
+            value = json.loads(line.decode())
         except UnicodeDecodeError:
             left_out[NOT_UTF8] += 1
             continue
@@ -177,53 +191,16 @@ def _of_lines(
         raise LockstepError(f"{name}: found the keys {shown}, expected {key!r} among them")
 
 
-def _lines(path: Path, name: str, packing: str, left_out: Counter[str]) -> Iterator[bytes]:
-    """Yield the lines that are not blank, of at most DOCUMENT_BYTES."""
-    try:
-        with open(path, "rb") as raw, _unpacked(raw, name, packing) as file:
-            while line := file.readline(DOCUMENT_BYTES + 1):
-                if len(line) > DOCUMENT_BYTES:
-                    left_out[TOO_LONG] += 1
-                    while line and not line.endswith(b"\n"):
-                        line = file.readline(DOCUMENT_BYTES)
-                elif not line.isspace():
-                    yield line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise LockstepError(f"{name}: {error}, expected whole gzip data") from error
-    except OSError as error:
-        if error.errno is None:  # of zstd
-            line = (str(error).splitlines() or ["damaged"])[0]
-            raise LockstepError(f"{name}: {brief(line, 200)}, expected whole zstd data") from error
-        raise unreadable(path, error) from error
-
-
-def _unpacked(raw: BinaryIO, name: str, packing: str) -> AbstractContextManager[BinaryIO]:
-    openers: dict[str, Callable[[], AbstractContextManager]] = {
-        "": lambda: raw,
-        "gzip": lambda: gzip.GzipFile(fileobj=raw),
-        "zstd": lambda: _zstd(raw, name),
-    }
-    return openers[packing]()
-
-
-@contextmanager
-def _zstd(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
-    import io
-
-    pyarrow = pyarrow_for(name)
-    with pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd") as stream:
-        yield io.BufferedReader(stream, 2**20)
-
-
 # ---- Text ----
 
 
-def _of_text(path: Path, left_out: Counter[str]) -> Iterator[bytes]:
+def _of_text(path: Path, name: str, left_out: Counter[str]) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             data = file.read(DOCUMENT_BYTES + 1)
     except OSError as error:
         raise unreadable(path, error) from error
+    signs.check_text(data[: signs.HEAD_BYTES], name)
     if len(data) > DOCUMENT_BYTES:
         left_out[TOO_LONG] += 1
     else:

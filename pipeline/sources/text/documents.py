@@ -1,7 +1,8 @@
 """Text files of a corpus: documents, split and read in pieces, in constant memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +78,19 @@ def _border(text: str) -> int:
             front = front or line
         line = text.rfind("\n", 1, line)
     return front or max(0, text.rfind(" ", 1, PIECE)) or PIECE
+
+
+@contextmanager
+def saying(left_out: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Add what was left out to an error that ends the block, since it may be why it ends.
+
+    `left_out` returns a line for each reason.
+    """
+    try:
+        yield
+    except LockstepError as error:
+        error.args = ("; ".join([*error.args, *left_out()]),)
+        raise
 
 
 def unreadable(path: Path, error: OSError) -> LockstepError:

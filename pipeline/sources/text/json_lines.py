@@ -1,25 +1,20 @@
 """A file of JSON lines, plain or compressed by gzip: each line is an object with one document."""
 
-import codecs
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.errors import LockstepError
-from pipeline.sources.text.documents import PIECE, Piece, Source, cut, unreadable
+from pipeline.sources.text.documents import PIECE, Piece, Source, cut
+from pipeline.sources.text.line_files import Lines
 from pipeline.stage.progress import Progress
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 LINE_BYTES = 2**28  # at most: a line is read into memory
 BINS = 2**16
-LINES_AT_ONCE = 256  # lines between two steps of the bar
-# At most, of what gzip data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
-UNPACKED_BYTES, UNPACKED_TIMES = 2**22, 200
 SHOWN = 5  # keys of an object in an error message
 
 
@@ -114,35 +109,18 @@ class JsonLines(Source):
 
     def _lines(self, bar: Progress) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that are not blank, with their numbers, from 1."""
-        try:
-            with open(self.path, "rb") as raw:
-                file = gzip.GzipFile(fileobj=raw) if self.path.suffix.lower() == ".gz" else raw
-                number = at = 0
-                while line := file.readline(LINE_BYTES + 1):
-                    number += 1
-                    if len(line) > LINE_BYTES:
-                        raise LockstepError(
-                            f"{self.path}: line {number}: over {LINE_BYTES} bytes, expected lines "
-                            "of one document each"
-                        )
-                    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                    if line and not line.isspace():
-                        yield number, line
-                    if number % LINES_AT_ONCE == 0:
-                        bar.advance(raw.tell() - at)
-                        at = raw.tell()
-                        if file.tell() > max(UNPACKED_BYTES, UNPACKED_TIMES * at):
-                            raise LockstepError(
-                                f"{self.path}: {at} bytes unpack to {file.tell()} and more, "
-                                f"expected at most {UNPACKED_TIMES} times as many of text"
-                            )
-                bar.advance(self.size - at)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise LockstepError(
-                f"{self.path}: after line {number}: {error}, expected whole gzip data"
-            ) from error
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        packing = "gzip" if self.path.suffix.lower() == ".gz" else ""
+        lines, at = Lines(self.path, str(self.path), packing, LINE_BYTES), 0
+        for number, line in lines:
+            if line is None:
+                raise LockstepError(
+                    f"{self.path}: line {number}: over {LINE_BYTES} bytes, expected lines of one "
+                    "document each"
+                )
+            yield number, line
+            bar.advance(lines.at - at)
+            at = lines.at
+        bar.advance(self.size - at)
 
 
 def _shown(value: object) -> str:

@@ -20,11 +20,18 @@ class Plan(NamedTuple):
       train: files to train on.
       held_out: files that are held out.
       within: whether a part of each file is held out; then `held_out` is all files.
+      named: files that are held out whole too, since their names say so.
     """
 
     train: list[Source]
     held_out: list[Source]
     within: bool
+    named: list[Source] = []  # noqa: RUF012 - never changed
+
+    @property
+    def files(self) -> dict[str, Source]:
+        """All files, by name."""
+        return {file.name: file for file in (*self.train, *self.held_out, *self.named)}
 
 
 def plan(
@@ -68,7 +75,7 @@ def split(plan: Plan, percent: float, bar: Progress) -> tuple[list[Source], list
       LockstepError: no part of any file is small enough, or a file cannot be read.
     """
     if not plan.within:
-        return plan.train, plan.held_out
+        return plan.train, [*plan.held_out, *plan.named]
     parts = {file.name: file.split(percent, bar) for file in plan.held_out}
     held_out = [part for _, part in parts.values() if part is not None]
     if not held_out:
@@ -77,7 +84,7 @@ def split(plan: Plan, percent: float, bar: Progress) -> tuple[list[Source], list
             f"{PERCENT}: found {percent}, expected enough to hold out a document or a line of "
             f"{names}"
         )
-    return [parts[file.name][0] for file in plan.train], held_out
+    return [parts[file.name][0] for file in plan.train], [*held_out, *plan.named]
 
 
 def split_by_file(sizes: dict[str, int], held_out_percent: float) -> tuple[list[str], list[str]]:

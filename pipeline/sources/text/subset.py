@@ -17,6 +17,7 @@ from pydantic import Field
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile.explain import validate
 from pipeline.runfile.table import AsTuple, Table
+from pipeline.stage.given_files import check_yaml
 
 README = "README.md"
 MOST_BYTES = 2**20  # of a README.md
@@ -95,7 +96,10 @@ def _front_matter(readme: bytes, where: str) -> FrontMatter:
     beginning, _, rest = text.partition(FENCE)
     front, fence, _ = rest.partition(f"\n{FENCE}")
     try:
-        found = {} if beginning or not fence else yaml.safe_load(front)
+        if beginning or not fence:
+            return FrontMatter()
+        check_yaml(front, where)
+        found = yaml.safe_load(front)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         line = brief(str(error).splitlines()[0], 200)
         raise LockstepError(f"{where}: {line}, expected YAML in front of it") from error

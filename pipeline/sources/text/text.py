@@ -5,7 +5,10 @@ resumed and never fetched twice: whole, or of parquet as many row groups as a li
 token follows each document, as in `Corpus`.
 
 A document is held out if its SHA-256 is below `held_out_percent` of all there could be. So the same
-text is always on the same side, and more data never moves it. A limit of files is on all files of a
+text is always on the same side, and more data never moves it. All of a file are that is named as a
+train file of the source but for the word of its split, as test.jsonl beside train.jsonl is.
+
+A limit of files is on all files of a
 source. One of tokens or steps is divided among the sources by their weights, and fetches no more
 than it needs; the rest of what was fetched last is read for documents to hold out, at most
 HELD_OUT_TOKENS. Sequences of several sources are mixed while they are read (tokens/mixture.py).
@@ -30,13 +33,22 @@ from pipeline.runfile.data import (
     TextSource,
 )
 from pipeline.runfile.serde_enum import variant_name
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources import (
+    HELD_OUT,
+    TOKENIZER,
+    TRAIN,
+    Fetched,
+    FetchOptions,
+    Survey,
+    SurveyedFile,
+    signs,
+)
 from pipeline.sources.choice import first_far, max_tokens
 from pipeline.sources.corpus import TRAINED_CHARACTERS, most_tokens
 from pipeline.sources.listing import LocationFile
 from pipeline.sources.text import far_parquet, given_tokenizer, tokenizing
 from pipeline.sources.text.document_files import PARQUET, PLAIN, documents, of_row_groups
-from pipeline.sources.text.documents import PIECE, Piece, cut
+from pipeline.sources.text.documents import PIECE, Piece, cut, saying
 from pipeline.sources.text.given_tokenizer import CorpusTokenizer
 from pipeline.sources.text.text_sources import files_of
 from pipeline.sources.token_files import fetch_files
@@ -59,8 +71,9 @@ def survey(location: AnyText, options: FetchOptions) -> Survey:
     listings = [files_of(one.source, one.where, options) for one in given]
     most = None if options.limit is None else options.limit.files
     files = tuple(
-        SurveyedFile(file.name, TRAIN, file.origin.size, None)
+        SurveyedFile(file.name, HELD_OUT if file.name in named else TRAIN, file.origin.size, None)
         for listing in listings
+        for named in [signs.held_out_beside(file.name for file in listing.files)]
         for file in listing.files[:most]
     )
     whole = sum(len(listing.files) for listing in listings)
@@ -100,6 +113,13 @@ def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:
         column; a split has no documents; or there is no such tokenizer.
     """
     texts = [_Text(location, one, options) for one in _given(location)]
+    with saying(lambda: (line for text in texts for line in text.warnings())):
+        return _fetch(location, texts, folder, options)
+
+
+def _fetch(
+    location: AnyText, texts: "Sequence[_Text]", folder: Path, options: FetchOptions
+) -> Fetched:
     encoder = _encoder(location, texts, folder / TOKENIZER, options)
     size = 2 if encoder.vocab_size <= 2**16 else 4
     files: dict[Split, list[ShardFile]] = {TRAIN: [], HELD_OUT: []}
@@ -204,6 +224,7 @@ class _Text:
       counts: documents that were read, by split.
       read: SHA-256 of each file that was read to its end or in part, by name.
       left_out: how many were left out, by reason.
+      named: files whose documents are all held out, since their names say so.
       enough: whether no further file is needed.
       unproven: SHA-256 of what was fetched and no checksum of a server covers.
     """
@@ -223,13 +244,20 @@ class _Text:
         self._sizes: dict[str, int] = {}
         self.left_out: Counter[str] = Counter()
         self.unproven: dict[str, None] = {}
+        self.named = signs.held_out_beside(file.name for file in self.listing.files)
         self.enough = False
+
+    def _side(self, file: LocationFile, text: str) -> Split:
+        held_out = file.name in self.named or is_held_out(text, self.location.held_out_percent)
+        return HELD_OUT if held_out else TRAIN
 
     def documents(self) -> Iterator[tuple[Split, str]]:
         """Yield every document with its split, in the order of the files."""
         self.left_out.clear()
-        limit, percent = self.options.limit, self.location.held_out_percent
+        limit = self.options.limit
         files = self.listing.files[: None if limit is None else limit.files]
+        # first what is trained on: a limit may need no more
+        files = sorted(files, key=lambda file: file.name in self.named)
         # where only tokenizing tells how much is needed, each file is fetched as it is reached
         as_needed = limit is not None and limit.files is None
         at_once = 1 if as_needed else self.options.network.connections
@@ -240,14 +268,14 @@ class _Text:
             is_parquet = some[0].name.lower().endswith(PARQUET)
             if as_needed and is_parquet and not some[0].origin.is_local:
                 for text in self._of_parts(some[0]):
-                    yield HELD_OUT if is_held_out(text, percent) else TRAIN, text
+                    yield self._side(some[0], text), text
                 continue
             for file, stored in zip(some, fetch_files(some, self.options), strict=True):
                 with unchanged([stored.path]):
                     self._note(file, file.origin.size, stored.sha256 or sha256_file(stored.path))
                     column = self.given.source.column
                     for text in documents(stored.path, file.label, column, self.left_out):
-                        yield HELD_OUT if is_held_out(text, percent) else TRAIN, text
+                        yield self._side(file, text), text
 
     def _of_parts(self, file: LocationFile) -> Iterator[str]:
         """Yield the documents of a parquet file elsewhere; no more of it is fetched than needed."""
@@ -296,6 +324,7 @@ class _Text:
             **({"read": self.listing.read} if self.given.weight else {}),
             **self.listing.says,
             "files": [*self.read],
+            **({"held_out_files": sorted(self.named)} if self.named else {}),
             "documents": {split: self.counts[split] for split in (TRAIN, HELD_OUT)},
             "left_out": {why: count for why, count in self.left_out.items() if count},
         }

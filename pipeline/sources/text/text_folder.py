@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from pipeline.errors import LockstepError
+from pipeline.sources import signs
 from pipeline.sources.text.documents import Source, unreadable
 from pipeline.sources.text.json_lines import ENDINGS, JsonLines
 from pipeline.sources.text.text_file import TextFile
@@ -18,6 +19,7 @@ PATH = "model.LLM.data_location.Corpus.path"
 
 # Why a file is left out.
 EMPTY, BINARY, LINKS = "empty files", "binary files", "links out of the folder"
+ENCODED = "files of UTF-16 or UTF-32, expected UTF-8"
 
 
 def find(path: Path, key: str) -> tuple[list[Source], tuple[str, ...]]:
@@ -66,8 +68,12 @@ def _left_out(root: Path, file: Path) -> str | None:
         return BINARY
     if not stamp(file).size:
         return EMPTY
-    if root.is_dir() and not _is_json_lines(file) and b"\0" in _head(file):
-        return BINARY
+    if root.is_dir() and not _is_json_lines(file):
+        head = _head(file)
+        if signs.encoding_of(head):
+            return ENCODED
+        if b"\0" in head or signs.format_of(head[: signs.HEAD_BYTES]):
+            return BINARY
     return None
 
 
@@ -75,7 +81,9 @@ def _source(name: str, file: Path, key: str) -> Source:
     current = stamp(file)
     if _is_json_lines(file):
         return JsonLines(name, file, current, key)
-    mark = len(codecs.BOM_UTF8) if _head(file).startswith(codecs.BOM_UTF8) else 0
+    head = _head(file)
+    signs.check_text(head[: signs.HEAD_BYTES], str(file))
+    mark = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
     return TextFile(name, file, current, start=mark, stop=current.size)
 
 

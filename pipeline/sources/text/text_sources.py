@@ -106,11 +106,14 @@ def _listing(
         wanted = any(fnmatch(name, pattern) for pattern in source.files)
         return wanted and not hidden and name.lower().endswith(ENDINGS)
 
+    found = [file for file in sorted(files, key=lambda file: file.name) if fits(file.name)]
+    if source.files == EVERYTHING:  # beside files of text, a .json says something else
+        found = [file for file in found if not file.name.lower().endswith(".json")] or found
     return Listing(
         read=hide(source.source.strip()) + on,
         token_size_in_bytes="FourBytes",
         shuffle=ShuffleDontShuffle(),
-        files=tuple(file for file in sorted(files, key=lambda file: file.name) if fits(file.name)),
+        files=tuple(found),
         says=says or {},
     )
 

@@ -41,7 +41,7 @@ def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
     index = [{"name": "m", "results": [result | {"metrics": [metric]}]}]
     front = yaml.safe_dump({results.INDEX: index}, sort_keys=False)
     assert len(front) < 4000
-    with pytest.raises(LockstepError, match="front matter is not as the stages export and report"):
+    with pytest.raises(LockstepError, match="front matter: more than 100000 values, "):
         results.check(f"---\n{front}---\n", EVALUATED)
 
 

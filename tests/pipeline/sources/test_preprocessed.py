@@ -157,7 +157,7 @@ def test_a_tokenizer_beside_the_files_comes_along_and_bounds_their_ids(root, tmp
         (["train/0", "dev/0", "dev/1"], ["train/0"], ["dev/0", "dev/1"], None),
         (["default/train/0", "default/val/1"], ["default/train/0"], ["default/val/1"], None),
         (["a", "b", "c"], ["a", "b"], ["c"], "so the last file, c.parquet, is held out"),
-        (["train-0", "train-1"], ["train-0"], ["train-1"], "no files of validation, val, dev, te"),
+        (["train-0", "train-1"], ["train-0"], ["train-1"], "no name says what to hold out, so"),
         (["a"], ["a"], [], "and one file, so nothing is held out"),
         (["a", "validation"], ["a"], ["validation"], None),
         (["trained", "train-0", "val.0"], ["train-0"], ["val.0"], "1 files without a split in th"),
@@ -375,7 +375,9 @@ def test_a_folder_that_is_not_there_or_has_no_parquet_is_refused(root, tmp_path)
     (root / "a.txt").touch()
     assert "found no file that ends in .parquet" in refusal(fetch, root, tmp_path / "again")
     put(root / "test-0.parquet", rows_of(0))
-    assert "found no files of the split train" in refusal(fetch, root, tmp_path / "once-more")
+    assert "found only held-out files, test-0.parquet" in refusal(
+        fetch, root, tmp_path / "once-more"
+    )
 
 
 def test_a_file_that_may_not_be_read_is_refused(root, tmp_path, monkeypatch):

@@ -246,7 +246,7 @@ configs:
         ),
         (README, {"subset": "plain", "split": "test"}, "found the splits train in subset 'plain'"),
         ("# No front", {"subset": "sample"}, "found the subsets none"),
-        ("---\na: [\n---\n", {"subset": "sample"}, "expected YAML in front of it"),
+        ("---\na: [\n---\n", {"subset": "sample"}, "README.md: while parsing a flow node"),
         ("---\nconfigs: 3\n---\n", {"subset": "sample"}, "README.md: configs is 3"),
         (None, {"subset": "sample"}, "README.md: found none, expected one of at most"),
     ],
@@ -370,6 +370,72 @@ def test_a_file_that_is_not_what_its_name_says_is_one_line(name, data, said, tmp
     root = put(tmp_path / "text", {name: data})
     line = refusal(fetch, root, tmp_path / "out", tokenizer=str(tokenizer))
     assert said in line and str(root) in line
+
+
+def shard_of(texts: list, kind: pa.DataType) -> bytes:
+    values = pa.array(texts, pa.string())
+    if pa.types.is_dictionary(kind):
+        column = values.dictionary_encode()
+    else:
+        column = pa.nulls(len(texts)) if pa.types.is_null(kind) else values.cast(kind)
+    parquet.write_table(pa.table({"text": column}), file := pa.BufferOutputStream())
+    return file.getvalue().to_pybytes()
+
+
+def test_text_is_read_of_whatever_type_its_column_is(tmp_path):
+    kinds = [pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.binary()]
+    kinds += [pa.large_binary(), pa.large_string(), pa.binary_view()]
+    files = {
+        f"{number}.parquet": shard_of([*STORIES[number::6], None], kind)
+        for number, kind in enumerate(kinds)
+    }
+    files["nulls.parquet"] = shard_of([None] * 5, pa.null())
+    fetched = fetch(put(tmp_path / "text", files), tmp_path / "out")
+    train, held_out = sides(tmp_path / "out")
+    assert sorted(train + held_out) == sorted(STORIES)
+    assert fetched.source["left_out"] == {document_files.EMPTY: len(kinds) + 5}
+
+
+def test_json_lines_named_json_are_read_where_no_other_text_is(tmp_path):
+    root = put(tmp_path / "text", {"a.json": lines_of(STORIES)})
+    fetch(root, tmp_path / "out")
+    train, held_out = sides(tmp_path / "out")
+    assert sorted(train + held_out) == sorted(STORIES)
+    put(root, {"a.json": b'{"a": "description"}', "b.jsonl": lines_of(STORIES)})
+    assert fetch(root, tmp_path / "two").source["files"] == ["b.jsonl"]
+
+
+def test_a_file_that_is_named_for_evaluation_beside_one_to_train_on_is_held_out_whole(tmp_path):
+    files = {"test-0.jsonl": lines_of(STORIES[:40]), "train-0.jsonl": lines_of(STORIES[40:])}
+    root = put(tmp_path / "text", files | {"attest-0.jsonl": lines_of(["more and more"])})
+    fetched = fetch(root, tmp_path / "out")
+    train, held_out = sides(tmp_path / "out")
+    assert set(STORIES[:40]) <= set(held_out) and not set(STORIES[:40]) & set(train)
+    assert fetched.source["held_out_files"] == ["test-0.jsonl"]
+
+
+# A frame of zstd with a window of 2**31 bytes, as `--long=31` makes it, and one block of bytes.
+LONG = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (3 << 3 | 1).to_bytes(3, "little") + b"{}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.jsonl", json.dumps([{"text": "a"}] * 9).encode(), "found a JSON array, expected JSON"),
+        ("a.json", json.dumps([{"text": "a"}] * 9, indent=1).encode(), "jq -c '.[]' FILE > FILE"),
+        ("a.json", json.dumps({"text": "a"}, indent=1).encode(), "found JSON over several lines"),
+        ("a.jsonl.zst", LONG, "zstd -d --long=31 FILE unpacks it"),
+        ("a.jsonl", b"\xff\n[1]\n1\n\n" * 9, "left out 9 not UTF-8, 18 not a JSON object"),
+        ("a.jsonl", b'{"text": ""}\n' * 9, "left out 9 without text"),
+        ("a.txt", b"\xe4", "left out 1 not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("trained", [False, True])
+def test_text_of_another_form_is_one_line_that_says_what_it_is(name, data, said, trained, tmp_path):
+    """Also where the error is of a tokenizer, or of a split, that finds nothing."""
+    given = {} if trained else {"tokenizer": str(write_tokenizer(tmp_path / "tokenizer"))}
+    root = put(tmp_path / "text", {name: data})
+    assert said in refusal(fetch, root, tmp_path / "out", **given)
 
 
 def test_what_is_nowhere_is_one_line(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.pipeline.sources.corpora import every_text, fetch, stories, texts, write_lines
+from tests.pipeline.sources.corpora import every_text, fetch, put, stories, texts, write_lines
 from tests.pipeline.sources.options import refusal
 
 
@@ -76,3 +76,13 @@ def test_what_is_too_little_to_hold_out_is_refused(tmp_path):
     )
     path = write_lines(tmp_path / "a.jsonl", {"text": "one document"})
     assert "of a.jsonl" in refusal(fetch, path, tmp_path / "out2")
+
+
+def test_a_file_that_is_named_as_one_to_train_on_but_for_its_split_is_held_out_whole(tmp_path):
+    files = {f"wiki.{split}.txt": f"{split} of a text.\n" * 60 for split in ("train", "test")}
+    files |= {"test_model.py": "import model\n" * 60}
+    put(tmp_path / "text", {name: text.encode() for name, text in files.items()})
+    fetched = fetch(tmp_path / "text", tmp_path / "out")
+    assert "wiki.test.txt" in fetched.source["held_out_within"]
+    assert "test of" not in "".join(texts(tmp_path / "out", "train"))
+    assert "import model" in "".join(texts(tmp_path / "out", "train"))
