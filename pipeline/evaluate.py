@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pipeline import runfile
+from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on
 from pipeline.errors import LockstepError
 from pipeline.programs import held_out
 from pipeline.programs.draw import Sampling
@@ -68,9 +69,11 @@ def run(run: runfile.Run, paths: Paths) -> None:
         else:
             found = _evaluate(run, paths, folder, notes)
         _write(run, found, notes, folder)
-    for name in held_out.NUMBERS[:3]:
+    for name, said in HELD_OUT.items():
         if found.numbers[name] is not None:
-            print(f"evaluate: {name.replace('_', ' ')} {found.numbers[name]:.4f}")
+            print(f"evaluate: {said} {found.numbers[name]:.4f}")
+    if found.numbers["held_out_loss"] is not None:
+        print(f"evaluate: on {measured_on(*(found.numbers[name] for name in SAMPLE))}")
     for task in found.tasks:
         print(f"evaluate: {one_line(task)}")
     for note in notes:
@@ -136,10 +139,10 @@ def _evaluate_workload(run: runfile.Run, export: Path, shards: Path, notes: list
     numbers, size = dict(NOTHING), run.peers.micro_batch
     with closing(Worker(run, row_spec(run, read_shards(shards)), told)) as worker:
         worker.shards = shards
-        rows_NW = held_out.read(run, shards).rows_NW
-        if len(rows_NW) and worker.measures:
-            loss = export_folder.held_out_loss(worker, params, rows_NW, size)
-            numbers |= {"held_out_loss": loss, "sequences": len(rows_NW)}
+        data = held_out.read(run, shards)
+        if len(data.rows_NW) and worker.measures:
+            loss = export_folder.held_out_loss(worker, params, data.rows_NW, size)
+            numbers |= held_out.loss_numbers(loss, data)
         else:
             notes.append("nothing is held out, or the workload measures nothing: there is no loss")
         measured = {}

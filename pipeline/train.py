@@ -24,6 +24,7 @@ from pipeline.monitor.profile import Profile
 from pipeline.monitor.sinks import tracker
 from pipeline.monitor.terminal import Terminal
 from pipeline.programs import cudnn, held_out
+from pipeline.programs.held_out import HeldOutRows, MeanLoss
 from pipeline.programs.optimizers import learning_rate_of_run
 from pipeline.protocol.driver import RunProgress
 from pipeline.stage import allocator, artifacts, devices, signals
@@ -59,13 +60,13 @@ def run(run: runfile.Run, paths: Paths) -> None:
     cudnn.check(run, setup.model)
     if late := in_time.check(run, setup.programs):
         log.warning(f"train: {late}")
-    held_out_NW, _ = held_out.read(run, shards)
-    if not len(held_out_NW):
+    held = held_out.read(run, shards)
+    if not len(held.rows_NW):
         log.warning("train: nothing is held out, so no held-out loss is measured")
 
     with ExitStack() as stack:
         stack.callback(setup.programs.close)
-        scores = _train(setup, paths, held_out_NW, stack)
+        scores = _train(setup, paths, held, stack)
 
     transcript = Transcript(paths.scratch / "transcript")
     rows = curves.rows(transcript)
@@ -77,7 +78,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
             shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
         curves.write(
             rows,
-            transcript.header.held_out_loss,
+            transcript.header,
             learning_rate_of_run(run, setup.start.step),
             folder / METRICS,
         )
@@ -87,7 +88,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     shutil.rmtree(paths.scratch)
 
 
-def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack) -> Path:
+def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> Path:
     """Take all rounds, from the newest checkpoint on; return the file of scores meanwhile."""
     run, programs, start, scratch = setup.run, setup.programs, setup.start, paths.scratch
     writer = Writer(scratch / "transcript", run.snapshots(start.step))
@@ -99,9 +100,9 @@ def _train(setup: Setup, paths: Paths, held_out_NW: np.ndarray, stack: ExitStack
     stack.callback(peers.close)
     scores = while_training.of_run(run, setup.model, paths)
     stack.callback(scores.close)
-    measure = partial(_held_out_loss, setup, peers, held_out_NW)
+    measure = partial(_held_out_loss, setup, peers, held.rows_NW)
     if begun.rest is None:
-        _write_beginning(setup, paths, writer, measure())
+        _write_beginning(setup, paths, writer, measure(), held)
         scores.begin()
         scores.take(begun.step, peers.params)
     else:
@@ -163,7 +164,7 @@ class _HeldOutLosses(Observer):
     """
 
     run: runfile.Run
-    measure: Callable[[], float | None]
+    measure: Callable[[], MeanLoss | None]
     first: float | None
     timed: Callable[[str], AbstractContextManager[None]]
 
@@ -175,12 +176,14 @@ class _HeldOutLosses(Observer):
         with self.timed("held out"):
             loss = self.measure()
         factor = self.run.held_out.stop_above
-        if loss is not None and not loss <= factor * self.first:
+        if loss is None:
+            return entry
+        if not loss.mean <= factor * self.first:
             raise NotFiniteError(
-                f"held-out loss is {loss:.3f} after round {step}, expected at most [held_out] "
+                f"held-out loss is {loss.mean:.3f} after round {step}, expected at most [held_out] "
                 f"stop_above = {factor} times the {self.first:.3f} it began with"
             )
-        return entry.model_copy(update={"held_out_loss": loss})
+        return entry.model_copy(update={"held_out_loss": loss.mean, "held_out_stderr": loss.stderr})
 
 
 @dataclass
@@ -228,18 +231,20 @@ class _EpochPushes(Observer):
             )
 
 
-def _held_out_loss(setup: Setup, peers: RunningPeers, held_out_NW: np.ndarray) -> float | None:
+def _held_out_loss(setup: Setup, peers: RunningPeers, held_out_NW: np.ndarray) -> MeanLoss | None:
     if not len(held_out_NW) or not setup.programs.measures:
         return None
     size, columns = setup.run.peers.micro_batch, setup.programs.task.columns
     return held_out.mean_loss(peers.measure, held_out_NW, size, columns)
 
 
-def _write_beginning(setup: Setup, paths: Paths, writer: Writer, loss: float | None) -> None:
+def _write_beginning(
+    setup: Setup, paths: Paths, writer: Writer, loss: MeanLoss | None, held: HeldOutRows
+) -> None:
     """Begin the transcript: its header, and the snapshot before the first round."""
     run, state = setup.run, setup.start.state
     bad = state.not_finite()
-    if loss is not None and not np.isfinite(loss):
+    if loss is not None and not np.isfinite(loss.mean):
         bad.append("the held-out loss")
     if bad:
         raise LockstepError(
@@ -260,7 +265,9 @@ def _write_beginning(setup: Setup, paths: Paths, writer: Writer, loss: float | N
             model=setup.model,
             environment=setup.environment(run.peers.processes),
             bitwise=bitwise,
-            held_out_loss=loss,
+            held_out_loss=None if loss is None else loss.mean,
+            held_out_stderr=None if loss is None else loss.stderr,
+            held_out_rows=None if loss is None else (len(held.rows_NW), held.split_size),
             sketched=not setup.programs.form.kept,
         )
     )

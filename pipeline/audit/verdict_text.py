@@ -16,6 +16,7 @@ HELD_OUT = {
     "bits_per_byte": "bits per byte",
 }
 HELD_OUT_SPLIT = "held-out split of the run's data"
+SAMPLE = ("held_out_stderr", "sequences", "split_sequences")  # what a held-out loss rests on
 WIDTH = 90  # of a line of verdict.txt, which the log prefixes with "witness: "
 
 
@@ -53,6 +54,12 @@ def render(verdict: dict) -> str:
         if finding["bundle"]:
             lines.append(f"  lockstep replay data/verdict/{finding['bundle']}")
     return printable("\n".join(lines)) + "\n"
+
+
+def measured_on(stderr: float | None, rows: int, split_size: int) -> str:
+    """Return what a held-out loss is measured on: how many rows of how many, and its error."""
+    error = "" if stderr is None else f", standard error {stderr:.3f}"
+    return f"{rows:,} of {split_size:,} held-out sequences{error}"
 
 
 def summarize(verdict: dict) -> str:

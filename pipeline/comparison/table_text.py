@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from pipeline.audit.verdict_text import measured_on
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
 from pipeline.comparison.table import Row, beats, front, record
 from pipeline.stage.progress import size
@@ -108,8 +109,10 @@ def _size(nbytes: float | None) -> str:
 
 
 def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
-    """Yield which differences exceed those of seeds, the front, and how rates were tuned."""
+    """Yield what losses rest on, which differences exceed those of seeds, the front, and rates."""
     plain = [row for row in table if row.failure == NO_FAILURE]
+    if text := _measured_on(plain):
+        yield text
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
     elif len(plain) > 1:
@@ -124,6 +127,16 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
             yield f"{row.label}: its rate is stated, not tuned."
         elif row.rate in (min(rates), max(rates)):
             yield f"{row.label}: its best rate, {row.rate:g}, is at an edge of its grid."
+
+
+def _measured_on(plain: Sequence[Row]) -> str | None:
+    rows = next((row.first("held_out_rows") for row in plain if row.losses), None)
+    if rows is None:
+        return None
+    ended = [seed for row in plain for seed in row.seeds if seed["loss"] is not None]
+    errors = [seed["held_out_stderr"] for seed in ended if seed["held_out_stderr"] is not None]
+    text = measured_on(max(errors, default=None), *rows)
+    return f"A loss is measured on {text} at most; a seed draws the same for every method."
 
 
 def _ranking(plain: Sequence[Row]) -> str:

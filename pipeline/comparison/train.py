@@ -32,6 +32,8 @@ KEPT = (  # of train.json
     "bytes_up",
     "bytes_down",
     "simulated_seconds",
+    "held_out_stderr",
+    "held_out_rows",
 )
 
 

@@ -133,6 +133,7 @@ def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
 
 def _environment() -> Environment:
     found = environment(escape=False)  # Markdown: `code` is what keeps text from being markup
+    found.globals["measured_on"] = verdict_text.measured_on
     found.filters |= {
         "code": code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),

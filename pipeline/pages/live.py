@@ -19,7 +19,7 @@ from pipeline.stage.artifacts import write_text
 from pipeline.tasks import while_training
 from pipeline.transcript import curves
 from pipeline.transcript.curves import totals_of
-from pipeline.transcript.entry import Entry
+from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 
 PAGE, TEMPLATE = "data/live.html", "live.html.jinja"
@@ -32,12 +32,12 @@ class Recorded(NamedTuple):
 
     Attributes:
       rows: A row of each of its rounds.
-      before: Held-out loss before the first round; None if it was not measured.
+      before: The transcript's header; None until there is one.
       scores: Lines of its tasks.tsv.
     """
 
     rows: list[dict]
-    before: float | None
+    before: Header | None
     scores: list[dict[str, str]]
 
 
@@ -45,10 +45,8 @@ class GrowingRows:
     """The rows of a transcript that grows, each line of it read once."""
 
     def __init__(self, folder: Path):
-        header = Transcript(folder).header
-        run, self.before = header.run, header.held_out_loss
+        self.before = Transcript(folder).header
         self.file = folder / "rounds.jsonl"
-        self._run = run
         self._start_over(0)
 
     def read(self) -> list[dict]:
@@ -70,7 +68,7 @@ class GrowingRows:
         return self.rows
 
     def _start_over(self, inode: int) -> None:
-        self._totals, self._inode, self._at = totals_of(self._run), inode, 0
+        self._totals, self._inode, self._at = totals_of(self.before.run), inode, 0
         self.rows: list[dict] = []
 
 

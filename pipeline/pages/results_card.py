@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
+from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT, SAMPLE, measured_on
 from pipeline.pages.public import code
 from pipeline.tasks.scores import Score, scores
 
@@ -87,8 +87,13 @@ def _of_workload(evaluated: dict[str, Any]) -> Iterator[str]:
     yield "Of the exported params, read back from this folder, by the workload's own code.\n"
     if evaluated["held_out_loss"] is not None:
         yield f"- held-out loss, as the workload has it: {evaluated['held_out_loss']:.4f}"
+        yield _sample(evaluated)
     for metric, value in evaluated[WORKLOAD].items():
         yield f"- {code(metric)}: {code(value)}"
+
+
+def _sample(evaluated: dict[str, Any]) -> str:
+    return f"- of the loss: {measured_on(*(evaluated[name] for name in SAMPLE))}"
 
 
 def _table(evaluated: dict[str, Any], found: list[Score]) -> Iterator[str]:
@@ -97,6 +102,8 @@ def _table(evaluated: dict[str, Any], found: list[Score]) -> Iterator[str]:
     for metric, name in HELD_OUT.items():
         if evaluated[metric] is not None:
             yield f"- {name}: {evaluated[metric]:.4f}"
+    if evaluated["held_out_loss"] is not None:
+        yield _sample(evaluated)
     if not found:
         return
     yield "\n| task | documents | examples | metric | score | interval | chance |"

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.audit import verdict_text
 from pipeline.stage.artifacts import METRICS, read_json
 
 PAGE, CARD = "report.html", "README.md"
@@ -28,8 +29,19 @@ class Results(NamedTuple):
     @property
     def held_out_loss(self) -> float | None:
         """Nats per token of the exported weights or, without an export, at the end of training."""
-        measured = self.evaluated["held_out_loss"]
-        return self.trained["held_out_loss"] if measured is None else measured
+        return self._last_measured["held_out_loss"]
+
+    @property
+    def measured_on(self) -> str | None:
+        """What the held-out loss is measured on, and its standard error; None if it is unknown."""
+        if (rows := self.trained["held_out_rows"]) is None:
+            return None
+        return verdict_text.measured_on(self._last_measured["held_out_stderr"], *rows)
+
+    @property
+    def _last_measured(self) -> dict:
+        measured = self.evaluated["held_out_loss"] is not None
+        return self.evaluated if measured else self.trained
 
     @property
     def chance(self) -> float | None:
@@ -64,9 +76,12 @@ def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
     )
 
 
-def read_tsv(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a table of numbers, each by column name."""
-    return [{name: float(value) for name, value in line.items()} for line in read_text_tsv(path)]
+def read_tsv(path: Path) -> list[dict[str, float | None]]:
+    """Return the rows of a table of numbers, each by column name; None where one is unknown."""
+    return [
+        {name: float(value) if value else None for name, value in line.items()}
+        for line in read_text_tsv(path)
+    ]
 
 
 def read_text_tsv(path: Path) -> list[dict[str, str]]:

@@ -62,6 +62,6 @@ def _in_progress(name: str, folder: Path) -> ComparedRun:
         name,
         KnownSettings.of(transcript.header.run, {}),
         curves.trained(rows),
-        curves.held_out(rows, transcript.header.held_out_loss),
+        curves.held_out(rows, transcript.header),
         {"rounds": len(rows), "tokens": rows[-1]["tokens"], "bytes_up": up},
     )

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pipeline import __version__, runfile
 from pipeline.audit import given_rows
 from pipeline.errors import LockstepError, hide
@@ -193,9 +191,8 @@ def _write_proof(
         given_rows.write(folder / drawn.name(one, kept), data, indices)
     held = held_out.read(run, shards)
     if len(held.rows_NW):
-        every = np.arange(len(held.rows_NW))
-        rows = given_rows.GivenRows(layout.HELD_OUT, every, held.rows_NW)
-        given_rows.write(folder / layout.HELD_OUT, rows, every)
+        rows = given_rows.GivenRows(layout.HELD_OUT, held.indices_N, held.rows_NW)
+        given_rows.write(folder / layout.HELD_OUT, rows, held.indices_N)
     every = drawn.possible(transcript, run.snapshots(start).windows, kept)
     return _Proof(columns, transcript.hash, len(every))
 

@@ -267,9 +267,10 @@ class Witness(Table):
 class HeldOut(Table):
     """Loss on sequences that no peer trains on, measured during training."""
 
-    sequences: Annotated[int, Field(ge=0)] = 64
-    """Number of held-out sequences per measurement. With 0 nothing is measured, and a file that is
-    held out only because no name says what to hold out is trained on."""
+    sequences: Annotated[int, Field(ge=0)] = 512
+    """Number of held-out sequences per measurement, which [peers] seed draws from the whole split;
+    all, if there are fewer. With 0 nothing is measured, and a file that is held out only because
+    no name says what to hold out is trained on."""
     every: Count = 10
     """Rounds between measurements."""
     stop_above: Annotated[float, Field(gt=1)] = 1.5

@@ -9,12 +9,12 @@ import numpy as np
 from pipeline.optim.schedules import LearningRate
 from pipeline.protocol import links
 from pipeline.stage.artifacts import write_text
-from pipeline.transcript.entry import Entry
+from pipeline.transcript.entry import Entry, Header
 from pipeline.transcript.transcript import Transcript
 
 COLUMNS = {
     "loss": ("step", "loss", "tokens", "bytes_up", "bytes_down", "seconds", "learning_rate"),
-    "held_out": ("step", "held_out_loss", "tokens", "bytes_up", "seconds"),
+    "held_out": ("step", "held_out_loss", "held_out_stderr", "tokens", "bytes_up", "seconds"),
 }
 """Columns of loss.tsv and held_out.tsv."""
 
@@ -28,6 +28,7 @@ class Totals:
     bytes_up, bytes_down: Bytes sent and received by a peer since the start, mean over peers.
     seconds: Simulated clock at the round's end.
     held_out_loss: Nats per token after the round; None if it was not measured.
+    held_out_stderr: Its standard error; None of a single row.
 
     Args:
       length: Tokens of a sequence.
@@ -55,6 +56,7 @@ class Totals:
             "bytes_down": round(self._down / self._peers),
             "seconds": entry.decision.now,
             "held_out_loss": entry.held_out_loss,
+            "held_out_stderr": entry.held_out_stderr,
         }
 
 
@@ -78,26 +80,33 @@ def trained(rows: list[dict]) -> list[dict]:
     return [row for row in rows if row["loss"] is not None]
 
 
-def held_out(rows: list[dict], before: float | None) -> list[dict]:
+def held_out(rows: list[dict], before: Header | None) -> list[dict]:
     """Return the rows with a held-out loss, the lines of held_out.tsv.
 
     Args:
       rows: A row of each round, as `Totals` has them.
-      before: Held-out loss before the first round, which has a row too; None if it is unknown.
+      before: The header, whose held-out loss before the first round has a row too; None where
+        there are no rows yet.
     """
-    start = {"tokens": 0, "bytes_up": 0, "seconds": 0.0, "held_out_loss": before}
-    first = [start | {"step": row["step"] - 1} for row in rows[:1]]
-    return [row for row in (*first, *rows) if row["held_out_loss"] is not None]
+    if before is None or not rows:
+        return []
+    first = {
+        "step": rows[0]["step"] - 1,
+        "held_out_loss": before.held_out_loss,
+        "held_out_stderr": before.held_out_stderr,
+        "tokens": 0,
+        "bytes_up": 0,
+        "seconds": 0.0,
+    }
+    return [row for row in (first, *rows) if row["held_out_loss"] is not None]
 
 
-def write(
-    rows: list[dict], before: float | None, learning_rate: LearningRate, folder: Path
-) -> None:
+def write(rows: list[dict], before: Header, learning_rate: LearningRate, folder: Path) -> None:
     """Write loss.tsv, a line for each round, and held_out.tsv, a line for each measurement.
 
     Args:
       rows: A row of each round, as `Totals` has them.
-      before: Held-out loss before the first round; None if it was not measured.
+      before: The transcript's header.
       learning_rate: The run's schedule.
       folder: Where the two files go.
     """
@@ -106,7 +115,7 @@ def write(
     # as a float32 is written, which is shorter than the float64 that is equal to it
     lines = [row | {"learning_rate": rate} for row, rate in zip(lines, rates, strict=True)]
     for name, table in {"loss": lines, "held_out": held_out(rows, before)}.items():
-        values = [[row[column] for column in COLUMNS[name]] for row in table]
+        values = [["" if row[c] is None else row[c] for c in COLUMNS[name]] for row in table]
         text = "".join("\t".join(map(str, line)) + "\n" for line in (COLUMNS[name], *values))
         write_text(folder / f"{name}.tsv", text)
 
@@ -132,6 +141,8 @@ def metrics(rows: list[dict], transcript: Transcript, params: dict, local_steps:
         "loss": next(row["loss"] for row in reversed(rows) if row["loss"] is not None),
         "held_out_loss_before": transcript.header.held_out_loss,
         "held_out_loss": last["held_out_loss"],
+        "held_out_stderr": last["held_out_stderr"],
+        "held_out_rows": transcript.header.held_out_rows,
         "bytes_up": sent,
         "bytes_down": last["bytes_down"] / rounds,
         "bytes_up_of_data_parallel": 4 * parameters * local_steps,

@@ -19,6 +19,10 @@ def _is_empty(value: object) -> bool:
     return not value
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Header(Table):
     """header.json."""
 
@@ -36,6 +40,10 @@ class Header(Table):
     """Whether a peer's step, taken twice before training, gave the same bits."""
     held_out_loss: float | None
     """Held-out loss before the first round, nats per token; null where nothing is held out."""
+    held_out_stderr: float | None = Field(default=None, exclude_if=_is_none)
+    """Its standard error; absent of a single row."""
+    held_out_rows: tuple[int, int] | None = Field(default=None, exclude_if=_is_none)
+    """How many rows are measured, of how many of the split."""
     sketched: bool = Field(default=False, exclude_if=_is_empty)
     """Whether messages that are not kept are committed to by a Merkle root, and sketched."""
 
@@ -75,3 +83,5 @@ class Entry(Table):
     """Mean loss of the peers before the round, nats per token; null where no peer trained."""
     held_out_loss: float | None
     """Held-out loss after the round; null where it was not measured."""
+    held_out_stderr: float | None = Field(default=None, exclude_if=_is_none)
+    """Its standard error."""

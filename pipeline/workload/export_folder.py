@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.programs.held_out import MeanLoss, mean_of
 from pipeline.stage.artifacts import write_json
 from pipeline.stage.given_files import check_file
 from pipeline.weights import tensorfile
@@ -88,8 +89,8 @@ def read(folder: Path, described: Description) -> Tree:
     return described.nested(leaves)
 
 
-def held_out_loss(worker: Worker, params: Tree, rows_NW: np.ndarray, size: int) -> float:
+def held_out_loss(worker: Worker, params: Tree, rows_NW: np.ndarray, size: int) -> MeanLoss:
     """Return the mean of the rows' losses, of which so many are measured at once; a row or more."""
     lots = (rows_NW[at : at + size] for at in range(0, len(rows_NW), size))
     losses_N = np.concatenate([worker.measure(params, rows_BW) for rows_BW in lots])
-    return float(np.mean(losses_N, dtype=np.float64))
+    return mean_of(losses_N)

@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline import runfile
 from pipeline.audit.verdict import Verdict
 from pipeline.audit.verdict_text import blame
+from pipeline.programs.held_out import NUMBERS
 from pipeline.programs.optimizers import learning_rate_of_run
 from pipeline.protocol.round import Decision, Message, Round
 from pipeline.stage.artifacts import METRICS, Paths, write_json, write_text
@@ -24,6 +25,7 @@ from pipeline.transcript.transcript import Writer
 from tests.pipeline.protocol import records
 
 ROUNDS, EVERY, PEERS, BYTES = 40, 10, 4, 34_000
+ERROR, ROWS = 0.125, (64, 640)  # of the held-out loss, and what it is measured on
 PARAMETERS = 2_000_000
 SHARDS = {
     "vocab_size": 4096,
@@ -120,6 +122,7 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
             "bytes_down": entry.round.step * BYTES * (PEERS - 1),
             "seconds": entry.decision.now,
             "held_out_loss": entry.held_out_loss,
+            "held_out_stderr": entry.held_out_stderr,
         }
         for entry in entries
     ]
@@ -132,15 +135,15 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
             environment={"platform": "cpu", "threads": "4", "jax": "0.0"},
             bitwise=True,
             held_out_loss=_loss(0) if held_out else None,
+            held_out_stderr=ERROR if held_out else None,
+            held_out_rows=ROWS if held_out else None,
         )
         writer.header(header)
         for entry in entries:
             writer.round(entry, {peer: b"x" for peer in range(PEERS)})
         for step in run.snapshots().steps:
             write_json(folder / "transcript" / "snapshots" / f"{step:05}" / "state.json", {})
-        curves.write(
-            rows, _loss(0) if held_out else None, learning_rate_of_run(run), folder / METRICS
-        )
+        curves.write(rows, header, learning_rate_of_run(run), folder / METRICS)
         write_text(folder / METRICS / "tasks.tsv", SCORED if held_out else SCORED.split("\n")[0])
         write_metrics(
             folder,
@@ -149,6 +152,8 @@ def _train(run: runfile.Run, paths: Paths, held_out: bool) -> None:
             loss=rows[-1]["loss"],
             held_out_loss_before=_loss(0) if held_out else None,
             held_out_loss=rows[-1]["held_out_loss"],
+            held_out_stderr=ERROR if held_out else None,
+            held_out_rows=ROWS if held_out else None,
             simulated_seconds=rows[-1]["seconds"],
         )
 
@@ -181,6 +186,7 @@ def _entry(step: int, held_out: bool) -> Entry:
         Decision(applied, late, (), {}, 1, 0.6, 3.0 + 1.6 * step),
         loss=_loss(step) + noise,
         held_out_loss=_loss(step) if held_out and step % EVERY == 0 else None,
+        held_out_stderr=ERROR if held_out and step % EVERY == 0 else None,
     )
 
 
@@ -219,9 +225,9 @@ def _witness(paths: Paths, findings: tuple[dict, ...], changes: dict) -> None:
 
 
 def _evaluate(run: runfile.Run, paths: Paths, measured: bool, text: str | None) -> None:
-    names = ("held_out_loss", "perplexity", "bits_per_byte", "sequences", "tokens", "bytes")
-    values = (5.617, 275.1, 2.312, 64, 16_320, 57_200) if measured else [None] * len(names)
-    result = dict(zip(names, values, strict=True))
+    values = (5.617, ERROR, 275.1, 2.312, *ROWS, 16_320, 57_200)
+    values = values if measured else [None] * len(NUMBERS)
+    result = dict(zip(NUMBERS, values, strict=True))
     result |= {"prompt": run.evaluate.prompt, "text": text}
     result["tasks"] = [task_scores.report(NEXT_LINE)] if measured and text else []
     result["notes"] = [] if measured else ["there is nothing to measure"]

@@ -12,7 +12,7 @@ from tokenizers import decoders
 from pipeline import evaluate, runfile
 from pipeline.errors import LockstepError
 from pipeline.programs import held_out
-from pipeline.programs.held_out import mean_loss, on_groups
+from pipeline.programs.held_out import mean_loss, mean_of, on_groups, spread
 from pipeline.programs.language_model import programs_of
 from pipeline.programs.placement import DeviceGroup
 from pipeline.programs.text_writer import TextWriter
@@ -78,12 +78,48 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     assert not any("[held_out]" in note for note in written["notes"])
     run = runfile.load(paths.run)
     programs = programs_of(run, HF_CONFIG)
-    first_five_NT = held_out[: 5 * LENGTH].reshape(5, LENGTH).astype(np.int32)
+    drawn_NT = held_out.reshape(7, LENGTH).astype(np.int32)[spread(7, 5, run.peers.seed)]
     params_on = {DeviceGroup((jax.devices()[0],)): make_params()}
-    expected = mean_loss(on_groups(programs.measure, params_on), first_five_NT, 5)
-    assert metrics["held_out_loss"] == pytest.approx(expected, abs=1e-5)
-    assert metrics["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+    expected = mean_loss(on_groups(programs.measure, params_on), drawn_NT, 5)
+    assert metrics["held_out_loss"] == pytest.approx(expected.mean, abs=1e-5)
+    assert metrics["held_out_stderr"] == pytest.approx(expected.stderr, rel=1e-4)
+    assert metrics["perplexity"] == pytest.approx(math.exp(expected.mean), rel=1e-4)
     assert (metrics["sequences"], metrics["tokens"]) == (5, 5 * (LENGTH - 1))
+    assert metrics["split_sequences"] == 7
+
+
+def test_rows_are_spread_over_the_whole_split_and_any_seed_draws_others():
+    for seed in range(3):
+        drawn = spread(10_000, 512, seed)
+        assert len(set(drawn)) == 512 and (np.diff(drawn) > 0).all()
+        tenths = np.bincount(drawn // 1000, minlength=10)
+        assert tenths.min() > 25 and tenths.max() < 80  # 51 are expected, give or take 7
+    assert [*spread(40, 512, 0)] == [*range(40)]  # all there are
+    assert [*spread(10**9, 3, 7)] == [*spread(10**9, 3, 7)] != [*spread(10**9, 3, 8)]
+    assert not len(spread(0, 512, 0)) and not len(spread(9, 0, 0))
+
+
+def test_the_mean_of_rows_that_are_spread_is_that_of_the_split_within_its_standard_error():
+    """A split whose first rows are easy, as those of one file are: the prefix is far off."""
+    random = np.random.default_rng(0)
+    split_N = np.sort(random.normal(5.0, 1.0, 2000))
+    found = [mean_of(split_N[spread(len(split_N), 200, seed)]) for seed in range(40)]
+    apart = [(one.mean - split_N.mean()) / one.stderr for one in found]
+    assert sum(abs(z) < 2 for z in apart) >= 36  # 95 % are expected
+    assert (mean_of(split_N[:200]).mean - split_N.mean()) / found[0].stderr < -10
+
+
+def test_a_standard_error_is_that_of_a_mean_or_of_a_ratio_of_sums():
+    losses_N, weights_N = np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 3.0, 2.0, 2.0])
+    plain = mean_of(losses_N)
+    assert plain.mean == 3.75
+    assert plain.stderr == pytest.approx(losses_N.std(ddof=1) / 2)
+    assert mean_of(losses_N, np.full(4, 7.0)) == pytest.approx(plain)
+    ratio = mean_of(losses_N, weights_N)
+    assert ratio.mean == pytest.approx(31 / 8)
+    by_hand = sum((w * (x - 31 / 8)) ** 2 for w, x in zip(weights_N, losses_N, strict=True))
+    assert ratio.stderr == pytest.approx(math.sqrt(4 / 3 * by_hand) / 8)
+    assert mean_of(losses_N[:1]).stderr is None
 
 
 def test_bits_per_byte_divides_by_the_bytes_of_the_text_that_is_predicted(made):
@@ -177,7 +213,7 @@ def test_fewer_sequences_than_asked_and_what_lacks_without_a_tokenizer_are_notes
     assert metrics["held_out_loss"] > 0
     assert metrics["bits_per_byte"] is metrics["bytes"] is written["text"] is None
     assert (metrics["tasks"], written["tasks"]) == ({"next_line": None}, [])
-    assert written["notes"].pop(1) == "[held_out] sequences = 64, and there are 2 to measure"
+    assert written["notes"].pop(1) == "[held_out] sequences = 512, and there are 2 to measure"
     assert all("there is no tokenizer.json" in note for note in written["notes"])
     assert len(written["notes"]) == 3
 

@@ -115,6 +115,8 @@ def make(
         environment=ENVIRONMENT | (environment or {}),
         bitwise=bitwise,
         held_out_loss=5.9 if held_out else None,
+        held_out_stderr=0.25 if held_out else None,
+        held_out_rows=(2, 3) if held_out else None,
     )
     with paths.building() as folder:
         _train(folder, header, held_out)
@@ -161,5 +163,7 @@ def _train(folder: Path, header: Header, held_out: bool) -> None:
         loss=entries[-1].loss,
         held_out_loss_before=header.held_out_loss,
         held_out_loss=5.125 if held_out else None,
+        held_out_stderr=0.25 if held_out else None,
+        held_out_rows=header.held_out_rows,
         simulated_seconds=9.5,
     )

@@ -37,15 +37,19 @@ class Measured(NamedTuple):
 
     Attributes:
       loss: Nats per token.
+      stderr: Its standard error; None of a single sequence.
       sequences: How many sequences there are.
       different: How many of them differ from each other.
       asked: How many the run file asks for.
+      split_sequences: How many the whole split has, as the author says.
     """
 
     loss: float
+    stderr: float | None
     sequences: int
     different: int
     asked: int
+    split_sequences: int
 
 
 def measure(
@@ -58,7 +62,7 @@ def measure(
     """Measure again what evaluate.json says of held-out text; None where nothing was held out.
 
     Raises:
-      LockstepError: A number is another, or the sequences are not the first held-out ones.
+      LockstepError: A number is another, or the sequences are not those that the run's seed draws.
     """
     run = setup.run
     if transcript.header.held_out_loss is None:
@@ -71,30 +75,46 @@ def measure(
         return None
     if layout.HELD_OUT not in publication.files:
         raise LockstepError(f"{layout.HELD_OUT}: no such file, expected the held-out sequences")
-    rows_NW, asked = _held_out_rows(folder, publication, setup), run.held_out.sequences
+    data = _held_out_rows(folder, publication, setup, said.split_sequences)
+    if transcript.header.held_out_rows != (len(data.rows_NW), data.split_size):
+        raise LockstepError(
+            f"{layout.EVALUATED}: {len(data.rows_NW)} of {data.split_size} sequences, expected "
+            f"{transcript.header.held_out_rows} as in the transcript's header"
+        )
     if publication.is_workload:
         worker, params = setup.programs.worker, params_of(folder, transcript)
         size = run.peers.micro_batch
-        loss = export_folder.held_out_loss(worker, params, rows_NW, size)
-        results.compare_of_workload(said, loss, len(rows_NW))
+        loss = export_folder.held_out_loss(worker, params, data.rows_NW, size)
+        results.compare_of_workload(said, loss, data)
     else:
         model = exported.read(folder, scan=run.peers.scan_layers)
-        data = HeldOutRows(rows_NW, publication.columns)
         loss = held_out.exported_loss(model.features, model.head, model.params, data, run.peers)
         results.compare(said, loss, data, model.tokenizer)
-    return Measured(loss, len(rows_NW), len(np.unique(rows_NW, axis=0)), asked)
+    different = len(np.unique(data.rows_NW, axis=0))
+    asked = run.held_out.sequences
+    return Measured(*loss, len(data.rows_NW), different, asked, data.split_size)
 
 
-def _held_out_rows(folder: Path, publication: Publication, setup: Setup) -> np.ndarray:
+def _held_out_rows(
+    folder: Path, publication: Publication, setup: Setup, split_size: int | None
+) -> HeldOutRows:
+    """Return the published rows: those that the seed draws from a split of the size as stated.
+
+    Where rows have labels, those in which nothing counts are missing, and so may be others.
+    """
     columns, run, model = publication.columns, setup.run, setup.model
     rows = given_rows.read(folder / layout.HELD_OUT, columns, run, vocab_size(model))
-    count, asked = len(rows.rows_NW), run.held_out.sequences
-    if count > asked or rows.indices_N[-1] != count - 1:
+    if split_size is None:
+        raise LockstepError(f"{layout.EVALUATED}: split_sequences is null, expected a number")
+    due_N = held_out.spread(split_size, run.held_out.sequences, run.peers.seed)
+    missing = len(np.setdiff1d(due_N, rows.indices_N))
+    other = len(np.setdiff1d(rows.indices_N, due_N))
+    if other or (missing and "labels" not in columns):
         raise LockstepError(
-            f"{layout.HELD_OUT}: {count} sequences up to {rows.indices_N[-1]}, expected at most "
-            f"the first {asked}"
+            f"{layout.HELD_OUT}: {missing} sequences missing and {other} others, expected the "
+            f"{len(due_N)} of {split_size} that the run's seed draws"
         )
-    data = HeldOutRows(rows.rows_NW, columns)
-    if not publication.is_workload and not counted(*data).any(axis=1).all():
+    data = HeldOutRows(rows.rows_NW, columns, rows.indices_N, split_size)
+    if not publication.is_workload and not counted(data.rows_NW, columns).any(axis=1).all():
         raise LockstepError(f"{layout.HELD_OUT}: a sequence without a prediction, expected none")
-    return rows.rows_NW
+    return data

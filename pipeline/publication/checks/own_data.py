@@ -41,11 +41,12 @@ def check(
                 f"{shards}"
             )
         _compare(name, rows.rows_NW, data.take(rows.indices_N), shards)
-    own_NW = held_out.read(run, shards).rows_NW
-    if layout.HELD_OUT in publication.files or len(own_NW):
+    own = held_out.read(run, shards)
+    if layout.HELD_OUT in publication.files or len(own.rows_NW):
         path = folder / layout.HELD_OUT
         rows = given_rows.read(path, columns, run, vocab_size(model))
-        _compare(layout.HELD_OUT, rows.rows_NW, own_NW, shards)
+        _compare(layout.HELD_OUT, rows.indices_N, own.indices_N, shards)
+        _compare(layout.HELD_OUT, rows.rows_NW, own.rows_NW, shards)
     text = f"the sequences of {'these windows' if len(chosen) > 1 else 'this window'} and the "
     text += "held-out ones are those of the reader's data"
     return [PublicClaim("data", "proven", text), *_tokenizer(folder, publication, shards)]

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
 from pipeline.errors import LockstepError, brief
 from pipeline.programs import held_out
+from pipeline.programs.held_out import MeanLoss
 from pipeline.publication import layout
 from pipeline.publication.accepted_export import CARD
 from pipeline.runfile.table import Count, NotNegative, Table
@@ -24,12 +25,16 @@ class Evaluated(Table):
 
     held_out_loss: NotNegative | None
     """Nats per token."""
+    held_out_stderr: NotNegative | None
+    """Its standard error, nats; null of a single sequence."""
     perplexity: NotNegative | None
     """e to the power of the loss."""
     bits_per_byte: NotNegative | None
     """Bits per byte of text; null where the bytes are unknown."""
     sequences: Count | None
-    """Held-out sequences."""
+    """Held-out sequences that are measured."""
+    split_sequences: Count | None
+    """Sequences of the whole held-out split, of which these are drawn."""
     tokens: Count | None
     """Tokens that are predicted in them."""
     bytes: Count | None
@@ -46,31 +51,36 @@ class Evaluated(Table):
 
 
 def compare(
-    said: Evaluated, loss: float, data: held_out.HeldOutRows, tokenizer: Tokenizer | None
+    said: Evaluated, loss: MeanLoss, data: held_out.HeldOutRows, tokenizer: Tokenizer | None
 ) -> None:
-    """Compare evaluate.json with the held-out `loss` that was measured here, nats per token.
+    """Compare evaluate.json with the held-out `loss` that was measured here.
 
     Raises:
       LockstepError: A number is another.
     """
-    _compare_loss(said, loss)
-    _compare_numbers(said, held_out.numbers(said.held_out_loss, data, tokenizer, []))
+    published = _compare_loss(said, loss)
+    _compare_numbers(said, held_out.numbers(published, data, tokenizer, []))
 
 
-def compare_of_workload(said: Evaluated, loss: float, rows: int) -> None:
-    """Compare evaluate.json with the `loss` that a workload gave here for so many held-out rows.
+def compare_of_workload(said: Evaluated, loss: MeanLoss, data: held_out.HeldOutRows) -> None:
+    """Compare evaluate.json with the `loss` that a workload gave here for the held-out rows.
 
     Raises:
       LockstepError: A number is another.
     """
-    _compare_loss(said, loss)
+    published = _compare_loss(said, loss)
     unknown = dict.fromkeys(held_out.NUMBERS)
-    _compare_numbers(said, unknown | {"held_out_loss": said.held_out_loss, "sequences": rows})
+    _compare_numbers(said, unknown | held_out.loss_numbers(published, data))
 
 
-def _compare_loss(said: Evaluated, loss: float) -> None:
-    if said.held_out_loss is None or not abs(loss - said.held_out_loss) <= LOSS_TOLERANCE:
-        raise _differs("held_out_loss", said.held_out_loss, loss)
+def _compare_loss(said: Evaluated, loss: MeanLoss) -> MeanLoss:
+    """Return the published loss, which is within rounding of what was measured here."""
+    published = MeanLoss(said.held_out_loss, said.held_out_stderr)
+    for field, of_author, here in zip(MeanLoss._fields, published, loss, strict=True):
+        same = of_author is None if here is None else of_author is not None
+        if not same or (here is not None and not abs(here - of_author) <= LOSS_TOLERANCE):
+            raise _differs(f"held_out_{'loss' if field == 'mean' else field}", of_author, here)
+    return published
 
 
 def _compare_numbers(said: Evaluated, due: dict[str, float | int | None]) -> None:

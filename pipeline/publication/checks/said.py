@@ -6,6 +6,7 @@ from typing import NamedTuple
 from pipeline import __version__
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Verdict
+from pipeline.audit.verdict_text import measured_on
 from pipeline.errors import brief
 from pipeline.publication.checks.claims import PublicClaim, Sample, SeedOf, Verified
 from pipeline.publication.checks.measured import Measured
@@ -124,9 +125,9 @@ def _chain(audited: Audited, start: ChainStart | None) -> Iterator[PublicClaim]:
 
 
 def _held_out(held: Measured) -> PublicClaim:
-    count = f"{held.sequences} sequence{'' if held.sequences == 1 else 's'}"
-    if held.sequences < held.asked:
-        count += f" of the {held.asked} asked for"
+    count = measured_on(held.stderr, held.sequences, held.split_sequences)
+    if held.sequences < min(held.asked, held.split_sequences):
+        count += f", of the {held.asked} asked for"
     if held.different < held.sequences:
         count += f", of which only {held.different} differ"
     text = f"held-out loss {held.loss:.4f} measured again on {count}"
@@ -211,6 +212,10 @@ def _stated(
     if audited.beacon is not None:
         text = "that the beacon was named before the run, that the transcript was public before "
         yield PublicClaim("beacon", "stated", text + "the beacon")
+    if evaluated.split_sequences is not None:
+        size = evaluated.split_sequences
+        text = f"that the held-out split has {size:,} sequences"
+        yield PublicClaim("held_out_split", "stated", text, {"sequences": size})
     replayed = len(verdict.replayed_windows)
     yield PublicClaim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
     yield PublicClaim("losses", "stated", "losses while training")

@@ -43,6 +43,8 @@ def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tup
         if loss is None
         else {
             **dict.fromkeys(KEPT, 100),
+            "held_out_stderr": 0.125,
+            "held_out_rows": [64, 640],
             "key": "k",
             "loss": loss,
             "tokens_per_second": 10.0,
@@ -169,10 +171,11 @@ def test_only_seeds_that_do_not_overlap_decide_an_order():
     assert not beats(a, b) and beats(a, c) and beats(b, c)
     table = [a, b, c]
     compare = compared(methods={r.method: {"recipe": "adamw", "rates": [1e-3]} for r in table})
-    said = list(conclusions(compare, table))
+    sample, *said = conclusions(compare, table)
+    assert "64 of 640" in sample and "0.125" in sample
     assert said[0].endswith("of those below it, but for: a and b.")
     assert "b: its rate is stated, not tuned." in said
-    alone = list(conclusions(compared(seeds=[3]), [row("a", 4.0)]))
+    _, *alone = conclusions(compared(seeds=[3]), [row("a", 4.0)])
     assert "One seed" in alone[0] and "at an edge of its grid" in alone[-1]
 
 

@@ -144,7 +144,7 @@ def test_results_of_another_training_are_not_taken_for_its_own(evaluated, tmp_pa
     found = trainings.read(str(tmp_path / "data" / "trained"), tmp_path)
     assert found.verdict is None and found.evaluated is None
     assert found.settings.value("witness.policy") == "unknown"
-    assert found.settings.value("held_out.sequences") == "64"
+    assert found.settings.value("held_out.sequences") == "512"
 
 
 def test_every_training_has_a_line_of_its_own():
@@ -203,7 +203,7 @@ def test_a_live_page_has_the_loss_before_the_first_round_and_the_scores_so_far(e
         patch.setattr(plots, "_png", lambda *_: b"")
         page = live.render(training.read(folder), recorded, 1.0)
     held_out = drawn[0][1].rows
-    assert (held_out[0]["step"], held_out[0]["held_out_loss"]) == (0, growing.before)
+    assert (held_out[0]["step"], held_out[0]["held_out_loss"]) == (0, growing.before.held_out_loss)
     assert [row["step"] for row in held_out] == [0, 10, 20, 30, 40]
     cells = [re.findall(r">([^<]+)</t[hd]>", row) for row in page.split("<tr>") if "40" in row]
     assert ["next_line", "acc", "40", "0.310", "0.270 to 0.350"] in cells

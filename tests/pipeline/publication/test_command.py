@@ -34,11 +34,12 @@ def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published
     values = verify(published.folder).claim("held_out").values
     assert values["loss"] > 0
     assert (values["sequences"], values["different"], values["asked"]) == (4, 4, 4)
-    for held, said in (
-        (Measured(1.5, 14, 14, 64), "1.5000 measured again on 14 sequences of the 64 asked for"),
-        (Measured(1.5, 64, 1, 64), "1.5000 measured again on 64 sequences, of which only 1 differ"),
+    for held, sample, said in (
+        (Measured(1.5, 0.25, 14, 14, 64, 90), "14 of 90 held-out sequences, ", "the 64 asked for"),
+        (Measured(1.5, 0.0, 64, 1, 64, 64), "64 of 64 held-out sequences, ", "only 1 differ"),
     ):
-        assert said_._held_out(held).text.endswith(said)
+        text = said_._held_out(held).text
+        assert sample in text and text.endswith(said)
     assert set(layout.COMPANIONS) == set(hf.COMPANIONS)
 
 
@@ -60,6 +61,7 @@ def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
         "verdict": "stated",
         "losses": "stated",
         "keys": "stated",
+        "held_out_split": "stated",
         "data": "stated",
     }
 

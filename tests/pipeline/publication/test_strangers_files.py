@@ -23,9 +23,11 @@ from tests.pipeline.publication.published_run import (
 
 EVALUATED = Evaluated(
     held_out_loss=1.0,
+    held_out_stderr=None,
     perplexity=2.7,
     bits_per_byte=None,
     sequences=1,
+    split_sequences=1,
     tokens=1,
     bytes=None,
     tasks={},

@@ -22,7 +22,8 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
         code, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
     count = len(tiny.contents(published.folder)) - 1
     first, last, peer = window_of(published.folder)
-    loss = read_json(published.root / "metrics/evaluate.json")["held_out_loss"]
+    measured = read_json(published.root / "metrics/evaluate.json")
+    loss, error = measured["held_out_loss"], measured["held_out_stderr"]
     assert (code, said.splitlines()) == (
         VerifyOutcome.CONSISTENT.status,
         [
@@ -32,7 +33,8 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
             "  - the run begins with fresh weights of seed 0",
             "  - all messages that were applied in 6 rounds, 12 of 12 sent, lead from there to the "
             "weights, bit for bit",
-            f"  - held-out loss {loss:.4f} measured again on 4 sequences",
+            f"  - held-out loss {loss:.4f} measured again on 4 of 12 held-out sequences, standard "
+            f"error {error:.3f}",
             "  - the card says what the records say",
             "  - generation_config.json made again",
             "sampled, computed again here for some of the run",
@@ -42,6 +44,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
             "  - who was late or silent: 12 messages sent, 12 applied, 0 late or lost, peers "
             "silent 0 times, 0 peers ejected, nothing applied in 0 of 6 rounds",
             "  - the work in 3 of 4 windows",
+            "  - that the held-out split has 12 sequences",
             "  - that the author's audit replayed 4 windows",
             "  - losses while training",
             "  - with what code and packages",

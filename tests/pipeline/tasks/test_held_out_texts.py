@@ -60,10 +60,19 @@ def test_a_document_that_continues_in_another_file_is_two(read):
     assert found == [TEXTS[0][:LENGTH]] * 2
 
 
-def test_only_so_many_tokens_are_read(read, monkeypatch):
-    monkeypatch.setattr(held_out_texts, "MOST_TOKENS", 3 * LENGTH)
-    file = [5] * 2 * LENGTH
-    assert [len(text) for text in read(file, file, file)] == [2 * LENGTH, LENGTH, 0]
+def test_only_so_many_tokens_are_read_spread_over_the_split(read, monkeypatch):
+    monkeypatch.setattr(held_out_texts, "MOST_TOKENS", 4 * LENGTH)
+    monkeypatch.setattr(held_out_texts, "STRETCH", 2)
+    tokenizer = trained_run.make_tokenizer()
+    letters = tokenizer.encode("abcdefghijkl").ids
+    found = read(
+        *(
+            [a] * 2 * LENGTH + [b] * 2 * LENGTH
+            for a, b in zip(letters[::2], letters[1::2], strict=True)
+        )
+    )
+    assert [len(text) for text in found] == [2 * LENGTH] * 2
+    assert [text[0] for text in found] != ["a", "b"]
 
 
 def test_nothing_is_read_where_nothing_is_held_out_or_rows_are_packed(read):

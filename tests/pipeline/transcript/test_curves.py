@@ -38,15 +38,15 @@ def entry(
         Decision(peers[discarded:], (), (), {}, 1, 0.5, 2.0 * step),
         loss=8.0 - step,
         held_out_loss=held_out,
+        held_out_stderr=None if held_out is None else 0.25,
     )
 
 
 def written(folder: Path, **of_both: int) -> Transcript:
     run = {"model": {"LLM": {"max_seq_len": 16}}, "peers": {"count": 4}}
     writer = Writer(folder, runfile.Snapshots(0, 2, every=10))
-    writer.header(
-        Header(key="k", run=run, model={}, environment={}, bitwise=True, held_out_loss=9.0)
-    )
+    known = {"key": "k", "run": run, "model": {}, "environment": {}, "bitwise": True}
+    writer.header(Header(**known, held_out_loss=9.0, held_out_rows=(64, 640)))
     writer.round(entry(1, dict.fromkeys(range(4), 100), 8, None, **of_both), {})
     writer.round(entry(2, {0: 200, 1: 200}, 2, 7.5, **of_both), {})  # two peers had no work
     return Transcript(folder)
@@ -72,6 +72,8 @@ def test_metrics_are_per_peer_and_round(tmp_path):
         "loss": 6.0,
         "held_out_loss_before": 9.0,
         "held_out_loss": 7.5,
+        "held_out_stderr": 0.25,
+        "held_out_rows": (64, 640),
         "bytes_up": 100.0,
         "bytes_down": 300.0,
         "bytes_up_of_data_parallel": 100,
@@ -119,24 +121,23 @@ def test_a_round_in_which_nobody_trained_has_no_loss_and_no_line(tmp_path):
 
 
 def test_tables_have_a_line_per_round_and_a_line_per_measure(tmp_path):
-    rows = curves.rows(written(tmp_path / "transcript"))
-    curves.write(rows, None, by_thousandths, tmp_path)
+    transcript = written(tmp_path / "transcript")
+    curves.write(curves.rows(transcript), transcript.header, by_thousandths, tmp_path)
     loss = (tmp_path / "loss.tsv").read_text().splitlines()
     assert loss[0].split("\t") == list(curves.COLUMNS["loss"])
     lines = [line.split("\t") for line in loss[1:]]
     assert [(line[0], line[1], line[-1]) for line in lines] == [
         ("1", "7.0", "0.001"), ("2", "6.0", "0.002"),
     ]  # fmt: skip
-    assert (tmp_path / "held_out.tsv").read_text().splitlines()[1:] == ["2\t7.5\t160\t200\t4.0"]
+    lines = (tmp_path / "held_out.tsv").read_text().splitlines()[1:]
+    assert lines == ["0\t9.0\t\t0\t0\t0.0", "2\t7.5\t0.25\t160\t200\t4.0"]
 
 
 def test_the_held_out_curve_begins_before_the_first_round(tmp_path):
-    rows = curves.rows(written(tmp_path / "transcript"))
-    curves.write(rows, 9.0, by_thousandths, tmp_path)
-    lines = (tmp_path / "held_out.tsv").read_text().splitlines()[1:]
-    assert lines == ["0\t9.0\t0\t0\t0.0", "2\t7.5\t160\t200\t4.0"]
+    transcript = written(tmp_path / "transcript")
+    rows = curves.rows(transcript)
     extended = [row | {"step": row["step"] + 40} for row in rows]
-    assert curves.held_out(extended, 9.0)[0]["step"] == 40
+    assert curves.held_out(extended, transcript.header)[0]["step"] == 40
 
 
 def test_an_extended_run_goes_on_after_the_last_sequence(tmp_path):

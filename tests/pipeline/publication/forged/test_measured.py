@@ -51,11 +51,19 @@ FORGED = {
     ),
     "fewer held-out sequences": (
         change_tensors(layout.HELD_OUT, fewer_rows),
-        "proof/evaluate.json: ",
+        "proof/held_out.safetensors: 2 sequences missing and 0 others, expected the 4 of 12 ",
     ),
-    "other held-out sequences than the first": (
+    "other held-out sequences than the seed draws": (
         change_tensors(layout.HELD_OUT, lambda t: t.update(indices=t["indices"] + 1)),
-        "proof/held_out.safetensors: 4 sequences up to 4, expected at most the first 4",
+        "proof/held_out.safetensors: ",
+    ),
+    "a smaller split than the transcript's header has": (
+        better("split_sequences", 4),
+        "proof/held_out.safetensors: ",
+    ),
+    "a smaller standard error": (
+        better("held_out_stderr", 0.001),
+        "proof/evaluate.json: held_out_stderr is 0.0010, expected ",
     ),
     "scores in one file of the two": (
         change_json(layout.EVALUATED, lambda e: e.update(tasks={"mmlu": {"acc": 0.99}})),
