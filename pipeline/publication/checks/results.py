@@ -1,9 +1,10 @@
 """Whether the results that are published agree: evaluate.json, the card, what is measured here."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 from tokenizers import Tokenizer
 
 from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT
@@ -14,6 +15,7 @@ from pipeline.publication import layout
 from pipeline.publication.accepted_export import CARD
 from pipeline.runfile.table import Count, NotNegative, Table
 from pipeline.stage.given_files import check_yaml
+from pipeline.tokens.permutation import MOST_INDICES
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
 ROUNDING = 1e-6  # of numbers that follow from the loss, relative
@@ -33,7 +35,7 @@ class Evaluated(Table):
     """Bits per byte of text; null where the bytes are unknown."""
     sequences: Count | None
     """Held-out sequences that are measured."""
-    split_sequences: Count | None
+    split_sequences: Annotated[Count, Field(le=MOST_INDICES)] | None
     """Sequences of the whole held-out split, of which these are drawn."""
     tokens: Count | None
     """Tokens that are predicted in them."""

@@ -67,8 +67,9 @@ def test_another_width_than_the_runs_is_refused_with_both_and_the_file(
 
 def test_every_held_out_row_is_measured_also_one_of_a_single_word(stage):
     run, shards = stage(held_out__sequences=100)
-    rows_NW, columns = held_out.read(run, shards)
-    assert rows_NW.shape == (10, WIDTH) and columns == PLAIN
+    found = held_out.read(run, shards)
+    assert found.rows_NW.shape == (10, WIDTH) and found.columns == PLAIN
+    assert found.split_size == 10
     single = run.llm.model_copy(update={"max_seq_len": 1})
     narrow = run.model.model_copy(update={"LLM": single})
     assert len(held_out.read(run.model_copy(update={"model": narrow}), shards).rows_NW) == 50
