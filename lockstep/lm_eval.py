@@ -17,6 +17,7 @@ from lm_eval.api.registry import register_model
 
 from pipeline.errors import LockstepError
 from pipeline.programs.placement import device_groups
+from pipeline.stage import devices
 from pipeline.tasks import task_model
 from pipeline.tasks.lm_eval_model import LmEvalModel
 from pipeline.weights import exported
@@ -36,7 +37,7 @@ class LockstepModel(LmEvalModel):
       seed: Seed of texts that a task samples.
 
     Raises:
-      LockstepError: The folder is no export, or has no tokenizer.
+      LockstepError: The folder is no export, or has no tokenizer; or JAX is set to 64 bits.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class LockstepModel(LmEvalModel):
             size = max_batch_size or BATCH_SIZE if batch_size == "auto" else int(batch_size)
         except ValueError:
             raise LockstepError(f"batch_size is {batch_size}, expected a number or auto") from None
+        devices.check_settings("lm_eval --model lockstep")
         folder = Path(pretrained)
         read = exported.read(folder)
         params_on = {group: group.put(read.params) for group in device_groups(jax.devices(), 1)}

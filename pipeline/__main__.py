@@ -27,7 +27,7 @@ from pipeline.new.command import new
 from pipeline.projection.command import project_run
 from pipeline.publication import commands as publication
 from pipeline.publication import outcome
-from pipeline.stage import logs
+from pipeline.stage import devices, logs
 from pipeline.stage.keys import STAGES
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
+NO_DEVICE = "Unable to initialize backend"  # as JAX says it
 
 
 def _show_version(shown: bool) -> None:
@@ -65,7 +66,7 @@ def options(
 def _stage(name: str, run: Path, root: Path) -> None:
     """Run one stage, alone under its locks, unless its result exists already."""
     from pipeline import runfile
-    from pipeline.stage import allocator, descriptors, devices, lock
+    from pipeline.stage import allocator, descriptors, lock
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()
@@ -249,7 +250,7 @@ def plan(
 ) -> None:
     """Say what a run will take, before it runs: messages, disk, memory, and what runs again."""
     from pipeline import runfile
-    from pipeline.stage import allocator, devices, reruns
+    from pipeline.stage import allocator, reruns
     from pipeline.stage.artifacts import Paths
 
     allocator.tune()
@@ -353,6 +354,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one line and status 1 (2: no such command)."""
     signals.end_on_request()
     sys.unraisablehook = _print_unraisable
+    devices.leave_out_settings()
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TyperException as error:  # a wrong command line
@@ -369,6 +371,8 @@ def main() -> None:
         line = f"{path}: {error.strerror or error}, expected to read or write there"
         sys.exit(f"error: {shown(line)}")
     except (MemoryError, RuntimeError) as error:  # the latter of JAX's
+        if str(error).startswith(NO_DEVICE):
+            sys.exit(f"error: JAX_PLATFORMS: {shown(str(error))}")
         if not isinstance(error, MemoryError) and NO_MEMORY not in str(error):
             raise
         line, *_ = str(error).splitlines() or ["Python had none left"]

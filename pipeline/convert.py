@@ -108,7 +108,9 @@ def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) ->
         params = model.init(model_config, checkpoint.seed)
     (folder / "hf").mkdir()
     hf.write_folder(folder / "hf", hf_config, params, "float32")
-    return {"seed": checkpoint.seed} | write_params(folder / "hf", folder)
+    flags = devices.flags_of_the_user()  # a reader who draws these weights again may have others
+    recorded = {"xla_flags": flags} if flags else {}
+    return {"seed": checkpoint.seed} | recorded | write_params(folder / "hf", folder)
 
 
 def _cpu() -> jax.Device:

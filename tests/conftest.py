@@ -22,6 +22,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 # two thirds of the rest in the emitters of fused loops, which have a plain counterpart until 0.10.
 # Cores are busy, so that nothing is won by compiling a program's parts at the same time.
 QUICK = "--xla_cpu_parallel_codegen_split_count=1"
+QUICK += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if version("jaxlib").startswith("0.10."):
     QUICK += " --xla_cpu_use_fusion_emitters=false"
 
@@ -34,7 +35,6 @@ def pytest_configure(config):
     """Compile quickly, but under `-m release` as users do."""
     if config.option.markexpr != "release":
         os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} {QUICK}".strip()
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     from pipeline.stage import compiled
 
     assert compiled.check_programs()  # as stages in processes of their own do, from the first on

@@ -17,6 +17,7 @@ from pipeline.simulation.nested import Nesting
 from pipeline.simulation.result import Log, Result
 from pipeline.simulation.rounds import Kept, Problem, take_rounds
 from pipeline.simulation.torch_module import TorchLoss, TorchModule
+from pipeline.stage import devices
 from pipeline.wire.commitment import tree_hash
 from pipeline.workload.programs import WorkloadPrograms
 
@@ -121,7 +122,8 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
       show_progress: Whether progress is shown.
 
     Raises:
-      LockstepError: An argument is not what was expected, or the loss is not finite.
+      LockstepError: An argument or a setting of JAX is not what was expected, as 64 bits, or the
+        loss is not finite.
     """
     given = {
         "peers": peers,
@@ -142,6 +144,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "eval_every": eval_every,
         "correlation_every": correlation_every,
     }
+    devices.check_settings("simulate")
     told = {"on_round": on_round, "show_progress": show_progress}
     arguments.check(given | told | {"checkpoint_every": checkpoint_every})
     asked = settings.asked_of(optimizer, learning_rate, given)
@@ -169,6 +172,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         "examples": [data.examples.count for data in of_peers],
         "messages": programs.form.header.hex(),
         "environment": {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+        | devices.other_settings()
         | programs.environment,
     }
     if callable(learning_rate):

@@ -7,29 +7,62 @@ JAX reads two settings only once, at its import:
 - the number of CPU devices, which changes no bit. There is one per core, so that peers run side by
   side, but no fewer than `[peers] fsdp`, and with fsdp no more than half the threads: a device
   holds a thread while it waits for the others, and the work they wait for needs another.
+
+What else it reads there may change a result: whether there are 64 bits, how random bits are drawn.
+So of the user's own variables only those stay that are listed here, because they change none or
+are recorded.
 """
 
 import importlib.util
 import os
 import warnings
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from pipeline.errors import LockstepError
-from pipeline.runfile import Run
+from pipeline.errors import LockstepError, brief
 from pipeline.stage import compiled
+
+if TYPE_CHECKING:
+    from pipeline.runfile import Run
 
 # Results stay in float32 or bfloat16 as written, so scanned and unrolled programs round alike.
 FLAGS = "--xla_allow_excess_precision=false"
 FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+INEXACT = ("fast_math", "fast_min_max", "excess_precision")  # in XLA's flags that leave bits open
+READ_AT_IMPORT = ("JAX_", "JAX2TF_", "FLAX_", "CHECK_VMA", "EAGER_CONSTANT_", "NVIDIA_TF32_")
+STAY = (
+    *("JAX_PLATFORM", "JAX_NUM_CPU_DEVICES", "JAX_CUDA_VISIBLE_", "JAX_ROCM_VISIBLE_"),
+    *("JAX_COMPILATION_CACHE_", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE_"),
+    *("JAX_CPU_ENABLE_ASYNC_DISPATCH", "JAX_CPU_GET_", "JAX_ENABLE_PREEMPTION_SERVICE"),
+    *("JAX_LOG", "JAX_DEBUG_LOG_", "JAX_EXPLAIN_", "JAX_DUMP_IR_", "JAX_TRACEBACK_"),
+    "JAX_DEFAULT_MATMUL_PRECISION",  # recorded
+)
+# Settings that JAX may have got where its variables were not ours to leave out, and what stands
+# in no record because it is usual. With others of `NEEDED` our programs fail, or round otherwise.
+NEEDED = {
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+}
+USUAL = NEEDED | {
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_disable_jit": False,
+    "jax_disable_most_optimizations": False,
+    "jax_enable_custom_prng": False,
+    "jax_random_seed_offset": 0,
+    "jax_threefry_partitionable": True,
+}
 
 
-def prepare(run: Run) -> None:
+def prepare(run: "Run") -> None:
     """Set the environment that JAX reads at its import; call this before.
 
-    Values that the user has set stay, such as `JAX_PLATFORMS=cpu` or `JAX_NUM_CPU_DEVICES=1`.
+    Values that the user has set stay, such as `JAX_PLATFORMS=cpu` or `JAX_NUM_CPU_DEVICES=1`, if
+    `STAY` lists them.
 
     Raises:
-      LockstepError: There are too few threads for the devices.
+      LockstepError: There are too few threads for the devices, no such devices, or flags of XLA
+        that leave bits open.
     """
     threads, fsdp = run.peers.threads, run.peers.fsdp
     most = threads if fsdp == 1 else threads // 2
@@ -60,12 +93,65 @@ def prepare(run: Run) -> None:
 
 
 def prepare_alone() -> None:
-    """Have JAX round as the programs of a run do, where no run file says on how many threads."""
+    """Have JAX round as the programs of a run do, where no run file says on how many threads.
+
+    Raises:
+      LockstepError: There are no such devices, or flags of XLA that leave bits open.
+    """
+    leave_out_settings()
     flags = os.environ.get("XLA_FLAGS", "")  # the user's own flags come last, and win
     ours = f"{FLAGS} {FLAGS_GPU}" if _has_gpu_plugin() else FLAGS
+    for flag in flags.split():
+        if any(word in flag for word in INEXACT) and flag.partition("=")[2] not in ("false", "0"):
+            raise LockstepError(
+                f"XLA_FLAGS: found {brief(flag)}, expected none that leaves the bits of a result "
+                "open"
+            )
+    if os.environ.get("JAX_PLATFORMS") == "cuda" and not _has_gpu_plugin():
+        raise LockstepError(
+            "JAX_PLATFORMS: found cuda, expected cpu, or JAX for CUDA installed, as by "
+            "`make repro GPU=1`"
+        )
     if not flags.startswith(ours):  # a process of a peer inherits them from the trainer
         os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # never TF32
+
+
+def flags_of_the_user() -> str:
+    """Return the flags of XLA that are set beside ours, which may change bits."""
+    return (
+        os.environ.get("XLA_FLAGS", "").removeprefix(FLAGS).strip().removeprefix(FLAGS_GPU).strip()
+    )
+
+
+def leave_out_settings() -> None:
+    """Take out of the environment what JAX reads at its import, but for what may `STAY`."""
+    for name in [name for name in os.environ if name.startswith(READ_AT_IMPORT)]:
+        if not name.startswith(STAY):
+            del os.environ[name]
+
+
+def check_settings(who: str) -> None:
+    """Check how JAX was set up by a program that imported it before us.
+
+    Raises:
+      LockstepError: A setting is not as `who` needs it.
+    """
+    for name, found in other_settings().items():
+        if name in NEEDED:
+            raise LockstepError(
+                f"{who}: jax.config.{name} is {found}, expected {NEEDED[name]}: its programs are "
+                f"written for that; `jax.config.update({name!r}, {NEEDED[name]!r})` sets it"
+            )
+
+
+def other_settings() -> dict[str, str]:
+    """Return which settings of JAX that change results are not as usual, and what they are."""
+    import jax
+
+    found = {name: value for name, value in jax.config.values.items() if name in USUAL}
+    plain = {name: getattr(value, "value", value) for name, value in found.items()}  # of an enum
+    return {name: str(value) for name, value in plain.items() if value != USUAL[name]}
 
 
 def keep_compiled(folder: os.PathLike) -> None:
@@ -95,16 +181,20 @@ def describe(processes: int = 1) -> dict[str, str]:
     import jaxlib
 
     of_several = {"processes": str(processes)} if processes > 1 else {}
-    return of_several | {
-        "platform": jax.default_backend(),
-        "device_kind": jax.devices()[0].device_kind,
-        "instruction_set": _instruction_set(),
-        "threads": os.environ["NPROC"],
-        "xla_flags": os.environ["XLA_FLAGS"],
-        "matmul_precision": os.environ["JAX_DEFAULT_MATMUL_PRECISION"],
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-    }
+    return (
+        of_several
+        | other_settings()
+        | {
+            "platform": jax.default_backend(),
+            "device_kind": jax.devices()[0].device_kind,
+            "instruction_set": _instruction_set(),
+            "threads": os.environ["NPROC"],
+            "xla_flags": os.environ["XLA_FLAGS"],
+            "matmul_precision": os.environ["JAX_DEFAULT_MATMUL_PRECISION"],
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+        }
+    )
 
 
 def difference(

@@ -1,5 +1,9 @@
 """Stage convert: fresh weights, a folder; each read whole or refused in one line."""
 
+import subprocess
+import sys
+
+import jax
 import numpy as np
 import pytest
 
@@ -8,6 +12,7 @@ from pipeline import convert, runfile
 from pipeline.errors import LockstepError
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import Paths
+from pipeline.stage.keys import PROJECT
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 from pipeline.weights.trees import load_nested
@@ -45,6 +50,42 @@ def test_another_seed_is_another_model_and_the_same_seed_the_same_bytes(tmp_path
     a, b, c = (tiny.contents(tmp_path / name / "data" / "init") for name in "abc")
     assert a == b
     assert a["params.safetensors"] != c["params.safetensors"]
+
+
+# What changed fresh weights, with a value that says how; and of what stays, a valid one.
+VARIABLES = {
+    "JAX_ENABLE_X64": "1",
+    "JAX_THREEFRY_PARTITIONABLE": "0",
+    "JAX_DEFAULT_PRNG_IMPL": "rbg",
+    "JAX_RANDOM_SEED_OFFSET": "1",
+    "JAX_CPU_GET_LOCAL_TOPOLOGY_TIMEOUT_MINUTES": "3",
+    "JAX_CPU_GET_GLOBAL_TOPOLOGY_TIMEOUT_MINUTES": "3",
+    "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
+    "JAX_DUMP_IR_TO": "",
+    "JAX_LOGGING_LEVEL": "ERROR",
+    "JAX_NUM_CPU_DEVICES": "2",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_PLATFORM_NAME": "cpu",
+    "JAX_TRACEBACK_FILTERING": "off",
+}
+
+
+def test_no_variable_that_jax_reads_changes_a_byte_of_fresh_weights(tmp_path):
+    (tmp_path / "plain").mkdir()
+    out = convert_in(tmp_path / "plain", init())
+    names = [name.upper() for name in jax.config.meta]
+    switched = {name: str(int(not jax.config.values[name.lower()])) for name in names}
+    numbers = [name for name in names if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "convert", "--root", tmp_path]
+        + ["--run", start(tmp_path, init())],
+        cwd=PROJECT,
+        env={**tiny.environment(PROJECT), **switched, **dict.fromkeys(numbers, "0"), **VARIABLES},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tiny.contents(tmp_path / "data" / "init") == tiny.contents(out)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,12 @@ def of(setup: Setup, transcript: Transcript, checkpoint: Path | None) -> ChainSt
     return ChainStart(params, shared, "proven", text)
 
 
+OTHER_BITS = {  # what a header has in `environment`, and why fresh weights depend on it
+    "instruction_set": "CPUs with and without fused multiply-add differ in last bits",
+    "xla_flags": "flags of XLA can change last bits",
+}
+
+
 def _params(setup: Setup, transcript: Transcript, folder: Path | None) -> tuple[Tree, str]:
     """The params that the run file names, and what they are."""
     run, model = setup.run, transcript.header.model
@@ -123,11 +129,13 @@ def _check_model(model: dict, hf_config: dict, dtype: str, where: str) -> None:
 
 def _where(setup: Setup, transcript: Transcript) -> str:
     """Why honest fresh weights could have other bits here, if there is a reason."""
-    here = setup.environment().get("instruction_set")
-    there = transcript.header.environment.get("instruction_set")
-    if here == there or not isinstance(setup.run.llm.checkpoint, runfile.CheckpointInit):
+    here, there = setup.environment(), transcript.header.environment
+    if not isinstance(setup.run.llm.checkpoint, runfile.CheckpointInit):
         return ""
-    return (
-        f", as a CPU with {brief(str(here))} draws them; where they were drawn the author says "
-        f"{brief(str(there))}, and CPUs with and without fused multiply-add differ in last bits"
-    )
+    for name, reason in OTHER_BITS.items():
+        if here.get(name) != there.get(name):
+            return (
+                f", as {name} {brief(str(here.get(name)))} draws them; where they were drawn the "
+                f"author says {brief(str(there.get(name)))}, and {reason}"
+            )
+    return ""

@@ -1,5 +1,6 @@
 """The arguments of `simulate`: defaults that are whole tables, and one line for what is wrong."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,6 +35,19 @@ def test_every_default_is_a_whole_table(name):
     asked = asked_of(name, None, ASKED)
     rows = asked.round_settings(name).coordinator.batch_size(0)
     assert rows == 2 * 3 * asked.optimizer.steps_of_a_round
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        (jax.enable_x64(True), "x64 is True, expected False"),
+        (jax.numpy_dtype_promotion("strict"), "promotion is strict, expected standard"),
+        (jax.numpy_rank_promotion("raise"), "promotion is raise, expected allow"),
+    ],
+)
+def test_a_users_own_settings_of_jax_are_refused_where_they_change_what_is_computed(setting, found):
+    with setting, pytest.raises(LockstepError, match=f"simulate: jax.config.jax_.*{found}"):
+        short(optimizer="sgd")
 
 
 WRONG = [

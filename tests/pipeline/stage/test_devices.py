@@ -2,6 +2,7 @@
 
 import os
 
+import jax
 import pytest
 
 from pipeline import runfile
@@ -73,6 +74,37 @@ def test_stages_of_one_process_record_the_flags_of_a_stage_alone(environment):
     alone = dict(os.environ)
     devices.prepare(a_run())
     assert dict(os.environ) == alone
+
+
+def test_of_jaxs_variables_only_those_stay_that_change_no_result_or_are_recorded(environment):
+    stay = {"JAX_PLATFORMS": "cpu", "JAX_LOG_COMPILES": "0", "JAX_DEFAULT_MATMUL_PRECISION": "high"}
+    go = ("JAX_ENABLE_X64", "JAX_OF_A_LATER_RELEASE", "FLAX_FIX_RNG_SEPARATOR", "CHECK_VMA")
+    for name, value in {**stay, **dict.fromkeys(go, "1")}.items():
+        environment.setenv(name, value)
+    devices.prepare_alone()
+    assert not os.environ.keys() & set(go)
+    assert {name: os.environ[name] for name in stay} == stay
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true", "XLA_FLAGS: found --xla_cpu_enable_fast"),
+        ("XLA_FLAGS", "--xla_allow_excess_precision", "XLA_FLAGS: found --xla_allow_excess_prec"),
+        ("JAX_PLATFORMS", "cuda", "JAX_PLATFORMS: found cuda, expected cpu"),
+    ],
+)
+def test_what_leaves_bits_open_or_is_not_there_is_refused(environment, name, value, said):
+    environment.setattr(devices, "_has_gpu_plugin", lambda: False)
+    environment.setenv(name, value)
+    with pytest.raises(LockstepError, match=said):
+        devices.prepare_alone()
+
+
+def test_the_description_has_settings_of_jax_that_are_not_as_usual():
+    assert "jax_threefry_partitionable" not in devices.describe()
+    with jax.threefry_partitionable(False):
+        assert devices.describe()["jax_threefry_partitionable"] == "False"
 
 
 def test_more_devices_than_threads_are_refused_since_they_would_change_bits(environment):
