@@ -1,4 +1,4 @@
-"""Muon in plain data parallelism: what a dense optimizer gains from AdaDistro's ideas."""
+"""Muon in plain data parallelism, with step sizes by group as AdaDistro has them."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""AdaDistro: what made DisTrO learn as much as AdamW from the same tokens, at DisTrO's bytes.
+"""AdaDistro, this project's own extension of DisTrO: DisTrO's bytes, with step sizes by group.
 
 Its gradients are divided by the root of their factored second moment, before DisTrO sees them.
 """
@@ -43,8 +43,7 @@ def ada_distro(
 
     A sign moves all elements equally, and so a layer's matrix along all of its singular directions,
     noise included. Layers bear much shorter steps than embeddings and head need; an orthogonal
-    matrix spreads a layer's step evenly. benchmarks/RESULTS.md has the gain of each part alone, and
-    what else was tried.
+    matrix spreads a layer's step evenly. No committed table has the gain of each part alone.
 
     Args:
       momentum: DisTrO's settings, with the `direction` of the equations above. Its

@@ -318,7 +318,7 @@ class OptimizerDistro(Compressing):
 
 
 class OptimizerAdaDistro(Compressing):
-    """DisTrO with extensions; with the defaults of its own keys it is DisTrO.
+    """This project's own extension of DisTrO; with the defaults of its own keys it is DisTrO.
 
     A group is a top-level name of the params: embed, layers, norm or lm_head.
     """
