@@ -98,7 +98,7 @@ def _resolve_hub(url: str) -> Request:
     return Request(address, hub_headers(), f"{repo_id}: {name}")
 
 
-def in_hub_cache(url: str) -> Path | None:
+def in_hub_cache(url: str, size: int) -> Path | None:
     """Return the path of a file of the hub in the cache of the hub's own client, if it is there."""
     if not url.startswith("hf://"):
         return None
@@ -106,7 +106,10 @@ def in_hub_cache(url: str) -> Path | None:
 
     kind, repo_id, commit, name = _parts_of_hub(url)
     found = try_to_load_from_cache(repo_id, name, revision=commit, repo_type=kind)
-    return Path(found) if isinstance(found, str) else None  # else absent, or known not to be
+    if not isinstance(found, str):  # absent, or known not to be
+        return None
+    path = Path(found)
+    return path if path.is_file() and path.stat().st_size == size else None
 
 
 def _parts_of_hub(url: str) -> tuple[str, str, str, str]:

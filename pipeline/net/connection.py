@@ -73,6 +73,16 @@ def offline() -> bool:
     return os.environ.get(OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
+def check_online(name: str) -> None:
+    """Check that requests are allowed; `name` is what is asked for.
+
+    Raises:
+      UnreachableError: $HF_HUB_OFFLINE is set.
+    """
+    if offline():
+        raise UnreachableError(f"{name}: {OFFLINE} is set, expected it in the store already")
+
+
 @contextmanager
 def opened(
     method: str,
@@ -87,10 +97,8 @@ def opened(
     `headers` are sent beside the request's own, and `content` as its body; the caller handles the
     `accepted` statuses.
     """
-    if offline() and not request.pushes:
-        raise UnreachableError(
-            f"{request.name}: {OFFLINE} is set, expected it in the store already"
-        )
+    if not request.pushes:
+        check_online(request.name)
     name, answer = request.name, None
     said = request.headers.get("Authorization", request.headers.get("authorization", ""))
     keep_secret(said.partition(" ")[2])

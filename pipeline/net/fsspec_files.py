@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import extras
 from pipeline.errors import HIDDEN, LockstepError, brief, hide, keep_secret, reveals
 from pipeline.net import limits, redact
+from pipeline.net.connection import check_online
 from pipeline.net.retry import TransientError, UnnamedVersionError, UnreachableError
 from pipeline.runfile import Network
 
@@ -87,6 +88,7 @@ def list_files(url: str, network: Network) -> dict[str, dict[str, Any]]:
       LockstepError: the address does not exist or cannot be read, or its listing has no end.
     """
     name, (files, path) = hide(url), find_file_system(url)
+    check_online(name)
     limit = limits.ListingLimit(name)
     list_below = _list_bucket if hasattr(files, "call_s3") else _list_folders
     found: dict[str, dict[str, Any]] = {}

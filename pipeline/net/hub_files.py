@@ -1,30 +1,38 @@
 """Files of a repository on the Hugging Face hub, listed and downloaded by revision.
 
 $HF_ENDPOINT names the hub, $HF_TOKEN (or a login of the hub's client) the user; with
-$HF_HUB_OFFLINE, only files downloaded before are used. The hub is asked directly: its client sets
-no limit of time, gives up at the first 503, and compares no hashes.
+$HF_HUB_OFFLINE, only files downloaded before are used, here or by the hub's own client. Where the
+hub is out of reach, so is a commit that its client has downloaded. The hub is asked directly: its
+client sets no limit of time, gives up at the first 503, and compares no hashes.
 """
 
+import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from pydantic import BaseModel, Field, RootModel
 
 from pipeline.errors import LockstepError
 from pipeline.net import addresses, redact, store, web
-from pipeline.net.connection import Request
+from pipeline.net.connection import Request, offline
 from pipeline.net.remote import Origin
+from pipeline.net.retry import UnreachableError
 from pipeline.runfile import Network
 from pipeline.runfile.checkpoint import is_path
 from pipeline.runfile.explain import validate
 from pipeline.runfile.table import Table
 from pipeline.stage import lock
-from pipeline.stage.given_files import check_name
+from pipeline.stage.artifacts import sha256_file
+from pipeline.stage.given_files import check_name, is_inside, walk
 from pipeline.stage.progress import Progress
+
+log = logging.getLogger(__name__)
 
 DATASETS = "datasets/"
 
@@ -79,6 +87,74 @@ def list_repo(
     Raises:
       LockstepError: it does not exist, may not be read, or its listing has no end.
     """
+    try:
+        return _ask(repo, revision, where, network, expected, folders=folders)
+    except UnreachableError:
+        is_commit = re.fullmatch("[0-9a-f]{40}", revision or "")
+        found = _in_cache(repo, revision, where) if offline() or is_commit else None
+        if found is None:
+            raise
+        return found
+
+
+def _in_cache(repo: str, revision: str | None, where: str) -> Repository | None:
+    """Return the files of a repository as the cache of the hub's client has them, if it has any.
+
+    The client keeps a commit's listing where it has fetched all that a pattern names; without one,
+    whether the commit has more files the hub alone knows.
+    """
+    from huggingface_hub import get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import (
+        CachedRepoTreeNotFoundError,
+        IncompleteSnapshotError,
+        LocalEntryNotFoundError,
+    )
+
+    which: dict[str, Any] = {"repo_id": repo.removeprefix(DATASETS), "revision": revision}
+    which["repo_type"] = "dataset" if repo.startswith(DATASETS) else "model"
+    try:
+        folder = Path(snapshot_download(**which, local_files_only=True))
+    except IncompleteSnapshotError as error:
+        folder = Path(error.snapshot_path)
+    except LocalEntryNotFoundError:
+        return None
+    here = {name: path for name, path in walk(folder) if path.is_file() and is_inside(path, folder)}
+    sizes = {check_name(name, where): path.stat().st_size for name, path in here.items()}
+    listed = "whether the commit has more files the hub alone knows"
+    try:
+        tree = get_cached_repo_tree(**which | {"revision": folder.name})
+        sizes, listed = {check_name(file.path, where): file.size for file in tree}, "all are listed"
+    except CachedRepoTreeNotFoundError:
+        pass
+    log.warning(f"{where}: the hub is not asked, its files are those of {folder}; {listed}")
+    files = {
+        name: Origin(
+            url=f"hf://{repo}@{folder.name}/{quote(name)}",
+            size=size,
+            checksum=_checksum(here[name]) if name in here else None,
+        )
+        for name, size in sizes.items()
+    }
+    return Repository(commit=folder.name, files=files)
+
+
+def _checksum(path: Path) -> str:
+    """Return the checksum of a file in the cache: that of the blob's name, else its own SHA-256."""
+    name = Path(os.path.realpath(path)).name
+    if re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", name):
+        return f"{'sha256' if len(name) == 64 else 'git-sha1'}:{name}"
+    return f"sha256:{sha256_file(path)}"
+
+
+def _ask(
+    repo: str,
+    revision: str | None,
+    where: str,
+    network: Network,
+    expected: str,
+    *,
+    folders: bool,
+) -> Repository:
     from huggingface_hub import constants
 
     is_dataset = repo.startswith(DATASETS)

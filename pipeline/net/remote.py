@@ -18,7 +18,7 @@ from pipeline.net import addresses, fsspec_files, limits, web
 from pipeline.net.retry import Attempts, TransientError
 from pipeline.runfile import Network
 from pipeline.runfile.table import Table
-from pipeline.stage.given_files import stamp_of
+from pipeline.stage.given_files import stamp, stamp_of
 
 VERSIONED = ("gs", "hf")  # schemes whose addresses name the version of a file
 
@@ -61,7 +61,8 @@ def read(
 ) -> Iterator[bytes]:
     """Yield the bytes from `start` to `stop`, in pieces; a broken connection is resumed.
 
-    `whole` says that nothing is read of the file but what this yields. Then the first answer may be
+    A part of a file of the hub is read from the cache of its client, if that has the file. `whole`
+    says that nothing is read of the file but what this yields. Then the first answer may be
     of any one version; every other answer must name the version, or they could be of several.
     `checked` says that a SHA-256 of the whole decides in the end: then no answer need name it.
 
@@ -70,6 +71,10 @@ def read(
       LockstepError: the server refuses, has another version of the file, or failed too often.
       CancelledError: `cancelled` was set.
     """
+    if not whole and (cached := addresses.in_hub_cache(origin.url, origin.size)) is not None:
+        tag = str(stamp(cached).nanoseconds)
+        yield from _read_local(Origin(url=str(cached), size=origin.size, tag=tag), start, stop)
+        return
     attempts = Attempts(network, cancelled)
     attempts.check()
     while start < stop:

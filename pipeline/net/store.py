@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -92,7 +91,7 @@ def fetch(
 def remembered(
     store: Path, kind: type[AnyTable], asked: str, where: str, ask: Callable[[], AnyTable]
 ) -> AnyTable:
-    """Return what `ask` lists and keep it in the store; offline, return what is kept.
+    """Return what `ask` lists and keep it in the store; offline, return what is kept, if it is.
 
     `asked` is the full name of what is listed, and `where` the same in errors.
 
@@ -100,16 +99,20 @@ def remembered(
       LockstepError: see `ask`; or the process is offline and this was never listed.
     """
     path = store / "listings" / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.json"
-    if not connection.offline():
+    if connection.offline() and path.is_file():
+        return validate_json(kind, path.read_bytes(), str(path))
+    try:
         listing = ask()
-        write_text(path, listing.model_dump_json(indent=1) + "\n")
-        return listing
-    if not path.is_file():
+    except UnreachableError as error:
+        if not connection.offline():
+            raise
         raise UnreachableError(
             f"{where}: {connection.OFFLINE} is set, expected what was listed before; "
             f"{path.parent} has no listing of it"
-        )
-    return validate_json(kind, path.read_bytes(), str(path))
+        ) from error
+    if not connection.offline():  # then it is of the hub client's cache, which may be filled later
+        write_text(path, listing.model_dump_json(indent=1) + "\n")
+    return listing
 
 
 def link_files(files: Mapping[str, Stored], folder: Path) -> None:
@@ -163,15 +166,20 @@ def _fetch(transfer: Transfer, store: Path, network: Network, bar: Progress, sto
 
 
 def _take_from_hub_cache(transfer: Transfer, part: BinaryIO) -> None:
-    """Copy a whole file that the hub's own client has fetched; it is verified like any other."""
-    origin = transfer.origin
-    if transfer.size < origin.size or origin.checksum is None or os.fstat(part.fileno()).st_size:
+    """Copy what the hub's own client has fetched; a whole file is verified like any other."""
+    origin, done = transfer.origin, os.fstat(part.fileno()).st_size
+    if origin.checksum is None or (done and transfer.size == origin.size):
         return
-    path = addresses.in_hub_cache(origin.url)
+    path = addresses.in_hub_cache(origin.url, origin.size)
     with suppress(OSError):  # it may go at any time; what is there of it is completed
-        if path is not None and path.stat().st_size == origin.size:
+        if path is not None:
             with open(path, "rb") as file:
-                shutil.copyfileobj(file, part, checksum.READ_BYTES)
+                file.seek(done)
+                while done < transfer.size and (
+                    piece := file.read(min(checksum.READ_BYTES, transfer.size - done))
+                ):
+                    part.write(piece)
+                    done += len(piece)
 
 
 def _find(folder: Path, name: str, transfer: Transfer) -> Stored | None:
