@@ -15,7 +15,7 @@ LEAST := $(if $(GPU),3.12,3.11)
 COMMA := ,
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: repro test test-fast soak lint docs generated dist clean
+.PHONY: repro test test-fast soak lint docs generated dist environment environment-test clean
 
 # RUN replaces params/run.toml, whose content is kept somewhere: by git, as another file of params/,
 # or as the file that was last put in its place. Without git that is not known.
@@ -98,6 +98,10 @@ dist:
 	    done; \
 	done
 	rm -rf .venv-dist
+
+# What `make repro` and `make test` set up, for an image of a container.
+environment: $(VENV)/installed
+environment-test: $(VENV)/installed-test
 
 clean:
 	rm -rf .venv .venv-gpu
