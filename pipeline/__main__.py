@@ -172,11 +172,12 @@ def push(
     with_proof: Annotated[
         bool, typer.Option("--with-proof", help="With what `lockstep verify` checks; on the hub.")
     ] = False,
+    key: publication.SigningKey = None,
 ) -> None:
     """Upload the accepted export to DEST and to the checkpointers of the run file."""
     from pipeline.publication import push as push_
 
-    push_.push(run, root, destinations or (), private=private, with_proof=with_proof)
+    push_.push(run, root, destinations or (), private=private, with_proof=with_proof, key=key)
 
 
 app.command()(monitor.status)

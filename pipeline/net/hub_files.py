@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field, RootModel
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, RequestError
 from pipeline.net import addresses, redact, store, web
 from pipeline.net.connection import Request, offline
 from pipeline.net.remote import Origin
@@ -34,7 +34,7 @@ from pipeline.stage.progress import Progress
 
 log = logging.getLogger(__name__)
 
-DATASETS = "datasets/"
+DATASETS, USUAL = "datasets/", "https://huggingface.co"
 
 
 class LfsPointer(BaseModel):
@@ -186,7 +186,7 @@ def _check_name(repo_id: str, where: str, expected: str) -> None:
     from huggingface_hub.utils import validate_repo_id
 
     if is_path(repo_id):
-        raise LockstepError(f"{where}: no such folder, expected {expected}")
+        raise RequestError(f"{where}: no such folder, expected {expected}")
     try:
         validate_repo_id(repo_id)
     except ValueError as error:
@@ -264,6 +264,15 @@ def fetch(
         with lock.hold(folder.with_name(f".{found.commit}.lock")):
             store.link_files(dict(zip(files, fetched, strict=True)), folder)
     return folder
+
+
+def package_url(repo_id: str, commit: str) -> str:
+    """Return a model at a commit as a package URL, which names a hub that is not the usual one."""
+    from huggingface_hub import constants
+
+    hub = constants.ENDPOINT.rstrip("/")
+    elsewhere = "" if hub == USUAL else f"?repository_url={quote(hub, safe='')}"
+    return f"pkg:huggingface/{repo_id}@{commit}{elsewhere}"
 
 
 def pin_advice(name: str, commit: str, key: str) -> str:

@@ -106,10 +106,7 @@ class Pages:
           LockstepError: the server refuses or cannot be reached, the document is invalid, or the
             listing has no end.
         """
-        self._limit = self._limit or limits.ListingLimit(request.name, self._most_bytes)
-        self._limit.next_page(request.url)
-        content, links = retry.call(lambda: self._fetch(request, self._limit), self._network)
-        self._limit.received(len(content))
+        content, links = self._content(request)
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -118,6 +115,18 @@ class Pages:
         if link is None:
             return document, None
         return document, request._replace(url=f"{request.url.partition('?')[0]}?{link[1]}")
+
+    def content(self, request: Request) -> bytes:
+        """Return a page as it is; what it raises, `get` raises too."""
+        return self._content(request)[0]
+
+    def _content(self, request: Request) -> tuple[bytes, str]:
+        """Return the content of a page, within the limits, and what it says of other pages."""
+        self._limit = self._limit or limits.ListingLimit(request.name, self._most_bytes)
+        self._limit.next_page(request.url)
+        content, links = retry.call(lambda: self._fetch(request, self._limit), self._network)
+        self._limit.received(len(content))
+        return bytes(content), links
 
     def _fetch(self, request: Request, limit: limits.ListingLimit) -> tuple[bytearray, str]:
         """Return the content of a page, and what it says of other pages."""

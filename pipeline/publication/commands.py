@@ -3,11 +3,12 @@
 Nothing heavy is imported before one of them runs.
 """
 
+import dataclasses
 import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +18,7 @@ from pipeline.publication.outcome import PUBLISHED_WINDOWS, VerifyOutcome
 
 if TYPE_CHECKING:
     from pipeline.publication.checks.claims import Verified
-    from pipeline.publication.fetch import Limits
+    from pipeline.publication.fetch import Found, Limits
     from pipeline.publication.reader import ReaderAsks
 
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
@@ -38,6 +39,18 @@ Checkpoint = Annotated[
 OwnData = Annotated[
     Path | None, typer.Option(help="Your own data/shards, to compare sequences with.")
 ]
+AttestFile = Annotated[
+    Path | None,
+    typer.Option(help="Write what was verified to this file, as an in-toto statement."),
+]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(help="The author's public key, in PEM: refuse what it did not sign."),
+]
+SigningKey = Annotated[
+    Path | None,
+    typer.Option("--sign", help="Sign with this private key, in PEM: EC, P-256 for example."),
+]
 AGAIN = "the same command begins again, and fetches no byte twice"
 
 
@@ -54,11 +67,12 @@ def publish(
             help="Draw the windows with this too: a reader's, whom the author cannot foresee."
         ),
     ] = None,
+    key: SigningKey = None,
 ) -> None:
     """Write the accepted export into FOLDER, with what others need to check it."""
     from pipeline.publication import publish as publishing
 
-    publishing.show(folder, run, root, windows, seed)
+    publishing.show(folder, run, root, windows, seed, key)
 
 
 def verify(  # noqa: PLR0913 - each is an option
@@ -72,6 +86,7 @@ def verify(  # noqa: PLR0913 - each is an option
     checkpoint: Checkpoint = None,
     shards: OwnData = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="Repeat the scores of tasks.")] = False,
+    key: PublicKey = None,
     max_gb: Annotated[
         int, typer.Option(min=1, help="The most that the publication's files may have together.")
     ] = 4,
@@ -83,6 +98,7 @@ def verify(  # noqa: PLR0913 - each is an option
     ] = 10,
     worker_python: WorkerPython = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    attest: AttestFile = None,
 ) -> None:
     """Check a publication, follow its params from the start to the weights, repeat a sample."""
     from pipeline.publication.fetch import Limits
@@ -91,10 +107,13 @@ def verify(  # noqa: PLR0913 - each is an option
     from pipeline.stage import allocator
 
     allocator.tune()
+    if attest is not None and not attest.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
-    asks = ReaderAsks(seed, windows, checkpoint, shards, tasks)
+    asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
+    seen: list[Found] = []
     try:
-        verified = _verify(source, root, limits, asks, worker_python)
+        verified = _verify(source, root, limits, asks, worker_python, seen)
         outcome, said, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         outcome, said = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
@@ -104,7 +123,25 @@ def verify(  # noqa: PLR0913 - each is an option
         print(json.dumps({"verified": is_verified, "outcome": outcome.word} | said))
     else:
         print(text)
+    if attest is not None:
+        _attest(attest, seen, asks, outcome, said)
     raise typer.Exit(outcome.status)
+
+
+def _attest(
+    path: Path,
+    seen: "list[Found]",
+    asks: "ReaderAsks",
+    outcome: VerifyOutcome,
+    said: dict[str, Any],
+) -> None:
+    """Write what was found of what was seen, unless nothing was decided."""
+    if outcome in (VerifyOutcome.NOT_ASKED, VerifyOutcome.NOT_FETCHED) or not seen:
+        print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
+        return
+    from pipeline.publication import statement
+
+    statement.write(path, seen[0], asks, outcome, said)
 
 
 def _outcome(error: LockstepError) -> VerifyOutcome:
@@ -146,11 +183,15 @@ def _verify(
     limits: "Limits",
     asks: "ReaderAsks",
     worker_python: str = "",
+    seen: "list[Found] | None" = None,
 ) -> "Verified":
-    """Return what is known of a publication; all that is printed meanwhile goes to stderr."""
+    """Return what is known of a publication; all that is printed meanwhile goes to stderr.
+
+    Once it was found, it is put into `seen`, whatever is found of it then.
+    """
     from pipeline.audit import given_bundle
     from pipeline.net import retry
-    from pipeline.publication import aside, fetch, reader
+    from pipeline.publication import aside, fetch, reader, signature, statement
     from pipeline.publication.layout import PROOF
     from pipeline.stage import devices, given_files, logs
 
@@ -158,7 +199,10 @@ def _verify(
     data, folder, place = root / "data", None, None
     try:
         with redirect_stdout(sys.stderr), retry.told():
-            found = fetch.find(source, data / "store", limits)
+            found = fetch.find(source, data / "store", limits, signed=asks.key is not None)
+            if seen is not None:
+                seen.append(found)
+            signed = signature.check(found.signature, found.digests, asks.key)
             publication = found.publication
             skip = reader.not_needed(publication, reader.choose(publication, asks))
             with aside.folder(data / "runs", "verify", AGAIN) as place:
@@ -170,7 +214,10 @@ def _verify(
                     from pipeline.publication.checks import verify as verifying
 
                     where = verifying.Workplace(place, data / "store", limits.max_gb)
-                    return verifying.verify(folder, where, publication, run, asks)
+                    verified = verifying.verify(folder, where, publication, run, asks)
+                    return dataclasses.replace(
+                        verified, claims=[*statement.claims(found), signed, *verified.claims]
+                    )
     except (LockstepError, OSError) as error:
         text = str(error)
         for where in (place and place / "unpacked", folder):

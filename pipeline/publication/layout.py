@@ -13,6 +13,7 @@
     proof/held_out.safetensors     the held-out sequences
     proof/transcript/              all rounds, hashes and messages, and what the peers of the
                                    published windows owned; some files are packed (packed.py)
+    model.sig                      who signed all of these, if anybody did (signature.py)
 
 Of a workload's export, README.md, workload.json and params.safetensors are here, and not what its
 own code wrote. Where messages are not kept, whole snapshots take their place, and rows are of all
@@ -34,6 +35,7 @@ from pipeline.weights import generation_config
 
 PROOF = "proof"
 MANIFEST = f"{PROOF}/publication.json"
+SIGNATURE = "model.sig"  # beside proof/; the list, which it signs too, does not have it
 RUN, VERDICT, EVALUATED, SHARDS, SOURCE, RESULTS = (
     f"{PROOF}/{name}.json" for name in ("run", "verdict", "evaluate", "shards", "source", "results")
 )
@@ -48,6 +50,7 @@ WORKLOADS = ("README.md", WORKLOAD, "params.safetensors")  # all of a workload's
 REPORT = "report"  # whose card has results; a run need not have one
 STAGES = ("download", "convert", "train", "witness", "export", "evaluate")
 MOST_MANIFEST_BYTES = 2**20  # it is read into memory before anything is known of it
+MOST_SIGNATURE_BYTES = 2**22  # of as many files, in more words and in base64
 # What a publication may hold: no code, no pickle, and nothing that is never looked at.
 COMPANIONS = (generation_config.NAME, *TOKENIZER_FILES)  # of the weights; nothing proves them
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"

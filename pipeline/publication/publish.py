@@ -11,12 +11,19 @@ from pipeline.audit import given_rows
 from pipeline.errors import LockstepError, hide
 from pipeline.programs import held_out
 from pipeline.protocol import beacon
-from pipeline.publication import drawn, layout, packed
+from pipeline.publication import drawn, layout, packed, signature
 from pipeline.publication.accepted_export import accepted, with_results
 from pipeline.publication.checks import start_of_chain
 from pipeline.publication.layout import Publication
 from pipeline.stage import lock
-from pipeline.stage.artifacts import METRICS, Paths, sha256_file, write_json, write_text
+from pipeline.stage.artifacts import (
+    METRICS,
+    Paths,
+    sha256_file,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from pipeline.stage.progress import size
 from pipeline.swarm import begin
 from pipeline.tokens.shards import read_shards
@@ -44,13 +51,15 @@ class _Proof(NamedTuple):
     windows: int
 
 
-def show(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> None:
+def show(
+    folder: Path, run: Path, root: Path, windows: int, seed: str | None, key: Path | None
+) -> None:
     """Publish a run into a folder, and print what it takes.
 
     So many `windows` are drawn, with the `seed` that a reader asked for, whom the author could not
-    foresee; or None.
+    foresee; or None. `key` is the file of the private key that signs, or None.
     """
-    publication, total = write(folder, run, root, windows, seed)
+    publication, total = write(folder, run, root, windows, seed, key)
     export = sum(file.bytes for file in publication.exported.values())
     print(
         f"publish: {folder} has {len(publication.files)} files, {size(publication.size)}: "
@@ -65,15 +74,19 @@ def show(folder: Path, run: Path, root: Path, windows: int, seed: str | None) ->
         )
 
 
-def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -> Written:
+def write(
+    folder: Path, run: Path, root: Path, windows: int, seed: str | None, key: Path | None = None
+) -> Written:
     """Write the publication of a run's export; arguments as for `show`.
 
     Raises:
       LockstepError: The folder is not empty, a stage has no current result, the audit refused the
-        export, or an address of the run file has a secret.
+        export, an address of the run file has a secret, or the key is none.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise LockstepError(f"{folder}: has files, expected a new or an empty folder")
+    if key is not None:
+        signature.check_private(key)  # before there is anything to sign
     paths, settings = Paths("report", run, root), runfile.load(run)
     _check_public(settings, run)
     _check_repeatable(settings, run)
@@ -104,6 +117,11 @@ def write(folder: Path, run: Path, root: Path, windows: int, seed: str | None) -
     )
     layout.check(publication, str(aside))  # others would refuse it
     write_text(aside / layout.MANIFEST, publication.model_dump_json(indent=1) + "\n")
+    if key is not None:
+        digests = {name: file.sha256 for name, file in publication.files.items()}
+        digests[layout.MANIFEST] = sha256_file(aside / layout.MANIFEST)
+        signed = signature.sign(digests, folder.resolve().name, key)
+        write_bytes(aside / layout.SIGNATURE, signed)
     if folder.is_dir():
         folder.rmdir()
     os.replace(aside, folder)

@@ -19,7 +19,13 @@ from pipeline.workload.export_folder import PARAMS
 
 
 def push(
-    run: Path, root: Path, destinations: Iterable[str], *, private: bool, with_proof: bool = False
+    run: Path,
+    root: Path,
+    destinations: Iterable[str],
+    *,
+    private: bool,
+    with_proof: bool = False,
+    key: Path | None = None,
 ) -> None:
     """Push a run's export, and print how to load it from each destination.
 
@@ -30,11 +36,14 @@ def push(
       private: Whether a repository that is created on the hub is private.
       with_proof: Whether a repository gets what others need to check it, as `lockstep publish`
         writes it.
+      key: File of the private key that signs the proof, or None.
 
     Raises:
       LockstepError: A destination is invalid or missing, the run has no current export, the audit
         or a server refused it.
     """
+    if key is not None and not with_proof:
+        raise LockstepError("--sign: expected --with-proof too, of which the signature is a part")
     named = [*destinations, *runfile.load(run).config.checkpointers]
     if not named:
         raise LockstepError(
@@ -49,7 +58,7 @@ def push(
     with aside.folder(root / "data" / "runs", "push") as place:
         published = place / "publication"
         if with_proof:
-            publish.write(published, run, root, PUBLISHED_WINDOWS, None)
+            publish.write(published, run, root, PUBLISHED_WINDOWS, None, key)
         with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
             files = _by_name(with_results(accepted(paths), paths), paths)
             if with_proof:

@@ -22,6 +22,7 @@ class ReaderAsks(NamedTuple):
       checkpoint: The reader's folder with the checkpoint that the run began with, or None.
       shards: The reader's folder with the run's data, as stage download leaves it, or None.
       tasks: Whether scores of tasks are repeated.
+      key: File of the public key with which the publication has to be signed, or None.
     """
 
     seed: str | None = None
@@ -29,6 +30,7 @@ class ReaderAsks(NamedTuple):
     checkpoint: Path | None = None
     shards: Path | None = None
     tasks: bool = False
+    key: Path | None = None
 
 
 def choose(publication: Publication, asks: ReaderAsks) -> list[str]:

@@ -18,7 +18,7 @@ from pipeline.weights import hf
 log = logging.getLogger(__name__)
 
 # The files of a model; no other files of a repository are fetched, or removed by a push.
-PROOF_PREFIX = "proof/"  # a publication's folder, beside its model
+PROOF_PREFIX, SIGNATURE = "proof/", "model.sig"  # a publication's, beside its model
 MODEL = (hf.CONFIG, hf.INDEX, "model*.safetensors", *hf.COMPANIONS)
 
 
@@ -89,4 +89,4 @@ def _is_pushed(name: str) -> bool:
     """Whether a file of a repository is one of a model, or of a proof beside it."""
     if "/" in name:
         return name.startswith(PROOF_PREFIX)
-    return any(fnmatch(name, pattern) for pattern in MODEL)
+    return name == SIGNATURE or any(fnmatch(name, pattern) for pattern in MODEL)

@@ -9,11 +9,13 @@ The lists for people and the object for scripts are made of the same claims.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pipeline.errors import brief, shown
-from pipeline.publication.drawn import DrawnWindow
 from pipeline.publication.outcome import VerifyOutcome
+
+if TYPE_CHECKING:  # it imports JAX, and these are made before that may be
+    from pipeline.publication.drawn import DrawnWindow
 
 Kind = Literal["proven", "sampled", "stated"]
 SeedOf = Literal["reader", "asked", "author", "beacon", "hash"]
@@ -64,7 +66,7 @@ class Sample(NamedTuple):
       beacon: What the beacon is, or None.
     """
 
-    chosen: list[DrawnWindow]
+    chosen: "list[DrawnWindow]"
     messages: list[int]
     published: int
     total: int

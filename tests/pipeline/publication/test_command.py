@@ -49,6 +49,8 @@ def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
     assert (code, said["verified"], said["bitwise"], said["reason"]) == (0, True, True, None)
     assert said["outcome"] == "verified"
     assert {name: claim["is"] for name, claim in said["claims"].items()} == {
+        "digests": "proven",
+        "signature": "stated",
         "files": "proven",
         "start": "proven",
         "weights": "proven",

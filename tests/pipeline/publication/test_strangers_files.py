@@ -85,7 +85,7 @@ def test_messages_that_are_not_kept_must_have_sketches(tmp_path):
 
 
 def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):
-    def found(*_: object):
+    def found(*_: object, **__: object):
         raise RecursionError("maximum recursion depth exceeded")
 
     monkeypatch.setattr(fetch, "find", found)

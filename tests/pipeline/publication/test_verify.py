@@ -8,7 +8,7 @@ import pytest
 from pipeline.errors import LockstepError
 from pipeline.publication import layout, publish, push
 from pipeline.publication.outcome import VerifyOutcome
-from pipeline.stage.artifacts import Paths, read_json
+from pipeline.stage.artifacts import Paths, read_json, sha256_file
 from tests import tiny
 from tests.pipeline.conversion import write_model
 from tests.pipeline.publication.published_run import STAGES, TRANSCRIPT, print_of, refusal, verify
@@ -21,6 +21,8 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
         server.add(published.folder)
         code, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
     count = len(tiny.contents(published.folder)) - 1
+    named = ("model.safetensors", layout.RUN, layout.MANIFEST)
+    digests = ", ".join(f"{sha256_file(published.folder / name)} of {name}" for name in named)
     first, last, peer = window_of(published.folder)
     measured = read_json(published.root / "metrics/evaluate.json")
     loss, error = measured["held_out_loss"], measured["held_out_stderr"]
@@ -29,6 +31,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
         [
             "consistent, not verified: its author could choose what was repeated",
             "proven, computed again here",
+            f"  - SHA-256 {digests}",
             f"  - {count} files as published",
             "  - the run begins with fresh weights of seed 0",
             "  - all messages that were applied in 6 rounds, 12 of 12 sent, lead from there to the "
@@ -41,6 +44,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
             f"  - window {first}-{last} of peer {peer} with 3 messages (1 of 4, drawn by the "
             "author: by the transcript's hash, which the author can vary) repeats bit for bit",
             "stated by the author, not proven",
+            "  - who published it",
             "  - who was late or silent: 12 messages sent, 12 applied, 0 late or lost, peers "
             "silent 0 times, 0 peers ejected, nothing applied in 0 of 6 rounds",
             "  - the work in 3 of 4 windows",
@@ -57,7 +61,8 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
 def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_sentinel")
     with running_hub(monkeypatch, tmp_path / "home") as hub:
-        hub.commit({"proof/old.json": b"{}", "NOTES.txt": b"mine"})
+        older = {"proof/old.json": b"{}", "model.sig": b"{}"}
+        hub.commit(older | {"NOTES.txt": b"mine"})
         push.push(published.run_file, published.root, [REPO], private=False, with_proof=True)
         pushed = dict(hub.files)
         assert pushed.pop("NOTES.txt") == b"mine"  # and nothing is left of an older proof
@@ -67,8 +72,9 @@ def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, mo
         assert said.endswith(
             "NOTES.txt: a file that proof/publication.json does not list, expected none\n"
         )
-        hub.commit(pushed)
+        commit = hub.commit(pushed)
         code, said = print_of(capsys, *arguments)
+        assert f"that the hub has these files in commit {commit}" in said
         assert (code, said[:10]) == (
             VerifyOutcome.VERIFIED.status,
             "verified: ",
