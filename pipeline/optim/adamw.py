@@ -1,11 +1,15 @@
 """AdamW in plain data parallelism: the baseline of all else."""
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from pipeline.optim.aggregation.aggregate import EQUAL_MEAN, AggregateFn
 from pipeline.optim.dense import dense
 from pipeline.optim.expect import expect, expect_decay, expect_rates
-from pipeline.optim.optimizer import Optimizer
+from pipeline.optim.optimizer import Optimizer, Tree
+
+LARGEST = 2.0**60  # of an element: an infinite second moment would stay so for ever
 
 
 def adamw(
@@ -46,10 +50,19 @@ def adamw(
 
 
 def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation:
-    """Return `optax.scale_by_adam`, its settings checked."""
+    """Return `optax.scale_by_adam`, its settings checked, of gradients whose squares are finite."""
     pair = "two numbers"
     expect("betas", betas, lambda x: isinstance(x, tuple | list) and len(x) == 2, pair)
     for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
         expect_decay(name, beta)
     expect_rates(eps=eps)
-    return optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
+    moments = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
+
+    def update(
+        grads: Tree, state: optax.OptState, params: Tree | None = None
+    ) -> tuple[Tree, optax.OptState]:
+        bounded = jax.tree.map(lambda g: jnp.clip(g, -LARGEST, LARGEST), grads)
+        found: tuple[Tree, optax.OptState] = moments.update(bounded, state, params)
+        return found
+
+    return optax.GradientTransformation(moments.init, update)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.optim.expect import expect_by_group, expect_groups, expect_one_of, expect_rates
+from pipeline.optim.magnitude import near_one
 from pipeline.optim.optimizer import KeyPath, group_of
 
 LEAST_NORM = 1e-30  # what is all zeros stays so
@@ -17,6 +18,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 def rms(x: jax.Array) -> jax.Array:
     """Return x divided by its root mean square: as long as the sign, in the direction of x."""
+    x = x * near_one(x)
     return x / (jnp.sqrt(jnp.mean(jnp.square(x))) + LEAST_NORM)
 
 
@@ -36,6 +38,7 @@ def orthogonal(x: jax.Array) -> jax.Array:
     """
     tall = x.shape[-2] > x.shape[-1]
     y = x.mT if tall else x
+    y = y * near_one(y, (-2, -1))
     y = y / (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) + LEAST_NORM)
     a, b, c = NEWTON_SCHULZ
     by_rows = (((y.ndim - 1,), (y.ndim - 1,)), (tuple(range(y.ndim - 2)),) * 2)

@@ -12,6 +12,8 @@ import numpy as np
 
 from pipeline.optim.optimizer import Tree
 
+LARGE, FEW = 2.0**100, 2.0**-24  # what is larger is scaled before it is summed over the peers
+
 
 class AggregateFn(Protocol):
     """aggregate(values, weight) -> tree."""
@@ -37,9 +39,21 @@ def mean(values: Tree, weight: jax.Array) -> Tree:
 
     def of_leaf(x: jax.Array) -> jax.Array:
         share_P = share.reshape(*share.shape, *[1] * (x.ndim - share.ndim))
-        return jnp.sum(jnp.where(share_P > 0, share_P * x, 0.0), axis=0) / total
+        return quotient(jnp.where(share_P > 0, share_P * x, 0.0), total)
 
     return jax.tree.map(of_leaf, values)
+
+
+def quotient(x: jax.Array, count: jax.Array) -> jax.Array:
+    """Return the sum over the leading axis, by a count: finite also where the sum is not."""
+    few = few_of(x, axis=0)
+    return jnp.sum(x * few, axis=0) / count / few
+
+
+def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
+    """Return the factor by which x may be summed: 1, and less where x is near float32's limit."""
+    # no constant: of one, XLA moves the product to behind the sum
+    return jnp.where(jnp.max(jnp.abs(x), axis=axis, initial=0.0) > LARGE, FEW, 1.0)
 
 
 def equally(aggregate: AggregateFn) -> AggregateFn:
@@ -65,12 +79,21 @@ def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray
       weight: Integers or bool [peer].
     """
     share = weight.astype(np.float32) / np.float32(max(weight.max(), 1))
-    total = np.zeros_like(values[0])
-    for x, of_peer in zip(values, share, strict=True):
-        if of_peer:
-            total += x if of_peer == 1 else of_peer * x
-    total /= max(share.sum(), np.float32(1))
-    return total
+    count = max(share.sum(), np.float32(1))
+
+    def total(few: np.float32) -> np.ndarray:
+        found = np.zeros_like(values[0])
+        for x, of_peer in zip(values, share * few, strict=True):
+            if of_peer:
+                found += x if of_peer == 1 else of_peer * x
+        found /= count
+        return found
+
+    with np.errstate(over="ignore"):
+        found = total(np.float32(1))
+    if (beyond := ~np.isfinite(found)).any():
+        found[beyond] = total(np.float32(FEW))[beyond] / np.float32(FEW)
+    return found
 
 
 def _equal_mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:

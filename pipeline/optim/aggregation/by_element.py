@@ -6,7 +6,7 @@ In each, a peer that is present counts once, whatever its weight.
 import jax
 import jax.numpy as jnp
 
-from pipeline.optim.aggregation.aggregate import AggregateFn
+from pipeline.optim.aggregation.aggregate import AggregateFn, quotient
 from pipeline.optim.optimizer import Tree
 
 
@@ -41,8 +41,7 @@ def trimmed_mean(liars: int) -> AggregateFn:
             cut = jnp.minimum(liars, jnp.maximum(count - 1, 0) // 2)
             rank_P = jnp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
             kept_P = (rank_P >= cut) & (rank_P < count - cut)
-            total = jnp.sum(jnp.where(kept_P, ranked_P, 0.0), axis=0)
-            return total / jnp.maximum(count - 2 * cut, 1)
+            return quotient(jnp.where(kept_P, ranked_P, 0.0), jnp.maximum(count - 2 * cut, 1))
 
         return jax.tree.map(of_leaf, values)
 
@@ -59,8 +58,8 @@ def min_support(liars: int) -> AggregateFn:
         def of_leaf(x: jax.Array) -> jax.Array:
             sent_P = is_sent(x, weight)
             count = jnp.sum(sent_P, axis=0)
-            total = jnp.sum(jnp.where(sent_P, x, 0.0), axis=0)
-            return jnp.where(count > liars, total / jnp.maximum(count, 1), 0.0)
+            found = quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(count, 1))
+            return jnp.where(count > liars, found, 0.0)
 
         return jax.tree.map(of_leaf, values)
 
@@ -76,7 +75,7 @@ def peer_mean(values: Tree, weight: jax.Array) -> Tree:
     def of_leaf(x: jax.Array) -> jax.Array:
         sent_P = is_sent(x, weight)
         present = jnp.sum(jnp.any(sent_P.reshape(len(x), -1), axis=1))
-        return jnp.sum(jnp.where(sent_P, x, 0.0), axis=0) / jnp.maximum(present, 1)
+        return quotient(jnp.where(sent_P, x, 0.0), jnp.maximum(present, 1))
 
     return jax.tree.map(of_leaf, values)
 
@@ -91,8 +90,8 @@ def middle(x: jax.Array, sent_P: jax.Array) -> jax.Array:
     """Return the median over the leading axis of what counts; 0 where nothing does."""
     ranked_P, count = _ranked(x, sent_P)
     low, high = jnp.maximum(count - 1, 0) // 2, count // 2
-    pair = [jnp.take_along_axis(ranked_P, at[None], axis=0)[0] for at in (low, high)]
-    return jnp.where(count > 0, 0.5 * (pair[0] + pair[1]), 0.0)
+    pair = jnp.take_along_axis(ranked_P, jnp.concatenate([low[None], high[None]]), axis=0)
+    return quotient(jnp.where(count > 0, pair, 0.0), jnp.float32(2))
 
 
 def _ranked(x: jax.Array, sent_P: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,17 +4,20 @@ Norms and distances are L2, of one parameter; in `multi_krum` of all of them.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pipeline.optim.aggregation.aggregate import AggregateFn, mean
+from pipeline.optim.aggregation.aggregate import AggregateFn, few_of, mean
 from pipeline.optim.aggregation.by_element import is_sent, median, middle
+from pipeline.optim.magnitude import UNIT, Sized, near_one
 from pipeline.optim.optimizer import KeyPath, Tree, group_of
 
 CLIPS = 3  # of `centered_clip`, each from where the one before led
 NO_DIRECTION = 1e-6  # largest length of a mean of unit vectors that is rounding only
+MOST = float(np.finfo(np.float32).max)
 AVERAGED = "embed"  # the group whose rows few peers share: its directions are not orthogonal
 
 
@@ -30,10 +33,7 @@ def norm_clip(values: Tree, weight: jax.Array) -> Tree:
     """
 
     def of_leaf(x: jax.Array) -> jax.Array:
-        sent_P = is_sent(x, weight)
-        x = jnp.where(sent_P, x, 0.0)
-        norm_P = _norms(x)
-        return _scaled(x, _at_most(norm_P, middle(norm_P, _is_there(sent_P))))
+        return _clipped(x, is_sent(x, weight))
 
     return mean(jax.tree.map(of_leaf, values), weight)
 
@@ -52,23 +52,25 @@ def centered_clip(values: Tree, weight: jax.Array) -> Tree:
     """
 
     def off(x: jax.Array, v: jax.Array) -> jax.Array:
-        sent_P = is_sent(x, weight)
-        apart = jnp.where(sent_P, x - v, 0.0)
-        norm_P = _norms(apart)
-        return _scaled(apart, _at_most(norm_P, middle(norm_P, _is_there(sent_P))))
+        return _clipped(x - v, is_sent(x, weight))
 
+    values = jax.tree.map(lambda x: jnp.where(is_sent(x, weight), x, 0.0), values)
+    few = jax.tree.map(few_of, values)
+    values = jax.tree.map(jnp.multiply, values, few)
     centre = median(values, weight)
     for _ in range(CLIPS):
         moves = mean(jax.tree.map(off, values, centre), weight)
         centre = jax.tree.map(jnp.add, centre, moves)
-    return centre
+    return jax.tree.map(jnp.divide, centre, few)
 
 
 def multi_krum(liars: int) -> AggregateFn:
     """Return the mean of the peers that are closest to their neighbours: all but `liars`.
 
     A peer's score is the sum of its squared distances from the n - liars - 2 peers closest to it,
-    of n that are present; the n - liars peers with the lowest scores count.
+    of n that are present; the n - liars peers with the lowest scores count. Distances are taken
+    in units of the peers' median magnitude; one that float32 does not hold then is infinite, and so
+    is the score.
 
     References:
       Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
@@ -78,12 +80,16 @@ def multi_krum(liars: int) -> AggregateFn:
     def of_tree(values: Tree, weight: jax.Array) -> Tree:
         there_P = _is_there(weight)
         count, peers = jnp.sum(there_P), jnp.arange(len(weight))
-        apart_PP = sum(_apart(x, is_sent(x, weight)) for x in jax.tree.leaves(values))
+        leaves = [jnp.where(is_sent(x, weight), x, 0.0) for x in jax.tree.leaves(values)]
+        largest_P = reduce(jnp.maximum, (_by_peer(jnp.max, jnp.abs(x)) for x in leaves))
+        near = near_one(middle(largest_P, there_P))
+        apart_PP = sum(_apart(jnp.clip(x * near, -MOST, MOST)) for x in leaves)
         others_PP = there_P[:, None] & there_P[None, :] & (peers[:, None] != peers[None, :])
         near_PP = jnp.sort(jnp.where(others_PP, apart_PP, jnp.inf), axis=1)
-        counted_PP = (peers < jnp.maximum(count - liars - 2, 1)) & jnp.isfinite(near_PP)
+        counted_PP = peers < jnp.maximum(count - liars - 2, 1)
         score_P = jnp.sum(jnp.where(counted_PP, near_PP, 0.0), axis=1)
-        best_P = jnp.argsort(jnp.where(there_P, score_P, jnp.inf), stable=True)
+        score_P = jnp.where(there_P, jnp.minimum(score_P, MOST), jnp.inf)  # absent ones come last
+        best_P = jnp.argsort(score_P, stable=True)
         rank_P = jnp.zeros_like(best_P).at[best_P].set(peers)
         kept_P = rank_P < jnp.maximum(count - liars, 1)
         kept = kept_P.reshape(-1, *[1] * (weight.ndim - 1))
@@ -123,12 +129,12 @@ def _radial(
         if group_of(path) == AVERAGED:
             averaged: jax.Array = mean(x, weight)
             return averaged
-        x = jnp.where(is_sent(x, weight), x, 0.0)
-        norm_P = _norms(x)
-        direction = mean(_scaled(x, _inverse(norm_P)), weight)
+        sized = Sized(jnp.where(is_sent(x, weight), x, 0.0), tuple(range(1, x.ndim)))
+        direction = mean(sized.direction, weight)
         long = jnp.sqrt(jnp.sum(jnp.square(direction)))
-        of_all = length(norm_P, weight if weight.ndim == 1 else _is_there(weight))
-        unit: jax.Array = direction / jnp.maximum(long, NO_DIRECTION)
+        length_P = sized.length.reshape(-1)
+        of_all = length(length_P, weight if weight.ndim == 1 else _is_there(weight))
+        unit: jax.Array = direction / (jnp.maximum(long, NO_DIRECTION) / UNIT)
         return of_all * jnp.where(long > NO_DIRECTION, unit, 0.0)
 
     return jax.tree.map_with_path(of_leaf, values)
@@ -139,29 +145,24 @@ def _radial(
 
 def _is_there(sent_P: jax.Array) -> jax.Array:
     """Return the peers of whom anything counts: bool [P]."""
-    return jnp.any(sent_P.reshape(len(sent_P), -1) > 0, axis=1)
+    return _by_peer(jnp.any, sent_P > 0)
 
 
-def _norms(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x.reshape(len(x), -1)), axis=1))
+def _by_peer(reduction: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    return reduction(x.reshape(len(x), -1), axis=1)
 
 
-def _inverse(norm_P: jax.Array) -> jax.Array:
-    return jnp.where(norm_P > 0, 1.0 / jnp.where(norm_P > 0, norm_P, 1.0), 0.0)
+def _clipped(x: jax.Array, sent_P: jax.Array) -> jax.Array:
+    """Return what was sent, each peer's norm clipped to the median of the peers' norms."""
+    x = jnp.where(sent_P, x, 0.0)
+    sized = Sized(x, tuple(range(1, x.ndim)))
+    bound = middle(sized.length, _is_there(sent_P).reshape(sized.length.shape))
+    return jnp.where(sized.length > bound, sized.of_length(bound), x)
 
 
-def _at_most(norm_P: jax.Array, bound: jax.Array) -> jax.Array:
-    """Return the factors that bring norms down to the bound."""
-    return jnp.where(norm_P > bound, bound * _inverse(norm_P), 1.0)
-
-
-def _scaled(x: jax.Array, factor_P: jax.Array) -> jax.Array:
-    return x * factor_P.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _apart(x: jax.Array, sent_P: jax.Array) -> jax.Array:
+def _apart(x: jax.Array) -> jax.Array:
     """Return the squared distances of peers from each other, [P, P]; in memory of P arrays."""
-    x = jnp.where(sent_P, x, 0.0).reshape(len(x), -1)
+    x = x.reshape(len(x), -1)
 
     def from_all(x: jax.Array, one: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(x - one), axis=1)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.optim.aggregation.aggregate import AggregateFn, mean
+from pipeline.optim.aggregation.aggregate import FEW, AggregateFn, mean
 
 GROUP = 8  # neighbours of which top_k first looks at the largest only
 
@@ -226,7 +226,7 @@ def _mean_of_senders(
     address_PNK = _address(cut, index_PNK)
     # `where`, not a product: an absent peer's row may hold anything, NaN included
     present = _as_values(present)
-    value_PNK = jnp.where(present, value_PNK.astype(jnp.float32), 0.0)
+    value_PNK = FEW * jnp.where(present, value_PNK.astype(jnp.float32), 0.0)
 
     def add(total: jax.Array, peer: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         address_NK, value_NK = peer
@@ -239,7 +239,7 @@ def _mean_of_senders(
     at = jnp.zeros(size, jnp.uint16).at[address_PNK]
     senders = at.add(present.astype(jnp.uint16), mode="promise_in_bounds")
     # divided only where something was sent; senders of one coefficient write the same mean
-    mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1)
+    mean_PNK = total[address_PNK] / jnp.maximum(senders[address_PNK], 1) / FEW
     return total.at[address_PNK].set(mean_PNK, mode="promise_in_bounds").reshape(cut.shape)
 
 

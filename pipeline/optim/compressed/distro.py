@@ -25,6 +25,7 @@ from pipeline.optim.expect import (
     expect_rates,
     expect_share,
 )
+from pipeline.optim.magnitude import near_one
 from pipeline.optim.optimizer import (
     KeyPath,
     Optimizer,
@@ -107,6 +108,7 @@ class CompressedMomentum:
 
         def of_leaf(path: KeyPath, theta: jax.Array, message: Selection) -> jax.Array:
             agreed = self.compressor.aggregate(path, theta, message, present, self.aggregate)
+            agreed = agreed * near_one(agreed)  # a direction has no size, and decoding sums
             return self.direction(path, self.compressor.decode(path, agreed))
 
         return jax.tree.map_with_path(of_leaf, params, messages)

@@ -20,6 +20,7 @@ from pipeline.optim.expect import (
     expect_rates,
     expect_share,
 )
+from pipeline.optim.magnitude import UNIT, Sized, inverse
 from pipeline.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
@@ -221,21 +222,18 @@ def heloco(
 
 def _turned(x: jax.Array, m: jax.Array, by: _Correction) -> jax.Array:
     """Return a pseudogradient of one parameter, turned towards the momentum."""
-    long, reach = jnp.linalg.norm(x.ravel()), jnp.linalg.norm(m.ravel())
-    u, v = x * _inverse(long), m * _inverse(reach)
+    sized, momentum = Sized(x, (*range(x.ndim),)), Sized(m, (*range(m.ndim),))
+    long, reach = sized.length, momentum.length  # in units of `UNIT`
+    u, v = sized.direction, momentum.direction
     c = jnp.sum(u * v)
-    conf = long * _inverse(long + by.trust * reach)
+    conf = long * inverse(long + by.trust * reach)
     b = jnp.minimum(by.shrink * -c * conf, by.shrink_most)
-    shrunk = x - b * c * long * v
+    shrunk = x - b * c * long * (UNIT * v)
     turn = jnp.minimum(by.turn * (1.0 - c) * conf, 1.0)
     between = (1.0 - turn) * u + turn * v
-    turned = long * between * _inverse(jnp.linalg.norm(between.ravel()))
+    turned = long * (UNIT * between) * inverse(jnp.linalg.norm(between.ravel()))
     kept = (c >= by.keep) | (reach == 0) | (long == 0)
     return jnp.where(kept, x, jnp.where(c < 0, shrunk, turned))
-
-
-def _inverse(norm: jax.Array) -> jax.Array:
-    return jnp.where(norm > 0, 1.0 / jnp.where(norm > 0, norm, 1.0), 0.0)
 
 
 def _corrected(

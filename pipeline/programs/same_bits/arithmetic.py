@@ -109,7 +109,8 @@ class Arithmetic:
         return lax.full_like(x, 1) if power is None else power
 
     def power(self, x: jax.Array, exponent: jax.Array) -> jax.Array:
-        """Return x to an integer exponent, int32 in the shape of x, by products."""
+        """Return x to integer exponents, int32, by products."""
+        x, exponent = _alike(x, exponent)
         left = lax.abs(exponent)
 
         def step(bit: int, so_far: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -163,6 +164,12 @@ class Arithmetic:
 
 
 _NEAREST = lax.RoundingMethod.TO_NEAREST_EVEN
+
+
+def _alike(x: jax.Array, y: jax.Array) -> list[jax.Array]:
+    """Return both in one shape: one of them may be a scalar."""
+    shape = lax.broadcast_shapes(x.shape, y.shape)
+    return [jnp.broadcast_to(z, shape) for z in (x, y)]
 
 
 def _full(like: jax.Array, value: float) -> jax.Array:

@@ -19,6 +19,14 @@ def mean(x, weight, liars):
     return np.average(x, axis=0, weights=weight)
 
 
+def peer_mean(x, weight, liars):
+    return np.mean(x, axis=0)
+
+
+def min_support(x, weight, liars):
+    return np.mean(x, axis=0) if len(x) > liars else np.zeros_like(x[0])
+
+
 def median(x, weight, liars):
     return np.median(x, axis=0)
 
@@ -30,7 +38,11 @@ def trimmed_mean(x, weight, liars):
 
 def norm_clip(x, weight, liars):
     bound = np.median(norms(x))
-    return mean(x * column(np.minimum(1, bound / norms(x)), x), weight, liars)
+    return mean(x * column(clip(norms(x), bound), x), weight, liars)
+
+
+def clip(norm, bound):
+    return np.where(norm > bound, bound / np.where(norm > 0, norm, 1), 1)
 
 
 def centered_clip(x, weight, liars):
@@ -38,7 +50,7 @@ def centered_clip(x, weight, liars):
     for _ in range(3):
         off = x - centre
         bound = np.median(norms(off))
-        centre = centre + mean(off * column(np.minimum(1, bound / norms(off)), x), weight, liars)
+        centre = centre + mean(off * column(clip(norms(off), bound), x), weight, liars)
     return centre
 
 

@@ -1,5 +1,7 @@
 """Each rule is its formula, sees nobody who is absent, and bears as many liars as it says."""
 
+from functools import cache
+from itertools import product
 from typing import get_args
 
 import jax
@@ -8,9 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline.optim.aggregation.rules import RULES
+from pipeline.programs.same_bits.evaluate import same_bits
 from pipeline.runfile import Peers
 from tests.pipeline.optim.aggregation import reference
 
+SIZES = [1e-45, 1e-30, 1.0, 1e3, 1e18, 1e20, 1e30, 3e38]  # of the largest element
 OF_WHOLE = sorted(set(RULES) - {"min_support", "peer_mean"})  # rules of messages of whole arrays
 WEIGHT = np.int32([3, 0, 2, 1, 0, 4, 2])
 THERE = WEIGHT > 0
@@ -25,9 +29,17 @@ def values(seed=0, lies=0):
     return x.astype(np.float32)
 
 
+@cache
+def compiled(rule, liars):
+    return jax.jit(RULES[rule](liars))
+
+
+def by_step(rule):
+    return lambda x, weight, step: compiled(rule, 1)({"w": x}, weight)["w"]
+
+
 def merged(rule, x, weight=WEIGHT, liars=1, group="w"):
-    found = jax.jit(RULES[rule](liars))({group: jnp.array(x)}, jnp.array(weight))[group]
-    return np.array(found)
+    return np.array(compiled(rule, liars)({group: jnp.array(x)}, jnp.array(weight))[group])
 
 
 def test_a_run_file_names_all_rules():
@@ -40,6 +52,22 @@ def test_each_is_its_formula(rule, lies):
     x = values(lies=lies)
     by_hand = getattr(reference, rule)(x[THERE].astype(np.float64), WEIGHT[THERE], 1)
     np.testing.assert_allclose(merged(rule, x), by_hand, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("by_rules", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_each_is_its_formula_for_all_that_float32_holds(rule, by_rules):
+    """Honest peers of each size, with a liar of each size: as XLA compiles it, and as merges go."""
+    merge = jax.jit(same_bits(by_step(rule))) if by_rules else by_step(rule)
+    ones = values(lies=1)[THERE].astype(np.float64)
+    ones /= np.abs(ones).max(axis=(1, 2), keepdims=True)
+    for honest, lied in product(SIZES, SIZES):
+        x = values()
+        x[THERE] = ones * np.array([honest] * (len(ones) - 1) + [lied])[:, None, None]
+        x[np.abs(x) < np.finfo(np.float32).tiny] = 0  # so XLA takes them
+        by_hand = getattr(reference, rule)(x[THERE].astype(np.float64), WEIGHT[THERE], 1)
+        error = np.abs(np.array(merge(x, WEIGHT, jnp.int32(1))) - by_hand).max()
+        assert error <= max(1e-5 * np.abs(by_hand).max(), 1e-30), (honest, lied)
 
 
 @pytest.mark.parametrize("rule", RULES)
