@@ -366,7 +366,8 @@ def main() -> None:
             )
         sys.exit(error.exit_code)
     except LockstepError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.status)
     except OSError as error:  # the disk is full, a folder not writable, a file gone
         path = error.filename2 or error.filename or "input or output"
         line = f"{path}: {error.strerror or error}, expected to read or write there"

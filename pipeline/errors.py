@@ -23,8 +23,10 @@ class LockstepError(Exception):
     """A problem that the user can fix.
 
     Its message is one line: the file, key or tensor, the value found, and what was expected. The
-    command line prints it without a traceback and exits with status 1.
+    command line prints it without a traceback and exits with `status`.
     """
+
+    status = 1
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -34,6 +36,12 @@ class LockstepError(Exception):
         if len(line) > LONGEST:
             line = line[: LONGEST - END - len(HIDDEN)] + HIDDEN + line[-END:]
         return line
+
+
+class DivergedError(LockstepError):
+    """A training's loss, or all its messages, are no finite numbers any more."""
+
+    status = 5  # that of no other error, for whoever started it
 
 
 class RequestError(LockstepError):

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline import runfile
 from pipeline.carrier.launch import remote_peers
-from pipeline.errors import LockstepError
+from pipeline.errors import DivergedError, LockstepError
 from pipeline.monitor.monitor import Monitor
 from pipeline.monitor.owner import Pauses, Stops
 from pipeline.monitor.profile import Profile
@@ -136,7 +136,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
         try:
             training.take_rounds()
         except NotFiniteError as error:
-            raise LockstepError(
+            raise DivergedError(
                 f"train: diverged: {error}; the last good checkpoint is kept in "
                 f"{checkpoints.folder}; try a lower base_lr or a longer warm-up"
             ) from error

@@ -10,7 +10,7 @@ import typer
 
 from pipeline.comparison import plan_file
 from pipeline.errors import LockstepError
-from pipeline.stage.artifacts import read_json, write_json, write_text
+from pipeline.stage.artifacts import write_sealed, write_text
 from pipeline.stage.keys import PROJECT
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def compare(
 
     `snakemake compare --cores all` does the same in parallel.
     """
+    plan_file.check_tables_are_of(file)
     path = plan_file.plan_path(file)
     if plan or not path.is_file():
         _plan(file, path)
@@ -76,10 +77,10 @@ def _plan(file: Path, path: Path) -> None:
     for one in trainings(known):
         tuned = [] if one.rate is not None else [names[other] for other in grid(known, one.method)]
         rate = one.rate or known.methods[one.method].rates[0]
-        key = key_of(document(known, base, one._replace(rate=rate)), Path())
+        key = key_of(document(known, base, one._replace(rate=rate)))
         names[one] = name = f"{one.method}-{one.seed}-{digest(key, tuned, one.failure)}"
         written[name] = {**one._asdict(), "needs": tuned}
-    write_json(path, {"trainings": written})
+    write_sealed(path, {"trainings": written})
     left = sum(not plan_file.result_path(name).is_file() for name in written)
     print(f"compare: {len(written)} trainings of {known.tokens:,} tokens, {left} of them to do")
     if left:
@@ -116,7 +117,9 @@ def _hours(base: "Run", tokens: int) -> str:
 
 def _measured_speeds() -> list[float]:
     """Params x tokens a second of the trainings that are done here, with start and compilation."""
-    done = map(read_json, (plan_file.FOLDER / "done").glob("*.json"))
+    from pipeline.comparison import training_result
+
+    done = training_result.whole((plan_file.FOLDER / "done").glob("*.json"))
     return [
         result["parameters"] * result["tokens_per_second"]
         for result in done
@@ -126,6 +129,7 @@ def _measured_speeds() -> list[float]:
 
 def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
     """Return a training of a plan with its rate, which the results that it needs decide."""
+    from pipeline.comparison import training_result
     from pipeline.comparison.table import best_rate
     from pipeline.comparison.trainings import PlannedTraining, grid
 
@@ -133,11 +137,12 @@ def _rated(known: "Compare", given: dict[str, Any]) -> "PlannedTraining":
     if one.rate is not None:
         return one
     tuned = zip(grid(known, one.method), given["needs"], strict=True)
-    found = {other: read_json(plan_file.result_path(need)) for other, need in tuned}
+    found = {other: training_result.read(plan_file.result_path(need)) for other, need in tuned}
     return one._replace(rate=best_rate(known, one.method, found))
 
 
 def _train(file: Path, path: Path, name: str) -> None:
+    from pipeline.comparison import training_result
     from pipeline.comparison.train import trained
     from pipeline.comparison.trainings import document
 
@@ -149,7 +154,7 @@ def _train(file: Path, path: Path, name: str) -> None:
     result = trained(document(known, base, one), Path())
     loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
     print(f"compare: {one.label}: {loss}", flush=True)
-    write_json(plan_file.result_path(name), result)
+    training_result.write(plan_file.result_path(name), result)
 
 
 def _write_run_files(file: Path, path: Path, folder: Path) -> None:
@@ -164,7 +169,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
 
 def _table(file: Path, path: Path) -> None:
-    from pipeline.comparison import table, written
+    from pipeline.comparison import table, training_result, written
     from pipeline.comparison.trainings import PlannedTraining
 
     known, _ = _loaded(file)
@@ -176,9 +181,9 @@ def _table(file: Path, path: Path) -> None:
         )
     for name, given in plan.items():
         one = PlannedTraining(given["method"], given["rate"], given["seed"], given["failure"])
-        found[one] = read_json(plan_file.result_path(name))
+        found[one] = training_result.read(plan_file.result_path(name))
     rows = table.rows(known, found)
-    files = written.write(plan_file.FOLDER / file.stem, known, rows, _code())
+    files = written.write(file, known, rows, _code())
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")
 

@@ -5,10 +5,12 @@ Snakemake reads it for each of its jobs, so nothing heavy is imported.
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from pipeline.stage.artifacts import read_json
+from pipeline.errors import LockstepError
+from pipeline.stage.artifacts import read_json, read_sealed
 from pipeline.stage.keys import PROJECT, digest_of_source
 from pipeline.toml_file import read_toml
 
@@ -25,9 +27,36 @@ def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
     return FOLDER / f"plan-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.json"
 
 
+def table_path(compare_file: Path, ending: str) -> Path:
+    """Return a file of the table of a comparison, in one of its forms."""
+    return FOLDER / f"{compare_file.stem}{ending}"
+
+
+def name_of(compare_file: Path) -> str:
+    """Return what a table says that it is of: the file's path from here."""
+    return os.path.relpath(compare_file)
+
+
+def check_tables_are_of(compare_file: Path) -> None:
+    """Check that the table here, if there is one, is not another file's of the same name.
+
+    Raises:
+      LockstepError: It is.
+    """
+    path = table_path(compare_file, ".json")
+    if path.is_file() and (found := read_json(path).get("file")) not in (
+        None,
+        name_of(compare_file),
+    ):
+        raise LockstepError(
+            f"{path}: of {found}, expected of {name_of(compare_file)}, whose table would "
+            "replace it; rename one of the two files"
+        )
+
+
 def planned(plan: Path) -> dict[str, dict[str, Any]]:
     """Return the trainings of a plan by their names, in order."""
-    trainings: dict[str, dict[str, Any]] = read_json(plan)["trainings"]
+    trainings: dict[str, dict[str, Any]] = read_sealed(plan, plan)["trainings"]
     return trainings
 
 

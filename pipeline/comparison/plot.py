@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ PANELS = (
     ("bytes_up", "sent by each peer", EngFormatter("B"), 1),
     ("seconds", "simulated hours", StrMethodFormatter("{x:g}"), 3600),
 )
-STYLE: list[str | dict[str, Any]] = ["default", {"font.family": "DejaVu Sans", "font.size": 9}]
+FONT = {"font.family": "DejaVu Sans", "font.size": 9, "text.parse_math": False}  # "$" in a label
+STYLE: list[str | dict[str, Any]] = ["default", FONT]
 
 
 def draw(table: Sequence[Row]) -> bytes:
@@ -30,7 +32,8 @@ def draw(table: Sequence[Row]) -> bytes:
     The fourth has each method's loss by its bytes, and the front that no other is below.
     """
     known = [row for row in table if not math.isinf(row.mean)]
-    with matplotlib.style.context(STYLE):
+    with matplotlib.style.context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a label: a box stands for it
         figure = Figure(figsize=(15, 3.8), dpi=130, layout="constrained")
         FigureCanvasAgg(figure)
         *curves, last = figure.subplots(1, len(PANELS) + 1)

@@ -11,78 +11,62 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from pipeline.comparison import training_result
 from pipeline.comparison.plan_file import FOLDER
-from pipeline.comparison.trainings import digest, text
-from pipeline.errors import LockstepError
-from pipeline.stage.artifacts import read_json, write_json, write_text
+from pipeline.comparison.trainings import text
+from pipeline.errors import DivergedError, LockstepError
+from pipeline.stage.artifacts import read_json, write_text
 from pipeline.stage.keys import OUT, PROJECT, Keys
 from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
-DIVERGED = "diverged"  # in what stage train says then
 PATIENCE = 3600.0  # seconds that a training waits for another that makes the same inputs
-KEPT = (  # of train.json
-    "rounds",
-    "tokens",
-    "parameters",
-    "bytes_up",
-    "bytes_down",
-    "simulated_seconds",
-    "held_out_stderr",
-    "held_out_rows",
-)
 
 
-def key_of(tables: dict[str, Any], project: Path) -> str:
+def key_of(tables: dict[str, Any]) -> str:
     """Return the key of a training's stage train."""
-    run_file = _run_file(text(tables), project)
-    try:
-        return Keys(run_file).key("train")
-    finally:
-        run_file.unlink()
+    return _keys(text(tables), "train")[0]
 
 
-def _run_file(content: str, project: Path) -> Path:
-    path = project / FOLDER / "runs" / f"{digest(content)}-{os.getpid()}.toml"
-    write_text(path, content)
-    return path
+def _keys(content: str, *stages: str) -> list[str]:
+    """Return the keys of stages of a run file that is nowhere yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_file = Path(folder, "run.toml")
+        run_file.write_text(content, encoding="utf-8")
+        keys = Keys(run_file)
+        return [keys.key(stage) for stage in stages]
 
 
 def trained(tables: dict[str, Any], project: Path) -> dict[str, Any]:
     """Return what came of a training; train it, unless that is kept.
 
     Raises:
-      LockstepError: A stage failed, but for a training that diverged, which is a result.
+      LockstepError: A stage failed, but for a training that diverged, which is a result; or what is
+        kept is damaged.
     """
-    run_file = _run_file(text(tables), project)
-    try:
-        return _trained(run_file, project)
-    finally:
-        run_file.unlink()
-
-
-def _trained(run_file: Path, project: Path) -> dict[str, Any]:
-    folder, keys = project / FOLDER, Keys(run_file)
-    key = keys.key("train")
-    done = folder / "done" / f"{key}.json"
+    content, folder = text(tables), project / FOLDER
+    key, *of_inputs = _keys(content, "train", *INPUTS)
+    done, root = folder / "done" / f"{key}.json", folder / "runs" / key
     if not done.is_file():
-        inputs = folder / "inputs" / f"{keys.key('download')}-{keys.key('convert')}"
+        run_file = root / "run.toml"
+        write_text(run_file, content)
+        inputs = folder / "inputs" / "-".join(of_inputs)
         with hold(inputs.with_name(f"{inputs.name}.lock"), PATIENCE):
             for stage in INPUTS:
                 _run(stage, run_file, inputs, project)
-        root = folder / "runs" / key
         for stage in INPUTS:
             link = root / OUT[stage]
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to((inputs / OUT[stage]).absolute())
-        write_json(done, {"key": key, **_train(run_file, root, project)})
+        training_result.write(done, {"key": key, **_train(run_file, root, project)})
         shutil.rmtree(root)
-    return read_json(done)
+    return training_result.read(done)
 
 
 def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
@@ -91,10 +75,8 @@ def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         peak = _run("train", run_file, root, project)
-    except LockstepError as error:
-        if DIVERGED not in str(error):
-            raise
-        return {"loss": None, "why": str(error)}
+    except DivergedError as error:
+        return {"status": "diverged", "loss": None, "why": str(error)}
     seconds = time.perf_counter() - began
     metrics = read_json(root / "metrics/train.json")
     header, *lines = (root / "metrics/held_out.tsv").read_text(encoding="utf-8").splitlines()
@@ -102,8 +84,9 @@ def _train(run_file: Path, root: Path, project: Path) -> dict[str, Any]:
     snapshots = root / OUT["train"] / "transcript" / "snapshots"
     last = max(snapshots.iterdir(), key=lambda path: int(path.name))
     return {
+        "status": "trained",
         "loss": metrics["held_out_loss"],
-        **{name: metrics[name] for name in KEPT},
+        **{name: metrics[name] for name in training_result.KEPT},
         "params": read_json(last / "state.json")["params"],
         "peak_bytes": peak,
         "tokens_per_second": None if goes_on else metrics["tokens"] / seconds,
@@ -123,13 +106,13 @@ def _run(stage: str, run_file: Path, root: Path, project: Path) -> int:
     """Run a stage, and return the most memory that it took.
 
     Raises:
-      LockstepError: It failed; the message is its last line.
+      DivergedError: The training diverged, by the exit status.
+      LockstepError: It failed otherwise; the message is its last line.
     """
     compiled = (project / FOLDER / "compiled").absolute()
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
     environment.pop("DVC_ROOT", None)  # work in progress is beside the training
-    command = [sys.executable, "-m", __package__.rpartition(".")[0], stage]
-    command += ["--run", str(run_file.absolute()), "--root", str(root.absolute())]
+    command = _command(stage, run_file, root)
     root.mkdir(parents=True, exist_ok=True)
     with open(root / f"{stage}.log", "wb") as log:
         process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log)
@@ -141,5 +124,11 @@ def _run(stage: str, run_file: Path, root: Path, project: Path) -> int:
     process.returncode = code = os.waitstatus_to_exitcode(status)
     if code:
         said = (root / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip()
-        raise LockstepError(said.rpartition("\n")[2] or f"{stage}: ended with {code}")
+        failed = DivergedError if code == DivergedError.status else LockstepError
+        raise failed(said.rpartition("\n")[2] or f"{stage}: ended with {code}")
     return used.ru_maxrss * 1024
+
+
+def _command(stage: str, run_file: Path, root: Path) -> list[str]:
+    command = [sys.executable, "-m", __package__.rpartition(".")[0], stage]
+    return [*command, "--run", str(run_file.absolute()), "--root", str(root.absolute())]

@@ -8,47 +8,54 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.comparison.compare_file import NO_FAILURE, Compare
+from pipeline.comparison.plan_file import name_of, table_path
 from pipeline.comparison.plot import draw
 from pipeline.comparison.table import Row, record
 from pipeline.comparison.table_text import conclusions, made_of, tables
+from pipeline.errors import shown
 from pipeline.pages.templates import fill
 from pipeline.stage.artifacts import write_bytes, write_json, write_text
 
 TEMPLATE = "methods.html.jinja"
 
 
-def write(name: Path, compare: Compare, table: Sequence[Row], code: str) -> list[Path]:
+def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list[Path]:
     """Write the table in each form, and the plots; return the files.
 
     Args:
-      name: Path of the files, without an ending.
+      file: The comparison's own file, for which they are named.
       compare: The comparison.
       table: Its rows.
       code: What stands for the code that trained, for people.
     """
     records = [record(row, table) for row in table]
     png = draw([row for row in table if row.failure == NO_FAILURE])
-    files = [name.with_suffix(ending) for ending in (".md", ".html", ".csv", ".json", ".png")]
+    files = [table_path(file, ending) for ending in (".md", ".html", ".csv", ".json", ".png")]
     write_text(files[0], "\n".join(markdown(compare, table, code)) + "\n")
     write_text(files[1], page(compare, table, code, png))
     write_text(files[2], _csv(records))
-    write_json(files[3], {"code": code, "rows": records})
+    write_json(files[3], {"file": name_of(file), "code": code, "rows": records})
     write_bytes(files[4], png)
     return files
 
 
 def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]:
     """Yield the lines of the tables for people, and what may be concluded from them."""
-    yield made_of(compare, code)
+    yield shown(made_of(compare, code))
     for heads, rows in tables(compare, table):
         yield ""
-        yield f"| {' | '.join(heads)} |"
+        yield f"| {' | '.join(map(_cell, heads))} |"
         yield f"|{'---|' * len(heads)}"
         for row in rows:
-            yield f"| {' | '.join(row)} |"
+            yield f"| {' | '.join(map(_cell, row))} |"
     yield ""
     for line in conclusions(compare, table):
-        yield f"- {line}"
+        yield f"- {shown(line)}"
+
+
+def _cell(text: str) -> str:
+    """Return the text of a cell, which begins no other and steers no terminal."""
+    return shown(text).replace("|", r"\|")
 
 
 def page(compare: Compare, table: Sequence[Row], code: str, png: bytes) -> str:

@@ -8,7 +8,7 @@ import typer
 from pipeline.errors import LockstepError
 from pipeline.projection import failures
 from pipeline.projection.project import MEASURED, PlannedSwarm, Topology, not_summed, project
-from pipeline.projection.quantities import bits_per_second, seconds
+from pipeline.projection.quantities import amount, bits_per_second, seconds
 from pipeline.stage.progress import size
 
 NEVER = 1e6  # hours: a century
@@ -60,10 +60,10 @@ def project_run(  # noqa: PLR0913 - each is an option
     up = bits_per_second("--uplink", uplink)
     swarm = PlannedSwarm(
         peers=peers,
-        params=params,
-        batch=batch,
-        tokens=tokens or 20 * params,
-        flops=flops,
+        params=amount("--params", params, 1e15),
+        batch=amount("--batch", batch, 1e15),
+        tokens=amount("--tokens", tokens or 20 * params, 1e18),
+        flops=amount("--flops", flops, 1e24),
         uplink=up,
         downlink=bits_per_second("--downlink", downlink) if downlink else up,
         latency=seconds("--latency", latency),

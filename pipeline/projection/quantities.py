@@ -27,6 +27,17 @@ def bits_per_second(flag: str, text: str) -> float:
     return _quantity(flag, text, BITS_PER_SECOND, "a bandwidth as 500kbps, 100Mbps or 1Gbps")
 
 
+def amount(flag: str, value: float, most: float) -> float:
+    """Return a number of things, which is below all that `most` could stand for.
+
+    Raises:
+      LockstepError: It is larger, or no number.
+    """
+    if not value <= most:  # NaN is not either
+        raise LockstepError(f"{flag} {value:g}: expected a number of at most {most:g}")
+    return value
+
+
 def _quantity(flag: str, text: str, units: dict[str, float], expected: str) -> float:
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([a-z]+)", text.strip().lower())
     try:

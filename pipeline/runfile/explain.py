@@ -74,7 +74,7 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
 
     A key that is misspelt is missing too, under its right name: another error, and of less use.
     """
-    errors = error.errors(include_url=False)
+    errors = [one for one in error.errors(include_url=False) if not _is_short_by_errors(one, error)]
     first = next((one for one in errors if _is_misspelt(one, document, root)), errors[0])
     context = {"key": (), "tag": ""} | (first.get("ctx") or {})  # the key comes from `wrong`
     path = first["loc"] + context["key"]
@@ -95,6 +95,14 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
         case _:
             text = f"{is_found}, expected {_expected(first)}"
     return text + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
+
+
+def _is_short_by_errors(one: Any, error: ValidationError) -> bool:
+    """Whether a list has too few items only since some of them are wrong, which is said too."""
+    size = len(one["loc"])
+    return one["type"] == "too_short" and any(
+        other["loc"][:size] == one["loc"] and len(other["loc"]) > size for other in error.errors()
+    )
 
 
 def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:

@@ -307,7 +307,7 @@ class Paths:
             "files": _listing(aside),
         }
         made = aside / f"made-{self.key}.json"
-        write_json(made, manifest | {"sha256": _digest(manifest)})
+        write_sealed(made, manifest)
         _replace(aside, self.out(self.stage))
         self.publish()
 
@@ -321,19 +321,29 @@ class Paths:
 
 
 def read_made(path: Path) -> dict:
-    """Return the content of a made file.
+    """Return the content of a made file, as `read_sealed` does."""
+    return read_sealed(path, path.parent)
+
+
+def write_sealed(path: Path, content: dict) -> None:
+    """Write a JSON object with its own SHA-256, as `write_bytes` does."""
+    write_json(path, content | {"sha256": _digest(content)})
+
+
+def read_sealed(path: Path, made: Path) -> dict:
+    """Return the content of a file that `write_sealed` wrote.
 
     Raises:
-      LockstepError: It is not as it was written.
+      LockstepError: It is not as it was written; without `made` it is made again.
     """
-    manifest = read_json(path)
-    said = manifest.pop("sha256", None)
-    if said != _digest(manifest):
+    content = read_json(path)
+    said = content.pop("sha256", None)
+    if said != _digest(content):
         raise LockstepError(
-            f"{path}: found content of sha256 {_digest(manifest)[:12]}, expected {said} as it says "
-            f"itself; delete {path.parent} to remake it"
+            f"{path}: found content of sha256 {_digest(content)[:12]}, expected {said} as it says "
+            f"itself; delete {made} to remake it"
         )
-    return manifest
+    return content
 
 
 def _digest(manifest: dict) -> str:

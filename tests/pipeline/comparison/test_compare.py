@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from pipeline import __main__ as command_line
 from pipeline import runfile
-from pipeline.comparison import compare_file, plan_file
+from pipeline.comparison import compare_file, plan_file, train, training_result, written
 from pipeline.comparison.compare_file import Compare
 from pipeline.comparison.table import Row, beats, best_rate, front, loss_at, rows
 from pipeline.comparison.table_text import conclusions, tables
-from pipeline.comparison.train import KEPT
+from pipeline.comparison.training_result import KEPT
 from pipeline.comparison.trainings import PlannedTraining, document, grid, trainings
-from pipeline.errors import LockstepError
+from pipeline.errors import DivergedError, LockstepError
 from pipeline.runfile.explain import validate
 from pipeline.stage.keys import PROJECT
 from tests import tiny
@@ -123,6 +123,11 @@ def test_a_wrong_key_is_one_line_that_names_it(changes, expected):
     with pytest.raises(LockstepError) as raised:
         compared(**changes)
     assert expected in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_one_wrong_item_is_one_error():
+    with pytest.raises(LockstepError, match=r"seeds\[0\] is 256, .*255$"):
+        compared(seeds=[256])
 
 
 def test_settings_that_make_no_run_are_one_line_that_names_the_method():
@@ -302,6 +307,71 @@ def folder_plan(folder: Path, name: str) -> Path:
         return folder / plan_file.plan_path(Path(name))
     finally:
         os.chdir(before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"loss": 4', '"loss": 1', 1),
+        lambda text: text.replace('"status": "trained"', '"status": "diverged"'),
+        lambda text: "{}",
+        lambda text: text[:-9],
+    ],
+    ids=["a digit", "a status", "nothing", "an end"],
+)
+def test_a_result_that_is_not_as_it_was_written_is_one_line_that_names_its_file(
+    compared_once, damage
+):
+    folder, _ = compared_once
+    path = sorted((folder / plan_file.result_path("any").parent).iterdir())[0]
+    before = path.read_text()
+    assert damage(before) != before
+    path.write_text(damage(before))
+    with pytest.raises(LockstepError, match=f"{path.name}: ") as raised:
+        compare(folder, "two.toml", "--table")
+    path.write_text(before)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_result_of_another_form_is_refused_with_its_hash_in_order(tmp_path):
+    (whole,) = made(4.0)
+    whole |= {"status": "trained", "key": "0" * 12, "params": "0" * 64}
+    training_result.write(tmp_path / "whole.json", whole)
+    assert training_result.read(tmp_path / "whole.json")["loss"] == 4.0
+    for key, value in (("loss", "low"), ("curve", []), ("status", "ended"), ("bytes_up", None)):
+        training_result.write(tmp_path / "other.json", whole | {key: value})
+        with pytest.raises(LockstepError, match=rf"other\.json: {key}"):
+            training_result.read(tmp_path / "other.json")
+
+
+def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
+    tmp_path, monkeypatch
+):
+    said = "error: data/diverged/x: No space left on device"
+    for status in (DivergedError.status, 1):
+        program = f"import sys; print({said!r}); sys.exit({status})"
+        monkeypatch.setattr(
+            train, "_command", lambda *_, program=program: [sys.executable, "-c", program]
+        )
+        with pytest.raises(LockstepError, match="No space left") as raised:
+            train._run("train", tmp_path / "run.toml", tmp_path, tmp_path)
+        assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
+
+
+def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    method = {"recipe": "adamw", "rates": [1e-3], "label": "a|b \x1b[31m $\\x$ \u4e00"}
+    one = compared(seeds=[3], methods={"a": method})
+    table = [row("a", 4.0)._replace(label=one.methods["a"].label)]
+    files = written.write(Path("params/compare.v2.toml"), one, table, "code")
+    assert {path.name for path in files} == {
+        f"compare.v2.{ending}" for ending in ("md", "html", "csv", "json", "png")
+    }
+    heads, line = (files[0].read_text().splitlines()[i] for i in (2, 4))
+    assert line.replace(r"\|", "").count("|") == heads.count("|") and "\x1b" not in line
+    plan_file.check_tables_are_of(Path("params/../params/compare.v2.toml"))
+    with pytest.raises(LockstepError, match=r"compare\.v2\.json: of params/compare\.v2\.toml"):
+        plan_file.check_tables_are_of(Path("mine/compare.v2.toml"))
 
 
 def test_run_files_are_written_of_the_trainings_whose_rate_is_known(compared_once):

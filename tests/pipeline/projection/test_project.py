@@ -119,6 +119,18 @@ def test_a_wrong_quantity_is_one_line(text):
         seconds("--mtbf", text)
 
 
+@pytest.mark.parametrize("value", ["inf", "1e300"])
+@pytest.mark.parametrize("flag", ["--params", "--batch", "--tokens", "--flops"])
+def test_no_number_that_is_none_or_beyond_all_bounds_is_projected(flag, value):
+    given = {"--params": "1e9", flag: value}
+    arguments = [part for pair in given.items() for part in pair]
+    asked = ["project", "--peers", "4", "--uplink", "1Gbps", *arguments]
+    raised = CliRunner().invoke(command_line.app, asked).exception
+    assert isinstance(raised, LockstepError) and str(raised).startswith(
+        f"{flag} {value}: ".replace("e300", "e+300")
+    )
+
+
 def test_quantities_have_units():
     assert (seconds("--mtbf", "12h"), seconds("--restart", "1.5m")) == (43_200, 90)
     assert (bits_per_second("--uplink", "100Mbps"), bits_per_second("--uplink", "2gbps")) == (
