@@ -40,91 +40,64 @@ MOST_KEY_BYTES = 2**16
 # ---- The file ----
 
 
-class Ignoring(Table, extra="ignore"):
+class _Part(Table, extra="ignore"):
     """A part of the file; what this release does not know is ignored, as its formats ask."""
 
 
-class KeyHint(Ignoring):
-    """Which key signed."""
+class KeyHint(_Part):
+    """Which key signed: the SHA-256 of the public one in PEM."""
 
     hint: Hash
-    """SHA-256 of the public key in PEM."""
 
 
-class Material(Ignoring):
+class KeyMaterial(_Part):
     """What verifies the signature."""
 
-    publicKey: KeyHint  # noqa: N815 - the format's
-    """The key."""
+    publicKey: KeyHint
 
 
-class Signed(Ignoring):
-    """One signature."""
+class EnvelopeSignature(_Part):
+    """One signature, in base64."""
 
     sig: str
-    """In base64."""
 
 
-class Envelope(Ignoring):
-    """DSSE: what was signed, and by whom."""
+class Envelope(_Part):
+    """DSSE: what was signed, in base64, and the signature."""
 
     payload: str
-    """In base64."""
     payloadType: Literal["application/vnd.in-toto+json"]
-    """Of the payload."""
-    signatures: Annotated[tuple[Signed, ...], Field(min_length=1, max_length=1)]
-    """One."""
+    signatures: Annotated[tuple[EnvelopeSignature, ...], Field(min_length=1, max_length=1)]
 
 
-class SigstoreBundle(Ignoring):
+class SigstoreBundle(_Part):
     """model.sig."""
 
     mediaType: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]
-    """Of a bundle."""
-    verificationMaterial: Material
-    """The key."""
+    verificationMaterial: KeyMaterial
     dsseEnvelope: Envelope
-    """The rest."""
 
 
-class Resource(Ignoring):
-    """A file."""
+class SignedFile(_Part):
+    """A file that was signed, by its name in the folder."""
 
     name: str
-    """In the folder."""
     algorithm: Literal["sha256"]
-    """Of the digest."""
     digest: Hash
-    """Of its content."""
 
 
-class Serialization(Ignoring):
-    """How a folder becomes resources."""
+class SignedFolder(_Part):
+    """All files that were signed."""
 
-    method: Literal["files"]
-    """Each file is one."""
-    hash_type: Literal["sha256"]
-    """Of their digests."""
+    resources: tuple[SignedFile, ...]
 
 
-class Predicate(Ignoring):
-    """What is said of the folder."""
-
-    resources: tuple[Resource, ...]
-    """Its files."""
-    serialization: Serialization
-    """How they were listed."""
-
-
-class SignedStatement(Ignoring):
+class SignedStatement(_Part):
     """The payload."""
 
     kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
-    """In-toto's version."""
     predicateType: Literal["https://model_signing/signature/v1.0"]
-    """The library's."""
-    predicate: Predicate
-    """The files."""
+    predicate: SignedFolder
 
 
 # ---- Sign and check ----

@@ -6,8 +6,11 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from urllib.parse import quote
 
+import pytest
+
 from pipeline import version
-from pipeline.publication import fetch, layout, signature, statement
+from pipeline.errors import LockstepError
+from pipeline.publication import fetch, layout, publish, signature, statement
 from pipeline.stage.artifacts import read_json, sha256_file
 from pipeline.stage.given_files import walk
 from tests.pipeline.publication.published_run import LIMITS, flip, print_of
@@ -115,6 +118,18 @@ def test_a_signature_is_fetched_wherever_the_publication_lies(
         status, said = print_of(capsys, "verify", *asked)
         assert status == 1 and "model.sig: signed by the key" in said
         assert {path for _, path, _ in server.seen} == {f"/{layout.MANIFEST}", "/model.sig"}
+
+
+def test_publish_signs_what_it_writes_and_writes_nothing_with_a_key_that_cannot_sign(
+    published, tmp_path
+):
+    (private, public), out = write_keys(tmp_path), tmp_path / "out"
+    with pytest.raises(LockstepError, match="expected a private one"):
+        publish.write(out, published.run_file, published.root, 1, None, public)
+    assert not out.exists()
+    publish.write(out, published.run_file, published.root, 1, None, private)
+    found = fetch.find(str(out), tmp_path, LIMITS)
+    assert signature.check(found.signature, found.digests, public).kind == "proven"
 
 
 def test_a_folder_that_is_not_there_is_said_before_anything_is_verified(folder, tmp_path, capsys):
