@@ -113,8 +113,11 @@ def download(
     from pipeline.stage.artifacts import Paths
 
     logs.to_stdout("WARNING")
-    for line in dry.lines(runfile.load(run), Paths("download", run, root)):
+    settings, paths = runfile.load(run), Paths("download", run, root)
+    seen = dry.look(settings, paths)
+    for line in dry.lines(settings, paths, seen):
         logs.say(line)
+    raise typer.Exit(int(seen.amount.is_too_little))
 
 
 @app.command(help=f"{STAGES['report']['desc']}; or show trainings.")
@@ -217,27 +220,10 @@ def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.
 
 @app.command()
 def check(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
-    """Check a run file: it is valid, has every table that an engine asks for, and can train."""
-    from pipeline import runfile
-    from pipeline.stage.keys import Keys
+    """Look at all that a run will need, before it runs; status 1 where a stage would fail."""
+    from pipeline.preflight import command
 
-    settings = runfile.load(run)
-    keys = Keys(run)
-    for stage in STAGES:
-        keys.key(stage)
-    if settings.workload.factory:
-        from pipeline.workload import sanity
-
-        for line in sanity.lines(settings):
-            print(shown(line))
-        return
-    from pipeline.swarm import plan as plan_
-
-    # of another run's model, which may lie there, nothing follows
-    known = isinstance(settings.llm.checkpoint, runfile.CheckpointInit)
-    known = known or (root / keys.made("convert")).is_file()
-    if known:
-        print(*map(shown, plan_.plan(settings, root).short(root)), sep="\n")
+    command.check(run, root)
 
 
 @app.command()

@@ -45,17 +45,8 @@ def run(run: runfile.Run, paths: Paths) -> None:
         run file names, a file of it is missing or damaged, or it differs from `[pins] checkpoint`.
     """
     devices.keep_compiled(paths.store / "compiled")
+    check_readable(run)
     architecture, checkpoint = run.llm.architecture, run.llm.checkpoint
-    if architecture not in hf.ARCHITECTURES:
-        raise LockstepError(
-            f"model.LLM.architecture is {architecture}: this release cannot train it, "
-            f"expected {', '.join(hf.ARCHITECTURES)}"
-        )
-    if checkpoint.tag() not in READABLE and not run.workload.factory:
-        raise LockstepError(
-            f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
-            f"expected {' or '.join(READABLE)}"
-        )
     if checkpoint.tag().startswith("P2P"):
         log.info("convert: no peer trains before the first round, so none has params to give")
     with paths.building() as folder:
@@ -76,12 +67,31 @@ def run(run: runfile.Run, paths: Paths) -> None:
                     _extend_workload(run, key, earlier.model, folder)
                 else:
                     _check_is_model(folder, key)
-                    _check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
+                    check_architecture(architecture, hf.read_config(folder / "hf"), f"run {key}")
                 source = {"key": key, "sha256": earlier.sha256}
         name = f"model.LLM.checkpoint.{checkpoint.tag()}"
         pinned = pins.check("checkpoint", run.pins.checkpoint, source["sha256"], name)
         artifacts.write_json(folder / "source.json", {"checkpoint": checkpoint.tag()} | source)
     log.info(f"convert: read {name} (sha256 {source['sha256'][:12]}, {pinned})")
+
+
+def check_readable(run: runfile.Run) -> None:
+    """Check that there is a reader for what the run starts from.
+
+    Raises:
+      LockstepError: There is none for its architecture, or for its kind of checkpoint.
+    """
+    architecture, checkpoint = run.llm.architecture, run.llm.checkpoint
+    if architecture not in hf.ARCHITECTURES:
+        raise LockstepError(
+            f"model.LLM.architecture is {architecture}: this release cannot train it, "
+            f"expected {', '.join(hf.ARCHITECTURES)}"
+        )
+    if checkpoint.tag() not in READABLE and not run.workload.factory:
+        raise LockstepError(
+            f"{runfile.variant_name(checkpoint)}: this release cannot read it, "
+            f"expected {' or '.join(READABLE)}"
+        )
 
 
 # ---- Fresh weights ----
@@ -94,7 +104,7 @@ def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) ->
     """
     where, architecture = "model.LLM.checkpoint.Init.config", run.llm.architecture
     hf_config = {"model_type": (hf.ARCHITECTURES[architecture] or [None])[0]} | checkpoint.config
-    _check_architecture(architecture, hf_config, where)
+    check_architecture(architecture, hf_config, where)
     model, model_config = hf.model_of(hf_config, where)
     written = model_config.to_hf()
     for key, value in hf_config.items():  # unlike a config of the hub, ours has no unused keys
@@ -203,7 +213,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
     small = [source / name for name in hf.SMALL if os.path.lexists(source / name)]
     for file in small:
         check_file(file, source, most=MOST_BYTES)
-    _check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
+    check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
     weights = hf.weight_files(source)
     for file in weights:
         check_inside(file, source)
@@ -221,7 +231,12 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
 # ---- Both ----
 
 
-def _check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
+def check_architecture(architecture: str, hf_config: dict[str, Any], where: object) -> None:
+    """Check that a config.json is of the architecture that a run file names.
+
+    Raises:
+      LockstepError: It is not.
+    """
     model_type, expected = hf_config.get("model_type"), hf.ARCHITECTURES[architecture]
     if expected is not None and model_type not in expected:
         names = " or ".join(map(repr, expected))

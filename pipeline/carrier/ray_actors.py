@@ -217,6 +217,19 @@ def shortage(count: int, cluster: RayCluster) -> str | None:
     )
 
 
+def shortage_of(count: int, cluster: RayCluster) -> str | None:
+    """Return `shortage` of a cluster that this process is connected to for that alone.
+
+    Raises:
+      LockstepError: see `connect`.
+    """
+    connect(cluster)
+    try:
+        return shortage(count, cluster)
+    finally:
+        ray.shutdown()
+
+
 def start(
     count: int, cluster: RayCluster, *, environment: Mapping[str, str], backend: str
 ) -> RayActors:

@@ -1,12 +1,13 @@
 """A whole new run: its tables from a model, data, an optimizer and a number of tokens."""
 
+import hashlib
 import math
 from typing import Any, NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.new.data_tables import NewData
 from pipeline.new.fitting import FOREVER, MOST_BATCH, Choice, check_batch, counted, divided
-from pipeline.new.recipes import Recipe
+from pipeline.new.recipes import FINE_TUNING, Recipe, short
 from pipeline.preflight.model import StartingModel
 
 STEPS = 2000  # local steps that a run is aimed at
@@ -16,6 +17,8 @@ MOST_LENGTH = 2048  # tokens of a sequence
 AT_ONCE, AT_ONCE_GPU = 1024, 8192  # tokens of a micro-batch: params/run.toml, params/paper/
 WARMUP, MOST_WARMUP = 10, 500  # one in so many local steps, and at most so many
 DECAYED = 10  # the learning rate ends at one in so many
+HELD_OUT_TOKENS = 2**17  # at least, of a measurement: fewer say little
+DTYPES = "float32", "bfloat16", "float16"  # of an export
 MANY_LAYERS = 16  # above it, layers are compiled once for all
 
 
@@ -33,6 +36,9 @@ class NewRun(NamedTuple):
       sequences: Sequences of a round, over all peers; None for what `rows` chooses.
       uplink: Megabits per second of a peer's upload; None for params/run.toml's.
       downlink: The same of its download.
+      learning_rate: The highest one; None for what `rate` chooses.
+      seed: Seed of fresh weights, of the order of the data and of the peers; None for theirs.
+      dtype: Of the exported weights; None for the model's own.
     """
 
     model: StartingModel
@@ -45,6 +51,24 @@ class NewRun(NamedTuple):
     sequences: int | None = None
     uplink: float | None = None
     downlink: float | None = None
+    learning_rate: float | None = None
+    seed: int | None = None
+    dtype: str | None = None
+
+    @property
+    def rate(self) -> float:
+        """The highest learning rate."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        if self.model.is_trained:
+            return self.recipe.rate_of_trained()
+        return self.recipe.rate_for(self.model.params).rate
+
+    @property
+    def exported(self) -> str:
+        """The dtype of the exported weights: a model keeps its own."""
+        own = self.model.config.get("dtype") or self.model.config.get("torch_dtype")
+        return self.dtype or (own if self.model.is_trained and own in DTYPES else DTYPES[0])
 
     @property
     def length(self) -> int:
@@ -96,6 +120,14 @@ class NewRun(NamedTuple):
             )
         return sequences // together
 
+    def check(self) -> None:
+        """Check that there are tokens for a round.
+
+        Raises:
+          LockstepError: There are not, or the model does not take sequences of that length.
+        """
+        assert self.rows
+
     @property
     def batch(self) -> int:
         """Sequences of a round, over all peers."""
@@ -143,33 +175,48 @@ def tables(new: NewRun) -> dict[str, Any]:
         "peers": _peers(new),
         "links": new.links,
         "witness": {"snapshot_every": max(1, new.rounds // 4)},
-        "held_out": {"every": max(1, new.rounds // 20)},
+        "held_out": {
+            "sequences": -(-HELD_OUT_TOKENS // new.length),
+            "every": max(1, new.rounds // 20),
+        },
+        "export": {"dtype": new.exported},
         "evaluate": {"prompt": "The history of"},
         "runtime": {"checkpoint_every": max(1, new.rounds // 8)},
     }
 
 
 def _model(new: NewRun) -> dict[str, Any]:
-    rate = new.recipe.rate_for(new.model.params).rate
     warmup = min(MOST_WARMUP // new.recipe.local_steps, new.rounds // WARMUP)
     return {
         "architecture": new.model.architecture,
         "data_type": "Pretraining",
         "max_seq_len": new.length,
         "cold_start_warmup_steps": 0,
-        "checkpoint": new.model.checkpoint,
-        "data_location": new.data.table,
+        "checkpoint": _seeded(new.model.checkpoint, new.seed),
+        "data_location": _seeded(new.data.table, new.seed),
         "lr_schedule": {
             "Cosine": {
-                "base_lr": rate,
+                "base_lr": new.rate,
                 "warmup_init_lr": 0.0,
                 "warmup_steps": warmup,
                 "total_steps": new.rounds,
-                "final_lr": rate / DECAYED,
+                "final_lr": short(new.rate / DECAYED),
             }
         },
         "optimizer": {new.recipe.tag: new.recipe.table},
     }
+
+
+def _seeded(variant: dict[str, Any], seed: int | None) -> dict[str, Any]:
+    """Return a checkpoint or a data location by another seed, where it has one."""
+    ((tag, table),) = variant.items()
+    if seed is None or not isinstance(table, dict):
+        return variant
+    if "seed" in table:
+        table = table | {"seed": seed}
+    if "shuffle" in table and table["shuffle"] != "DontShuffle":
+        table = table | {"shuffle": {"Seeded": [*hashlib.sha256(str(seed).encode()).digest()]}}
+    return {tag: table}
 
 
 def _limit(new: NewRun) -> dict[str, Any]:
@@ -184,6 +231,7 @@ def _peers(new: NewRun) -> dict[str, Any]:
     scan = bool(new.gpus) or new.model.config["num_hidden_layers"] > MANY_LAYERS
     return {
         "count": new.peers,
+        **({} if new.seed is None else {"seed": new.seed}),
         "micro_batch": parts * divided(max(1, new.rows // parts), at_once),
         "fsdp": parts,
         "precision": "bfloat16" if new.gpus else "float32",
@@ -196,7 +244,7 @@ def _peers(new: NewRun) -> dict[str, Any]:
 def choices(new: NewRun) -> list[Choice]:
     """Return what was chosen, and why, from the most to the least important."""
     recipe, steps = new.recipe, new.recipe.local_steps
-    rate, length = recipe.rate_for(new.model.params), new.length
+    length = new.length
     tokens = new.rounds * new.batch * length
     where = "model.LLM"
     schedule = f"{where}.lr_schedule.Cosine"
@@ -216,11 +264,7 @@ def choices(new: NewRun) -> list[Choice]:
             f"rounds of {new.batch * length:,} tokens: {tokens:,} in all, {new.tokens:,} asked for",
         ),
         *_local_steps(recipe),
-        Choice(
-            f"{schedule}.base_lr",
-            f"stated for {rate.params / 1e6:,.4g} M params by {rate.file}, not tuned for these "
-            f"{new.model.params / 1e6:,.4g} M",
-        ),
+        Choice(f"{schedule}.base_lr", _of_rate(new)),
         Choice(
             f"{schedule}.warmup_steps",
             f"rounds: a tenth of them, at most {MOST_WARMUP} local steps; then a cosine down to a "
@@ -230,8 +274,40 @@ def choices(new: NewRun) -> list[Choice]:
         *_of_links(new),
         Choice("witness.snapshot_every", "a quarter of the rounds, as in params/run.toml"),
         Choice("held_out.every", "20 measurements, as in params/run.toml"),
+        Choice(
+            "held_out.sequences",
+            f"at least {HELD_OUT_TOKENS:,} tokens a measurement, or all that are held out",
+        ),
+        Choice("export.dtype", _of_dtype(new)),
+        *([] if new.seed is None else [Choice("peers.seed", f"--seed {new.seed}, as all seeds")]),
         Choice("runtime.checkpoint_every", "an eighth of the rounds, as in params/run.toml"),
     ]
+
+
+def _of_rate(new: NewRun) -> str:
+    """Why the learning rate has its value."""
+    if new.learning_rate is not None:
+        return "--learning-rate"
+    params = f"{new.model.params / 1e6:,.4g} M"
+    if new.model.is_trained:
+        adamw = f"{FINE_TUNING:g} of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transformers"
+        if new.recipe.tag != "AdamW":
+            adamw += f", times {new.recipe.tag}'s rate for fresh weights over AdamW's"
+        return (
+            f"for weights that are trained already: {adamw}; not tuned for these {params}: try "
+            "half and twice"
+        )
+    rate = new.recipe.rate_for(new.model.params)
+    return (
+        f"for fresh weights: stated for {rate.params / 1e6:,.4g} M params by {rate.file}, not "
+        f"tuned for these {params}: try half and twice"
+    )
+
+
+def _of_dtype(new: NewRun) -> str:
+    if new.dtype:
+        return "--dtype"
+    return "the model's own" if new.model.is_trained else "fresh weights are float32"
 
 
 def _local_steps(recipe: Recipe) -> list[Choice]:

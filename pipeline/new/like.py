@@ -8,7 +8,7 @@ from typing import Any
 from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.new.fitting import CALLED, Choice, check_batch, counted, value_at
-from pipeline.new.recipes import Recipe
+from pipeline.new.recipes import RECIPES, Recipe, StatedRate, short
 from pipeline.preflight.model import StartingModel
 from pipeline.runfile.optimizers.optimizer_table import OptimizerWorkload
 
@@ -63,7 +63,7 @@ def at_rate(document: dict[str, Any], rate: float) -> None:
     ratio = rate / schedule["base_lr"]
     for name in RATES:
         if name in schedule:
-            schedule[name] = float(f"{schedule[name] * ratio:.6g}")
+            schedule[name] = short(schedule[name] * ratio)
 
 
 def tables_like(
@@ -181,13 +181,21 @@ def _optimizer(
     yield Choice(f"{key}.warmup_steps", "as long by tokens, as the rest of the schedule")
     if recipe.tag == before or not schedule["base_lr"]:
         return
-    stated = recipe.rate_for(model.params) if model else recipe.rates[0]
-    at_rate(document, stated.rate)
+    stated, whose = _stated(recipe, model), f"by {recipe.file}"
+    rate = stated.rate
+    if known := next((one for one in RECIPES.values() if one.tag == before), None):
+        rate = short(schedule["base_lr"] * rate / _stated(known, model).rate)
+        whose = f"by {stated.file} over that of {before}, times the base's"
+    at_rate(document, rate)
     yield Choice(
         f"{key}.base_lr",
-        f"stated for {stated.params / 1e6:,.4g} M params by {stated.file}, not tuned; the other "
-        "rates in proportion",
+        f"that stated for {stated.params / 1e6:,.4g} M params {whose}, not tuned: try half and "
+        "twice; the other rates in proportion",
     )
+
+
+def _stated(recipe: Recipe, model: StartingModel | None) -> StatedRate:
+    return recipe.rate_for(model.params) if model else recipe.rates[0]
 
 
 def _schedule(document: dict[str, Any], share: float) -> None:

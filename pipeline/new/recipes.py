@@ -20,6 +20,14 @@ _MEASURED = "benchmarks/RESULTS.md"
 _DEFAULT_SIZE, _LARGER_SIZE = 1_850_000, 5_000_000  # params of the models in RESULTS.md
 
 
+FINE_TUNING = 2e-5  # of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transformers' Trainer
+
+
+def short(rate: float) -> float:
+    """Return a learning rate without the digits that binary fractions add."""
+    return float(f"{rate:.6g}")
+
+
 class StatedRate(NamedTuple):
     """A learning rate, the params of the model that it is stated for, and the file that says so."""
 
@@ -51,6 +59,11 @@ class Recipe(NamedTuple):
     def rate_for(self, params: int) -> StatedRate:
         """Return the rate stated for the size that is nearest, by ratio."""
         return min(self.rates, key=lambda rate: abs(math.log(rate.params / params)))
+
+    def rate_of_trained(self) -> float:
+        """Return a rate for weights that are trained already: AdamW's, times this one's over it."""
+        first, of_adamw = self.rates[0], RECIPES["adamw"].rates[0]
+        return short(FINE_TUNING * first.rate / of_adamw.rate)
 
     def for_groups(self, groups: Collection[str]) -> "Recipe":
         """Return it without what names a group that the model lacks, as a head of its own."""

@@ -14,7 +14,7 @@ from pipeline.net import hub_files
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.given_files import expand
 from pipeline.stage.progress import Progress
-from pipeline.tokens.tokenizer_files import KINDS
+from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER
 from pipeline.weights import hf
 
 IN_RUN = "model.LLM.checkpoint.Hub"
@@ -25,12 +25,14 @@ class ModelFiles(NamedTuple):
     """What a folder or a repository has of a model.
 
     Attributes:
+      repo_id: The folder or the repository, as a run file names it.
       where: What errors call it.
       folder: The folder, or that of the small files that were fetched of a repository.
       names: Names of all files, those that were not fetched too.
       commit: Commit of the repository; None of a folder.
     """
 
+    repo_id: str
     where: str
     folder: Path
     names: frozenset[str]
@@ -50,6 +52,18 @@ class ModelFiles(NamedTuple):
         if hf.CONFIG not in self.names:
             raise LockstepError(f"{self.where}: found no {hf.CONFIG}, expected a model's")
         return read_json(self.folder / hf.CONFIG)
+
+    def check_tokenizer(self, key: str) -> None:
+        """Check that there is a tokenizer, which `key` of the run file names.
+
+        Raises:
+          LockstepError: There is none.
+        """
+        if not self.has_tokenizer:
+            raise LockstepError(
+                f"{key}: {self.repo_id} has no {TOKENIZER}, expected one, or vocab_size in its "
+                "place for a tokenizer that is trained on the text"
+            )
 
     def check_weights(self) -> None:
         """Check that all weights are there.
@@ -84,13 +98,13 @@ def look(repo_id: str, revision: str | None, root: Path, where: str, expected: s
     """
     folder = expand(repo_id, where)
     if revision is None and folder.is_dir():
-        return ModelFiles(str(folder), folder, frozenset(os.listdir(folder)), None)
+        return ModelFiles(repo_id, str(folder), folder, frozenset(os.listdir(folder)), None)
     name, cache = f"{where} {repo_id}", root / "data" / "store"
     network = runfile.Network(attempts=ATTEMPTS)
     found = hub_files.listed(name, repo_id, revision, cache, expected, network)
     small, progress = (hf.CONFIG, hf.INDEX), partial(Progress, "hub")
     folder = hub_files.fetch(found, name, repo_id, cache, small, network, progress)
-    return ModelFiles(name, folder, frozenset(found.files), found.commit)
+    return ModelFiles(repo_id, name, folder, frozenset(found.files), found.commit)
 
 
 class StartingModel(NamedTuple):
@@ -113,6 +127,11 @@ class StartingModel(NamedTuple):
     groups: tuple[str, ...]
     said: str
     revision: str | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there are weights to begin with, and not only a shape."""
+        return "Hub" in self.checkpoint
 
     @property
     def architecture(self) -> str:

@@ -18,16 +18,25 @@ def check(run: runfile.Run, hf_config: dict) -> None:
     """
     if run.peers.attention != "cudnn":
         return
+    check_device(run)
+    if KERNEL not in _compiled(run, hf_config):
+        raise LockstepError(
+            f'[peers] attention = "cudnn": XLA compiled no call of {KERNEL}, expected one; '
+            'choose "matmul", or another version of JAX'
+        )
+
+
+def check_device(run: runfile.Run) -> None:
+    """Check that the kernel could run here.
+
+    Raises:
+      LockstepError: There is no NVIDIA GPU, or the run is in another precision.
+    """
     platform, precision = jax.default_backend(), run.peers.precision
     if platform != "gpu" or precision != "bfloat16":
         raise LockstepError(
             f'[peers] attention = "cudnn", expected "matmul" on a {platform} in {precision}: '
             "the fused kernel needs an NVIDIA GPU and bfloat16"
-        )
-    if KERNEL not in _compiled(run, hf_config):
-        raise LockstepError(
-            f'[peers] attention = "cudnn": XLA compiled no call of {KERNEL}, expected one; '
-            'choose "matmul", or another version of JAX'
         )
 
 

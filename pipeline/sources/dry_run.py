@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pipeline import sources
 from pipeline.errors import LockstepError, brief
@@ -19,15 +20,53 @@ TIMED_BYTES = 2**20  # fetched, or a tenth of a small file, to see how fast they
 BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and with 4,000
 
 
-def lines(run: Run, paths: Paths) -> Iterator[str]:
-    """Yield the lines of the report: of listings, and of the first bytes of a file elsewhere.
+class Amount(NamedTuple):
+    """How much a run trains on, and how much there is to train on.
+
+    Attributes:
+      need: Sequences or rows that the run trains on, each once.
+      least: How many there are at least; None where only reading tells.
+      most: The same at most: more than `least` where it is an estimate.
+    """
+
+    need: int
+    least: int | None = None
+    most: int | None = None
+
+    @property
+    def is_too_little(self) -> bool:
+        """Whether the training will find too little."""
+        return self.most is not None and self.need > self.most
+
+    @property
+    def may_be_too_little(self) -> bool:
+        """Whether it may."""
+        return self.least is not None and self.need > self.least
+
+
+class DataSeen(NamedTuple):
+    """What was looked at of a run's data.
+
+    Attributes:
+      survey: What it would read.
+      amount: How much that is.
+      pin: How it compares with `[pins] data`; empty without a pin.
+    """
+
+    survey: Survey
+    amount: Amount
+    pin: str
+
+
+def look(run: Run, paths: Paths) -> DataSeen:
+    """Look at the listings of a run's data; no data are fetched.
 
     Raises:
-      LockstepError: the location cannot be read, or is known to differ from `[pins] data`.
+      LockstepError: the location cannot be read, or is known to differ from `[pins] data`; or the
+        run needs what this release lacks.
     """
     if reason := unsupported(run):
-        yield f"download: {reason}"
-        return
+        raise LockstepError(reason)
     location, options = run.llm.data_location, sources.fetch_options(run, paths)
     survey = sources.survey(location, options)
     known = sources.source_sha256(location, options) if run.pins.data else None
@@ -35,15 +74,47 @@ def lines(run: Run, paths: Paths) -> Iterator[str]:
         pins.check("data", run.pins.data, known, survey.read)
     if not run.held_out.sequences:  # nothing is measured
         survey = survey.all_to_train()
-    yield f"download: {survey.read}"
-    yield from _table(run, survey)
-    if survey.first is not None and not run.download.stream:
-        yield _time(sum(file.size for file in survey.files), survey.first, options)
+    pin = ""
     if run.pins.data:
         compared = "it is these data" if known else "compared once they are read"
-        yield f"  pin        [pins] data = {brief(run.pins.data, 12)}: {compared}"
+        pin = f"[pins] data = {brief(run.pins.data, 12)}: {compared}"
+    return DataSeen(survey, _amount(run, survey), pin)
+
+
+def lines(run: Run, paths: Paths, seen: DataSeen | None = None) -> Iterator[str]:
+    """Yield the lines of the report; the first bytes of a file elsewhere are fetched.
+
+    `seen` is what `look` returned, where that was done already.
+    """
+    seen = seen or look(run, paths)
+    survey = seen.survey
+    yield f"download: {survey.read}"
+    yield from _table(run, survey, seen.amount)
+    if survey.first is not None and not run.download.stream:
+        whole, options = sum(file.size for file in survey.files), sources.fetch_options(run, paths)
+        yield _time(whole, survey.first, options)
+    if seen.pin:
+        yield f"  pin        {seen.pin}"
     for warning in survey.warnings:
         yield f"download: warning: {warning}"
+
+
+def _amount(run: Run, survey: Survey) -> Amount:
+    length = run.llm.max_seq_len
+    need, of_rows = run.config.last_index(length), not run.llm.data_location.holds_tokens
+    train = [file.tokens for file in survey.files if file.split == TRAIN]
+    if of_rows:
+        if survey.row_words is None:
+            return Amount(need)
+        known = sum(tokens // survey.row_words for tokens in train)
+    elif None not in train:
+        known = sum(tokens // length for tokens in train)
+    elif survey.text_bytes is not None:
+        low, high = (survey.text_bytes // size // length for size in BYTES_OF_A_TOKEN)
+        return Amount(need, low, high)
+    else:
+        return Amount(need)
+    return Amount(need, known, known)
 
 
 def _time(whole: int, first: Origin, options: FetchOptions) -> str:
@@ -78,10 +149,10 @@ def unsupported(run: Run) -> str | None:
     return None
 
 
-def _table(run: Run, survey: Survey) -> Iterator[str]:
+def _table(run: Run, survey: Survey, amount: Amount) -> Iterator[str]:
     train = [file for file in survey.files if file.split == TRAIN]
     held_out = [file for file in survey.files if file.split == HELD_OUT]
-    length, need = run.llm.max_seq_len, run.config.last_index(run.llm.max_seq_len)
+    length, need = run.llm.max_seq_len, amount.need
     made = any(file.tokens is None for file in train)  # of text, or by a workload
     how = "read while training" if run.download.stream else "to read" if made else "to fetch"
     of_all = f" of {survey.train_files:,}" if survey.train_files > len(train) else ""
@@ -94,61 +165,60 @@ def _table(run: Run, survey: Survey) -> Iterator[str]:
         yield f"  files      {len(train):,}{of_all} to train on, {len(held_out):,} held out"
         yield f"  bytes      {whole} {how}, {aside} of them held out"
     if not run.llm.data_location.holds_tokens:
-        yield from _rows(run, survey, need)
+        yield from _rows(run, survey, amount)
         return
     if made:
         if survey.text_bytes is not None:
-            yield from _estimate(survey.text_bytes, need, length)
+            yield from _estimate(survey.text_bytes, amount, length)
         else:
             yield "  tokens     known when it is read"
             yield f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens"
         return
-    tokens = sum(file.tokens for file in train)
-    sequences = sum(file.tokens // length for file in train)
-    yield f"  tokens     {tokens:,} to train on"
-    yield f"  sequences  {sequences:,} of {length:,} tokens"
+    yield f"  tokens     {sum(file.tokens for file in train):,} to train on"
+    yield f"  sequences  {amount.most:,} of {length:,} tokens"
     yield (
         f"  the run    {need:,} sequences in {run.config.total_steps:,} steps: "
-        f"{need * length:,} tokens, {_epochs(need, sequences)}"
+        f"{need * length:,} tokens, {epochs(amount)}"
     )
 
 
-def _rows(run: Run, survey: Survey, need: int) -> Iterator[str]:
+def _rows(run: Run, survey: Survey, amount: Amount) -> Iterator[str]:
     """Lines on rows that are not tokens."""
     length, words = run.llm.max_seq_len, survey.row_words
-    asked = f"  the run    {need:,} rows in {run.config.total_steps:,} steps"
+    asked = f"  the run    {amount.need:,} rows in {run.config.total_steps:,} steps"
     if words is None:  # only the workload tells
         yield "  rows       known when the workload has given them"
         yield asked
         return
-    counts = {TRAIN: 0, HELD_OUT: 0}
-    for file in survey.files:
-        counts[file.split] += file.tokens // words
-    train, held_out = counts.values()
-    yield f"  rows       {train:,} to train on, {held_out:,} held out: {words:,} words each"
-    yield f"{asked}: {_epochs(need, train, 'row')}"
+    held_out = sum(file.tokens // words for file in survey.files if file.split == HELD_OUT)
+    yield f"  rows       {amount.most:,} to train on, {held_out:,} held out: {words:,} words each"
+    yield f"{asked}: {epochs(amount, 'row')}"
     if length != words:
         yield f"  warning    model.LLM.max_seq_len is {length}, expected {words}, as a row has"
 
 
-def _estimate(text_bytes: int, need: int, length: int) -> Iterator[str]:
+def _estimate(text_bytes: int, amount: Amount, length: int) -> Iterator[str]:
     """Lines on text, whose tokens only tokenizing counts."""
     most, least = BYTES_OF_A_TOKEN
-    low, high = text_bytes // most, text_bytes // least
+    low, high, need = text_bytes // most, text_bytes // least, amount.need
     yield (
         f"  tokens     {low:,} to {high:,} to train on: an estimate, of {least} to {most} bytes "
         "each; known when it is tokenized"
     )
-    enough = "enough" if need * length <= low else "too few"
-    if low < need * length <= high:
-        enough = "perhaps too few"
     yield (
         f"  the run    {need:,} sequences of {length:,} tokens: {need * length:,} tokens, for "
-        f"which there are {enough}, by that estimate"
+        f"which there are {epochs(amount)}"
     )
 
 
-def _epochs(need: int, sequences: int, what: str = "sequence") -> str:
-    if need > sequences:
-        return f"{need - sequences:,} more than there are, and no {what} is trained on twice"
-    return "1 epoch" if need == sequences else f"{need / sequences:.4g} epochs"
+def epochs(amount: Amount, what: str = "sequence") -> str:
+    """Return how much of the data a run trains on, in words."""
+    need, most = amount.need, amount.most
+    if most is None:
+        return "as many as only reading tells"
+    if amount.least != most:
+        enough = "perhaps too few" if amount.may_be_too_little else "enough"
+        return f"{'too few' if amount.is_too_little else enough}, by that estimate"
+    if need > most:
+        return f"{need - most:,} more than there are, and no {what} is trained on twice"
+    return "1 epoch" if need == most else f"{need / most:.4g} epochs"

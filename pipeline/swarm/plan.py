@@ -1,6 +1,5 @@
 """What a run will take, from its shapes alone: nothing is computed, read or downloaded."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -63,23 +62,6 @@ class Footprint(NamedTuple):
     def trained(self) -> int:
         """Size of `data/trained`, about."""
         return self.snapshots + self.payloads + self.rounds
-
-    def short(self, root: Path) -> list[str]:
-        """Return what it takes of the disk that `root` is on, and warnings, for people to read."""
-        here = next(path for path in (root, *root.absolute().parents) if path.is_dir())
-        free, training = shutil.disk_usage(here).free, self.checkpoints + self.spooled
-        wanted = self.trained + training
-        lines = [
-            f"disk: {size(wanted)} while it trains, of {size(free)} that are free; "
-            f"{self.kept_states} whole snapshots of at most {size(self.state)} each, and "
-            f"{size(training)} that go when it ends"
-        ]
-        if wanted > free:
-            lines.append(
-                "warning: that is more than is free; with a larger [witness] snapshot_every or "
-                "keep_every it is less"
-            )
-        return [*lines, *([f"warning: {self.late}"] if self.late else [])]
 
     def lines(self) -> list[str]:
         """Return it for people to read."""

@@ -140,6 +140,20 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
     return loaded
 
 
+def check_known(names: Sequence[str]) -> None:
+    """Check that names are tasks', without their data.
+
+    Raises:
+      LockstepError: One is not.
+    """
+    for name in names:
+        of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
+        try:
+            _finder().find(name, of_lm_eval)
+        except LockstepError as error:
+            raise LockstepError(f"[evaluate] tasks: {name}: {error}") from error
+
+
 def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
     """Return the hash of what a name stands for: of its task, or of its tasks with their names.
 

@@ -61,11 +61,7 @@ def download(
       LockstepError: The model does not exist or cannot be read, its manifest is invalid, or a file
         differs from what manifest and server say of it.
     """
-    prefix = repo.prefix or ""
-    remote = BucketFolder(repo.bucket, prefix, network, "a model in a bucket that may be read")
-    asked = f"{remote.name}#{repo.generation or ''}"
-    look = partial(_look, remote, repo.generation, cache, network)
-    model = store.remembered(cache, BucketModel, asked, remote.name, look)
+    prefix, remote, model = repo.prefix or "", _folder(repo, network), find(repo, cache, network)
     if model.generation is None:
         log.warning(
             f"convert: warning: {remote.name} has no {manifest.NAME}: its files as of today "
@@ -86,6 +82,27 @@ def download(
             _write_index(folder, fetched)
     generations = {name: int(origin.tag) for name, origin in sorted(model.files.items())}
     return folder, {"manifest_generation": model.generation, "generations": generations}
+
+
+def find(
+    repo: runfile.CheckpointGcs | runfile.CheckpointP2PGcs, cache: Path, network: Network
+) -> BucketModel:
+    """Return what a bucket has of a model, of which its manifest alone is fetched.
+
+    Raises:
+      LockstepError: It does not exist or cannot be read, or lacks weights or its config.json.
+    """
+    remote = _folder(repo, network)
+    asked = f"{remote.name}#{repo.generation or ''}"
+    look = partial(_look, remote, repo.generation, cache, network)
+    return store.remembered(cache, BucketModel, asked, remote.name, look)
+
+
+def _folder(
+    repo: runfile.CheckpointGcs | runfile.CheckpointP2PGcs, network: Network
+) -> BucketFolder:
+    expected = "a model in a bucket that may be read"
+    return BucketFolder(repo.bucket, repo.prefix or "", network, expected)
 
 
 def _look(

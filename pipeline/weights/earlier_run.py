@@ -55,21 +55,37 @@ def copy(key: str, paths: Paths, folder: Path) -> EarlierRun:
 
 def _stored(key: str, paths: Paths) -> Path:
     """Copy the earlier run to data/store, since its data/trained is about to be replaced."""
-    copied = paths.store / "runs" / key
-    made = f"made-{key}.json"
-    if (copied / made).is_file():
+    copied, found = _copied(key, paths), find(key, paths)
+    if found == copied:
         return copied
     aside = copied.with_name(f".{key}")
     shutil.rmtree(aside, ignore_errors=True)
-    if (paths.out("train") / made).is_file():
-        shutil.copytree(paths.out("train"), aside)
+    if isinstance(found, Path):
+        shutil.copytree(found, aside)
     else:
-        files = next(dvc_cache.folders(paths.runs.parent.parent, made), None)
-        if files is None:
-            raise LockstepError(
-                f"model.LLM.checkpoint.Run: {key}, expected the key of a finished run: no {made} "
-                f"in {paths.out('train')}, {copied.parent} or DVC's cache"
-            )
-        dvc_cache.copy(files, aside)
+        dvc_cache.copy(found, aside)
     aside.rename(copied)
     return copied
+
+
+def find(key: str, paths: Paths) -> Path | dict[str, Path]:
+    """Return the folder of a finished run, or its files in DVC's cache by their names.
+
+    Raises:
+      LockstepError: It is nowhere.
+    """
+    copied, made = _copied(key, paths), f"made-{key}.json"
+    for folder in (copied, paths.out("train")):
+        if (folder / made).is_file():
+            return folder
+    files = next(dvc_cache.folders(paths.runs.parent.parent, made), None)
+    if files is None:
+        raise LockstepError(
+            f"model.LLM.checkpoint.Run: {key}, expected the key of a finished run: no {made} "
+            f"in {paths.out('train')}, {copied.parent} or DVC's cache"
+        )
+    return files
+
+
+def _copied(key: str, paths: Paths) -> Path:
+    return paths.store / "runs" / key

@@ -174,6 +174,8 @@ def test_a_dry_run_of_a_text_estimates_its_tokens_and_says_whether_they_are_enou
     numbers = [int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*", found)][:2]
     assert numbers == pytest.approx([low, high], rel=0.01) and "an estimate" in found
     assert f"819,200 tokens, for which there are {said}, by that estimate" in lines[-1]
+    amount = dry_run.look(run, Paths("download", RUN, tmp_path)).amount
+    assert amount.is_too_little == (said == "too few")
 
 
 def test_the_pin_of_other_data_is_named_before_what_these_data_lack(tmp_path):

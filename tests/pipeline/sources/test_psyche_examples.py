@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from pipeline import runfile
 from pipeline.__main__ import app
@@ -68,10 +68,14 @@ every_example = pytest.mark.parametrize("name", EXAMPLES)
 
 def lockstep(*arguments: object) -> str:
     """What a command prints, or the error that it ends with."""
+    return invoked(*arguments).stdout
+
+
+def invoked(*arguments: object) -> Result:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if done.exception:
+    if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.stdout
+    return done
 
 
 def imported(file: Path, folder: Path) -> runfile.Run:
@@ -185,7 +189,9 @@ def single_url(url: str) -> dict:
 
 def dry_run(run_file: Path, root: Path) -> tuple[str, dict[str, str]]:
     """What is said of the location, and each row of the table below it but for the time."""
-    first, *rows = lockstep("download", "--dry-run", "--run", run_file, "--root", root).splitlines()
+    done = invoked("download", "--dry-run", "--run", run_file, "--root", root)
+    assert done.exit_code == ("more than there are" in done.stdout)
+    first, *rows = done.stdout.splitlines()
     table = [row.strip().split("  ", 1) for row in rows if row.startswith("  ")]
     said = {name: text.strip() for name, text in table}
     # some files are here, and some servers say sizes that they do not have
@@ -254,8 +260,9 @@ def test_dry_run_of_an_example_says_what_it_would_fetch_and_tries_one_file_at_mo
 def test_dry_run_of_an_example_without_what_it_needs_is_one_line(name, tmp_path):
     run_file = tmp_path / "run.toml"
     run_file.write_text(lockstep("import", FILES[name]))
-    (line,) = lockstep("download", "--dry-run", "--run", run_file, "--root", tmp_path).splitlines()
-    assert line.startswith(f"download: {WOULD_NEED[name]}")
+    with pytest.raises(LockstepError) as refused:
+        lockstep("download", "--dry-run", "--run", run_file, "--root", tmp_path)
+    assert str(refused.value).startswith(WOULD_NEED[name])
     assert {path.name for path in tmp_path.iterdir()} == {"run.toml"}
 
 
@@ -293,7 +300,6 @@ def test_example_with_a_data_server_imports_to_the_files_that_it_serves(name, tm
     )
     assert location.path == str(tmp_path / "data" / "dolma")
     assert location.shuffle.seed == tuple(range(1, 33))
-    lockstep("check", "--run", run_file)
     _, table = dry_run(run_file, tmp_path)
     assert table["files"] == "1 to train on, 1 held out"
     assert table["sequences"] == f"{tokens // length} of {length:,} tokens"

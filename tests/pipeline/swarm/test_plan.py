@@ -1,8 +1,5 @@
 """What a run will take is what it took."""
 
-from collections import namedtuple
-from pathlib import Path
-
 import jax
 import pytest
 
@@ -11,7 +8,6 @@ from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.language_model import programs_of
 from pipeline.stage.artifacts import read_json
-from pipeline.stage.progress import size
 from pipeline.swarm.device_memory import run_memory
 from pipeline.swarm.plan import plan, plan_of
 from pipeline.wire import message as wire
@@ -42,22 +38,7 @@ def test_a_run_takes_what_was_planned(tmp_path):
     check_memory(runfile.load(run_file))
 
 
-def test_a_check_says_what_a_run_takes_of_the_disk_and_warns_where_there_is_less(monkeypatch):
-    found = plan_of(parsed(), tiny.MODEL)
-    usage = namedtuple("usage", "free")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**9))
-    (said,) = found.short(Path("no/such/folder"))
-    copies = len(parsed().snapshots(0).kept)
-    assert (
-        said.startswith("disk: ")
-        and f"{copies} whole snapshots of at most {size(found.state)} each" in said
-    )
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(found.trained))
-    _, warning = found.short(Path())
-    assert warning == (
-        "warning: that is more than is free; with a larger [witness] snapshot_every or keep_every "
-        "it is less"
-    )
+def test_large_messages_are_on_disk_until_their_round_is_over(monkeypatch):
     monkeypatch.setattr(wire, "LARGE_BYTES", 1)
     dense = parsed(model__LLM__optimizer=tiny.ADAMW)
     message = programs_of(dense, tiny.MODEL).form.bytes_about

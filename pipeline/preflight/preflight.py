@@ -1,0 +1,221 @@
+"""What a run will need, looked at before it runs: inputs by their listings, packages, room.
+
+Nothing is computed, and of what lies elsewhere only listings and small files are fetched. What a
+stage has made already is not looked at again, so a finished run needs no network.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline import convert, extras, runfile
+from pipeline.errors import brief
+from pipeline.preflight import packages
+from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
+from pipeline.preflight.row import Mark, Row, looked
+from pipeline.programs import cudnn
+from pipeline.sources import dry_run
+from pipeline.stage import descriptors, memory, reruns
+from pipeline.stage.artifacts import Paths
+from pipeline.stage.progress import size
+from pipeline.swarm import plan
+from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
+from pipeline.weights import bucket, earlier_run
+
+PACKED = (".jsonl.zst", ".json.zst")  # text that only pyarrow unpacks
+WIDTH = 80  # characters of a name in the table
+
+
+class Preflight:
+    """The looks at a run: `rows` takes them all.
+
+    Args:
+      run: The whole run.
+      run_file: Its file.
+      root: Folder of `data/`.
+    """
+
+    def __init__(self, run: runfile.Run, run_file: Path, root: Path):
+        attempts = min(run.runtime.attempts, ATTEMPTS)
+        runtime = run.runtime.model_copy(update={"attempts": attempts})
+        self.run = run.model_copy(update={"runtime": runtime})
+        self.run_file, self.root = run_file, root
+        self.todo = {stage for stage, why in reruns.reasons(run_file, root).items() if why}
+        self._config = None  # the model's, where it is known before stage convert
+        self._files: ModelFiles | None = None
+        self._fetched = 0  # bytes of data elsewhere
+
+    def rows(self) -> Iterator[Row]:
+        """Take each look that a stage without a result asks for, and yield what it found."""
+        yield Row(Mark.FINE, "run file", f"{self.run_file} is valid, with every table")
+        looks = {
+            "model": ("convert", self._model),
+            "tokenizer": ("download", self._tokenizer),
+            "data": ("download", self._data),
+            "tasks": ("evaluate", self._tasks),
+            "open files": ("train", self._open_files),
+            "room": ("train", self._room),
+            "GPU": ("train", self._gpu),
+            "Ray": ("train", self._ray),
+        }
+        for name, (stage, take) in looks.items():
+            if stage in self.todo or (name == "model" and self.run.workload.factory):
+                yield from looked(name, take)
+        yield from packages.rows(self.run, self.todo)
+        if not self.todo:
+            yield Row(Mark.FINE, "results", "every stage has its result")
+
+    # ---- Inputs ----
+
+    def _model(self) -> Iterator[Row]:
+        run, checkpoint = self.run, self.run.llm.checkpoint
+        convert.check_readable(run)
+        if run.workload.factory:
+            from pipeline.workload import sanity
+
+            for line in sanity.lines(run):
+                name, _, said = line.partition(" ")
+                yield Row(Mark.FINE, name, said.strip())
+            return
+        match checkpoint:
+            case runfile.CheckpointInit():
+                said = f"fresh weights of seed {checkpoint.seed}"
+                self._config = dict(checkpoint.config)
+            case runfile.CheckpointHub() | runfile.CheckpointP2P():
+                self._files = files_of_run(checkpoint, self.root)
+                self._config, said = self._files.config(), f"weights of {checkpoint.repo_id}"
+                convert.check_architecture(run.llm.architecture, self._config, self._files.where)
+                self._files.check_weights()
+                yield from _older_tokenizer(self._files)
+            case runfile.CheckpointGcs() | runfile.CheckpointP2PGcs():
+                found = bucket.find(checkpoint, self._paths("convert").store, run.runtime)
+                said = f"{len(found.files)} files in gs://{checkpoint.bucket}"
+            case runfile.CheckpointRun(key=key):
+                earlier_run.find(key, self._paths("convert"))
+                said = f"the final state of run {key}"
+        if self._config:
+            model = described({}, self._config, None, said, "model.LLM.checkpoint")
+            said += f", {model.params:,} params"
+        yield Row(Mark.FINE, "model", said)
+
+    def _tokenizer(self) -> Iterator[Row]:
+        location = self.run.llm.data_location
+        given = getattr(location, "tokenizer", None)
+        if given is None:
+            return
+        key, revision = f"{runfile.variant_name(location)}.tokenizer", location.tokenizer_revision
+        expected = "a folder with a tokenizer.json, or owner/name on the hub"
+        files = self._files
+        if files is None or (files.repo_id, files.commit) != (given, revision):
+            files = look(given, revision, self.root, key, expected)
+        files.check_tokenizer(key)
+        yield from _older_tokenizer(files)
+        yield Row(Mark.FINE, "tokenizer", given)
+
+    def _data(self) -> Iterator[Row]:
+        seen = dry_run.look(self.run, self._paths("download"))
+        survey, amount = seen.survey, seen.amount
+        if survey.first is not None and not self.run.download.stream:
+            self._fetched = sum(file.size for file in survey.files)
+        if any(file.name.lower().endswith(PACKED) for file in survey.files):
+            yield from _packages(survey.read, "pyarrow")
+        for warning in survey.warnings:
+            yield Row(Mark.WARNING, "data", warning)
+        mark = Mark.WARNING if amount.may_be_too_little else Mark.FINE
+        mark = Mark.FAILS if amount.is_too_little else mark
+        what = "sequence" if self.run.llm.data_location.holds_tokens else "row"
+        said = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount, what)}"
+        if mark is not Mark.FINE:
+            said += "; more data, or a smaller config.total_steps"
+        yield Row(mark, "data", f"{brief(survey.read, WIDTH)}: {said}")
+
+    def _tasks(self) -> Iterator[Row]:
+        names = () if self.run.workload.factory else self.run.evaluate.tasks
+        if others := [name for name in names if name != packages.next_line.NAME]:
+            if not extras.is_installed("lm_eval"):
+                return  # which is a row of its own
+            from pipeline.tasks import definitions
+
+            definitions.check_known(others)
+            said = f"{', '.join(others)}; their data are looked at in stage evaluate"
+            yield Row(Mark.FINE, "tasks", brief(said, 2 * WIDTH))
+
+    # ---- Room ----
+
+    def _open_files(self) -> Iterator[Row]:
+        descriptors.check()
+        yield from ()
+
+    def _room(self) -> Iterator[Row]:
+        """Disk and memory, and whether messages are in time by [links]."""
+        if self._config is not None:
+            found = plan.plan_of(self.run, self._config)
+        elif "convert" not in self.todo:
+            found = plan.plan(self.run, self.root)
+        else:
+            yield Row(Mark.UNKNOWN, "disk", "known once `lockstep convert` has made the model")
+            return
+        yield self._disk(found)
+        limit, memory_gb = memory.total(), self.run.runtime.memory_gb
+        if memory_gb is not None:
+            limit = memory_gb * 1e9
+        if self.run.peers.attention != "cudnn" and found.state > limit:
+            said = (
+                f"params and the optimizer's state of all peers are {size(found.state)}, expected "
+                f"less than the {size(limit)} of memory here; fewer peers have less"
+            )
+            yield Row(Mark.WARNING, "memory", said)
+        if found.late:
+            yield Row(Mark.WARNING, "messages", found.late)
+
+    def _disk(self, found: plan.Footprint) -> Row:
+        begun = sum(path.stat().st_blocks for path in self._paths("train").scratch.rglob("*"))
+        training = found.checkpoints + found.spooled
+        wanted = max(0, found.trained + training + self._fetched - 512 * begun)
+        here = next(path for path in (self.root, *self.root.absolute().parents) if path.is_dir())
+        free = shutil.disk_usage(here).free
+        said = (
+            f"{size(wanted)} while it trains, of {size(free)} that are free; {found.kept_states} "
+            f"whole snapshots of at most {size(found.state)} each, and {size(training)} that go "
+            "when it ends"
+        )
+        if wanted > free:
+            less = "a larger [witness] snapshot_every or keep_every takes less"
+            return Row(Mark.FAILS, "disk", f"{said}; {less}")
+        return Row(Mark.FINE, "disk", said)
+
+    def _gpu(self) -> Iterator[Row]:
+        if self.run.peers.attention == "cudnn":
+            cudnn.check_device(self.run)
+            yield Row(Mark.FINE, "GPU", "there is one, for cuDNN's attention")
+
+    def _ray(self) -> Iterator[Row]:
+        cluster = self.run.runtime.ray
+        if self.run.runtime.carrier != "ray" or not extras.is_installed("ray"):
+            return
+        if not cluster.address:
+            yield Row(Mark.UNKNOWN, "Ray", "the training starts a cluster on this host")
+            return
+        from pipeline.carrier import ray_actors
+
+        count = self.run.peers.count
+        if short := ray_actors.shortage_of(count, cluster):
+            yield Row(Mark.FAILS, "Ray", f"{short}; add hosts, or let a peer reserve less")
+        else:
+            yield Row(Mark.FINE, "Ray", f"room for {count} peers")
+
+    def _paths(self, stage: str) -> Paths:
+        return Paths(stage, self.run_file, self.root)
+
+
+def _older_tokenizer(files: ModelFiles) -> Iterator[Row]:
+    """Rows on packages that convert a tokenizer in an older form."""
+    if TOKENIZER not in files.names and not files.names.isdisjoint(OLDER):
+        yield from _packages(files.where, "transformers")
+        if PIECES in files.names:
+            yield from _packages(files.where, "sentencepiece")
+
+
+def _packages(where: str, module: str) -> Iterator[Row]:
+    if not extras.is_installed(module):
+        yield Row(Mark.FAILS, "packages", str(extras.lacking(where, module)))

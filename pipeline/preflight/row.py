@@ -1,0 +1,47 @@
+"""A row of the table that `lockstep check` prints: what was looked at, and what it means."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from pipeline.errors import LockstepError
+from pipeline.net.retry import UnreachableError
+
+
+class Mark(Enum):
+    """What a row means: its tick in the table, and in a table without ticks."""
+
+    FINE = "✓", "ok"
+    WARNING = "!", "warning"
+    FAILS = "✗", "FAILS"
+    UNKNOWN = "?", "unknown"
+
+
+class Row(NamedTuple):
+    """What was looked at, in a word, and what was found; where a stage would fail, the remedy."""
+
+    mark: Mark
+    name: str
+    said: str
+
+
+def looked(name: str, look: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """Yield the rows of a look; one that cannot be taken, or ends in an error, is a row itself.
+
+    A server that cannot be reached now says nothing against the run.
+    """
+    try:
+        yield from look()
+    except UnreachableError as error:
+        yield Row(Mark.UNKNOWN, name, f"not looked at: {error}")
+    except LockstepError as error:
+        yield Row(Mark.FAILS, name, str(error))
+
+
+def lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the lines of the table, as this process's output can show them."""
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    width = max(len(mark.value[plain]) for mark in Mark)
+    for mark, name, said in rows:
+        yield f"{mark.value[plain]:<{width}} {name:<13}{said}"
