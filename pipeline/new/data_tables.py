@@ -192,12 +192,12 @@ KINDS = (
         re.compile(r"text:[a-z0-9+]+://.").match,
         lambda name, model: _documents(name.removeprefix(TEXT), model),
     ),
+    LocationKind("https://.../mixture.json", re.compile(r"https?://.*\.json$").match, _mixture),
     LocationKind(
         "https://.../file.parquet or .jsonl",
         lambda n: re.match(r"https?://.", n) and n.lower().endswith(ENDINGS),
         _documents,
     ),
-    LocationKind("https://.../mixture.json", re.compile(r"https?://.*\.json$").match, _mixture),
     LocationKind("https://.../file.ds", re.compile(r"https?://.").match, _web),
     LocationKind("gs://bucket/folder", re.compile(r"gs://.").match, _bucket),
     LocationKind("scheme://...", re.compile(r"[a-z0-9+]+://.").match, _url),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pipeline import extras
 from pipeline.monitor.sinks.tracker import SINKS
 from pipeline.net.fsspec_files import MODULES
-from pipeline.preflight.row import Mark, Row
+from pipeline.preflight.row import CheckRow, Mark
 from pipeline.runfile import Run, data
 from pipeline.tasks import next_line
 
@@ -71,12 +71,12 @@ NEEDS = (
 )
 
 
-def rows(run: Run, todo: Collection[str]) -> Iterator[Row]:
+def rows(run: Run, todo: Collection[str]) -> Iterator[CheckRow]:
     """Yield a row for each package that a stage of `todo` lacks, or one where it has them all."""
     needed = {module: need for need in NEEDS if need.stage in todo for module in need.modules(run)}
     for module, need in needed.items():
         if not extras.is_installed(module):
-            yield Row(Mark.FAILS, "packages", str(extras.lacking(need.key, module)))
+            yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(need.key, module)))
     here = [module for module in needed if extras.is_installed(module)]
     if here:
-        yield Row(Mark.FINE, "packages", ", ".join(here))
+        yield CheckRow(Mark.FINE, "packages", ", ".join(here))

@@ -12,7 +12,7 @@ from pipeline import convert, extras, runfile
 from pipeline.errors import brief
 from pipeline.preflight import packages
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
-from pipeline.preflight.row import Mark, Row, looked
+from pipeline.preflight.row import CheckRow, Mark, looked
 from pipeline.programs import cudnn
 from pipeline.sources import dry_run
 from pipeline.stage import descriptors, memory, reruns
@@ -45,9 +45,9 @@ class Preflight:
         self._files: ModelFiles | None = None
         self._fetched = 0  # bytes of data elsewhere
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[CheckRow]:
         """Take each look that a stage without a result asks for, and yield what it found."""
-        yield Row(Mark.FINE, "run file", f"{self.run_file} is valid, with every table")
+        yield CheckRow(Mark.FINE, "run file", f"{self.run_file} is valid, with every table")
         looks = {
             "model": ("convert", self._model),
             "tokenizer": ("download", self._tokenizer),
@@ -63,11 +63,11 @@ class Preflight:
                 yield from looked(name, take)
         yield from packages.rows(self.run, self.todo)
         if not self.todo:
-            yield Row(Mark.FINE, "results", "every stage has its result")
+            yield CheckRow(Mark.FINE, "results", "every stage has its result")
 
     # ---- Inputs ----
 
-    def _model(self) -> Iterator[Row]:
+    def _model(self) -> Iterator[CheckRow]:
         run, checkpoint = self.run, self.run.llm.checkpoint
         convert.check_readable(run)
         if run.workload.factory:
@@ -75,7 +75,7 @@ class Preflight:
 
             for line in sanity.lines(run):
                 name, _, said = line.partition(" ")
-                yield Row(Mark.FINE, name, said.strip())
+                yield CheckRow(Mark.FINE, name, said.strip())
             return
         match checkpoint:
             case runfile.CheckpointInit():
@@ -96,9 +96,9 @@ class Preflight:
         if self._config:
             model = described({}, self._config, None, said, "model.LLM.checkpoint")
             said += f", {model.params:,} params"
-        yield Row(Mark.FINE, "model", said)
+        yield CheckRow(Mark.FINE, "model", said)
 
-    def _tokenizer(self) -> Iterator[Row]:
+    def _tokenizer(self) -> Iterator[CheckRow]:
         location = self.run.llm.data_location
         given = getattr(location, "tokenizer", None)
         if given is None:
@@ -110,9 +110,9 @@ class Preflight:
             files = look(given, revision, self.root, key, expected)
         files.check_tokenizer(key)
         yield from _older_tokenizer(files)
-        yield Row(Mark.FINE, "tokenizer", given)
+        yield CheckRow(Mark.FINE, "tokenizer", given)
 
-    def _data(self) -> Iterator[Row]:
+    def _data(self) -> Iterator[CheckRow]:
         seen = dry_run.look(self.run, self._paths("download"))
         survey, amount = seen.survey, seen.amount
         if survey.first is not None and not self.run.download.stream:
@@ -120,16 +120,16 @@ class Preflight:
         if any(file.name.lower().endswith(PACKED) for file in survey.files):
             yield from _packages(survey.read, "pyarrow")
         for warning in survey.warnings:
-            yield Row(Mark.WARNING, "data", warning)
+            yield CheckRow(Mark.WARNING, "data", warning)
         mark = Mark.WARNING if amount.may_be_too_little else Mark.FINE
         mark = Mark.FAILS if amount.is_too_little else mark
         what = "sequence" if self.run.llm.data_location.holds_tokens else "row"
         said = f"{amount.need:,} {what}s to train on: {dry_run.epochs(amount, what)}"
         if mark is not Mark.FINE:
             said += "; more data, or a smaller config.total_steps"
-        yield Row(mark, "data", f"{brief(survey.read, WIDTH)}: {said}")
+        yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {said}")
 
-    def _tasks(self) -> Iterator[Row]:
+    def _tasks(self) -> Iterator[CheckRow]:
         names = () if self.run.workload.factory else self.run.evaluate.tasks
         if others := [name for name in names if name != packages.next_line.NAME]:
             if not extras.is_installed("lm_eval"):
@@ -138,22 +138,22 @@ class Preflight:
 
             definitions.check_known(others)
             said = f"{', '.join(others)}; their data are looked at in stage evaluate"
-            yield Row(Mark.FINE, "tasks", brief(said, 2 * WIDTH))
+            yield CheckRow(Mark.FINE, "tasks", brief(said, 2 * WIDTH))
 
     # ---- Room ----
 
-    def _open_files(self) -> Iterator[Row]:
+    def _open_files(self) -> Iterator[CheckRow]:
         descriptors.check()
         yield from ()
 
-    def _room(self) -> Iterator[Row]:
+    def _room(self) -> Iterator[CheckRow]:
         """Disk and memory, and whether messages are in time by [links]."""
         if self._config is not None:
             found = plan.plan_of(self.run, self._config)
         elif "convert" not in self.todo:
             found = plan.plan(self.run, self.root)
         else:
-            yield Row(Mark.UNKNOWN, "disk", "known once `lockstep convert` has made the model")
+            yield CheckRow(Mark.UNKNOWN, "disk", "known once `lockstep convert` has made the model")
             return
         yield self._disk(found)
         limit, memory_gb = memory.total(), self.run.runtime.memory_gb
@@ -164,11 +164,11 @@ class Preflight:
                 f"params and the optimizer's state of all peers are {size(found.state)}, expected "
                 f"less than the {size(limit)} of memory here; fewer peers have less"
             )
-            yield Row(Mark.WARNING, "memory", said)
+            yield CheckRow(Mark.WARNING, "memory", said)
         if found.late:
-            yield Row(Mark.WARNING, "messages", found.late)
+            yield CheckRow(Mark.WARNING, "messages", found.late)
 
-    def _disk(self, found: plan.Footprint) -> Row:
+    def _disk(self, found: plan.Footprint) -> CheckRow:
         begun = sum(path.stat().st_blocks for path in self._paths("train").scratch.rglob("*"))
         training = found.checkpoints + found.spooled
         wanted = max(0, found.trained + training + self._fetched - 512 * begun)
@@ -181,34 +181,34 @@ class Preflight:
         )
         if wanted > free:
             less = "a larger [witness] snapshot_every or keep_every takes less"
-            return Row(Mark.FAILS, "disk", f"{said}; {less}")
-        return Row(Mark.FINE, "disk", said)
+            return CheckRow(Mark.FAILS, "disk", f"{said}; {less}")
+        return CheckRow(Mark.FINE, "disk", said)
 
-    def _gpu(self) -> Iterator[Row]:
+    def _gpu(self) -> Iterator[CheckRow]:
         if self.run.peers.attention == "cudnn":
             cudnn.check_device(self.run)
-            yield Row(Mark.FINE, "GPU", "there is one, for cuDNN's attention")
+            yield CheckRow(Mark.FINE, "GPU", "there is one, for cuDNN's attention")
 
-    def _ray(self) -> Iterator[Row]:
+    def _ray(self) -> Iterator[CheckRow]:
         cluster = self.run.runtime.ray
         if self.run.runtime.carrier != "ray" or not extras.is_installed("ray"):
             return
         if not cluster.address:
-            yield Row(Mark.UNKNOWN, "Ray", "the training starts a cluster on this host")
+            yield CheckRow(Mark.UNKNOWN, "Ray", "the training starts a cluster on this host")
             return
         from pipeline.carrier import ray_actors
 
         count = self.run.peers.count
         if short := ray_actors.shortage_of(count, cluster):
-            yield Row(Mark.FAILS, "Ray", f"{short}; add hosts, or let a peer reserve less")
+            yield CheckRow(Mark.FAILS, "Ray", f"{short}; add hosts, or let a peer reserve less")
         else:
-            yield Row(Mark.FINE, "Ray", f"room for {count} peers")
+            yield CheckRow(Mark.FINE, "Ray", f"room for {count} peers")
 
     def _paths(self, stage: str) -> Paths:
         return Paths(stage, self.run_file, self.root)
 
 
-def _older_tokenizer(files: ModelFiles) -> Iterator[Row]:
+def _older_tokenizer(files: ModelFiles) -> Iterator[CheckRow]:
     """Rows on packages that convert a tokenizer in an older form."""
     if TOKENIZER not in files.names and not files.names.isdisjoint(OLDER):
         yield from _packages(files.where, "transformers")
@@ -216,6 +216,6 @@ def _older_tokenizer(files: ModelFiles) -> Iterator[Row]:
             yield from _packages(files.where, "sentencepiece")
 
 
-def _packages(where: str, module: str) -> Iterator[Row]:
+def _packages(where: str, module: str) -> Iterator[CheckRow]:
     if not extras.is_installed(module):
-        yield Row(Mark.FAILS, "packages", str(extras.lacking(where, module)))
+        yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(where, module)))

@@ -18,7 +18,7 @@ class Mark(Enum):
     UNKNOWN = "?", "unknown"
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """What was looked at, in a word, and what was found; where a stage would fail, the remedy."""
 
     mark: Mark
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     said: str
 
 
-def looked(name: str, look: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+def looked(name: str, look: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckRow]:
     """Yield the rows of a look; one that cannot be taken, or ends in an error, is a row itself.
 
     A server that cannot be reached now says nothing against the run.
@@ -34,12 +34,12 @@ def looked(name: str, look: Callable[[], Iterable[Row]]) -> Iterator[Row]:
     try:
         yield from look()
     except UnreachableError as error:
-        yield Row(Mark.UNKNOWN, name, f"not looked at: {error}")
+        yield CheckRow(Mark.UNKNOWN, name, f"not looked at: {error}")
     except LockstepError as error:
-        yield Row(Mark.FAILS, name, str(error))
+        yield CheckRow(Mark.FAILS, name, str(error))
 
 
-def lines(rows: Iterable[Row]) -> Iterator[str]:
+def lines(rows: Iterable[CheckRow]) -> Iterator[str]:
     """Yield the lines of the table, as this process's output can show them."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     width = max(len(mark.value[plain]) for mark in Mark)

@@ -109,7 +109,7 @@ def test_rate_seed_and_dtype_are_those_that_were_asked_for(small, tmp_path):
     run = runfile.load(file)
     assert (run.llm.lr_schedule.base_lr, run.llm.lr_schedule.final_lr) == (3e-4, 3e-5)
     assert (run.peers.seed, run.llm.checkpoint.seed, run.export.dtype) == (7, 7, "bfloat16")
-    assert "base_lr = 0.0003: --learning-rate." in said and "final_lr = 0.00003" in file.read_text()
+    assert "base_lr = 0.0003: --learning-rate." in said and "final_lr = 3e-05" in file.read_text()
     lockstep_new(file, *small, "--optimizer", "diloco", "--root", tmp_path, "--force")
     assert runfile.load(file).llm.data_location.shuffle != run.llm.data_location.shuffle
 

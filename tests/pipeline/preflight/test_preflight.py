@@ -15,7 +15,7 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.preflight import command, preflight
 from pipeline.preflight.preflight import Preflight
-from pipeline.preflight.row import Mark, Row, lines
+from pipeline.preflight.row import CheckRow, Mark, lines
 from pipeline.stage.artifacts import write_json
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
@@ -28,11 +28,11 @@ SHUFFLE = {"shuffle": "DontShuffle", "held_out_percent": 1.0}
 CONFIG = llama.Config.from_hf(tiny.MODEL).to_hf()
 
 
-def looks(run_file: Path, root: Path) -> list[Row]:
+def looks(run_file: Path, root: Path) -> list[CheckRow]:
     return [*Preflight(runfile.load(run_file), run_file, root).rows()]
 
 
-def of(rows: list[Row], mark: Mark) -> dict[str, str]:
+def of(rows: list[CheckRow], mark: Mark) -> dict[str, str]:
     return {row.name: row.said for row in rows if row.mark is mark}
 
 
@@ -246,5 +246,5 @@ def test_a_run_that_would_fail_is_status_1_and_each_reason_a_line(written, tmp_p
 
 def test_a_table_has_words_where_there_are_no_ticks(monkeypatch):
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="ascii"))
-    (line,) = lines([Row(Mark.FAILS, "data", "too few")])
+    (line,) = lines([CheckRow(Mark.FAILS, "data", "too few")])
     assert line.split() == ["FAILS", "data", "too", "few"]
