@@ -402,7 +402,7 @@ def test_in_a_terminal_it_asks_one_question_at_a_time(tmp_path):
         for answer in answers:
             seen += _read_until(ours, "]: ")
             os.write(ours, f"{answer}\n".encode())
-        seen += _read_until(ours, "new: ")
+        seen += _read_until(ours, "\nnew:")
         assert process.wait(60) == 0
     os.close(ours)
     words = (
@@ -436,7 +436,10 @@ def _read_until(terminal: int, ending: str) -> str:
     while ending not in seen:
         assert time.monotonic() < until, seen
         if select.select([terminal], [], [], 1)[0]:
-            seen += os.read(terminal, 65536).decode()
+            try:
+                seen += os.read(terminal, 65536).decode()
+            except OSError as error:  # it has ended
+                raise AssertionError(seen) from error
     return seen
 
 
