@@ -126,6 +126,11 @@ def publication(folder: Path) -> None:
     (folder / layout.MANIFEST).write_text(json.dumps(how | {"files": files}))
 
 
+def _signed_publication(folder: Path) -> None:
+    publication(folder)
+    (folder / layout.SIGNATURE).write_text("{}")
+
+
 # ---- Who reads it ----
 
 
@@ -351,6 +356,13 @@ ROWS = [
         "`verify`, a folder: its list",
         publication,
         layout.MANIFEST,
+        _verify,
+        {**WITHIN, SPARSE: MOST, **IN_TREE},
+    ),
+    FolderRow(
+        "`verify`, a folder: its signature",
+        _signed_publication,
+        layout.SIGNATURE,
         _verify,
         {**WITHIN, SPARSE: MOST, **IN_TREE},
     ),
