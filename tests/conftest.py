@@ -2,8 +2,13 @@
 
 import gc
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
+
+# A script's background job ignores Ctrl-C, and so would all that tests start: what is handled here
+# is default there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"

@@ -25,9 +25,13 @@ def end_on_request() -> None:
     Whatever a stage does may be killed. An exception instead would be lost in a callback of JAX,
     or take XLA's compiler down with it.
     """
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` and background jobs ignore it
-            signal.signal(number, _end)
+    for number in _obeyed():
+        signal.signal(number, _end)
+
+
+def _obeyed() -> list[signal.Signals]:
+    """Return the requests that this process was not started to ignore, as background jobs are."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _end(number: int, _: FrameType | None) -> None:
@@ -63,7 +67,7 @@ def cleaning(clean: Callable[[], object], then: str = AGAIN) -> Iterator[None]:
 def stopping() -> Iterator[Callable[[], int]]:
     """Only record SIGTERM and Ctrl-C inside the block, so that a trainer can save before it ends.
 
-    A second one is obeyed at once.
+    A second one is obeyed at once, and none that this process was started to ignore.
 
     Yields:
       A function that returns the exit status to end with: 0 unless asked to stop.
@@ -74,7 +78,7 @@ def stopping() -> Iterator[Callable[[], int]]:
             _end(number, frame)
         _received.append(number)
 
-    before = {number: signal.signal(number, record) for number in SIGNALS}
+    before = {number: signal.signal(number, record) for number in _obeyed()}
     try:
         yield lambda: 128 + _received[0] if _received else 0
     finally:

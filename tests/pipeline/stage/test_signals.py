@@ -39,6 +39,19 @@ def test_ctrl_c_that_a_job_in_the_background_ignores_stays_ignored():
     assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
+def test_a_trainer_in_the_background_ignores_ctrl_c_while_it_trains_too():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with signals.stopping() as asked_to_stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert asked_to_stop() == 0
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asked_to_stop() == 143
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # Python runs a file of this name at its start; typer is among the first that the command imports.
 AS_IT_IMPORTS = """
 import signal, sys
