@@ -1,12 +1,14 @@
 """The state of a training as Prometheus reads it: text over HTTP, on this machine only."""
 
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import LockstepError
 from pipeline.monitor import training
@@ -14,6 +16,8 @@ from pipeline.monitor.status import Members
 from pipeline.monitor.training import STATES, Training
 
 HOST, PATH = "127.0.0.1", "/metrics"
+READERS = 16  # that are answered at the same time
+REQUEST_SECONDS = 10.0  # from a connection to the end of its answer
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -82,13 +86,38 @@ class _Server(socketserver.ThreadingTCPServer):  # an HTTPServer would look up t
     allow_reuse_address = True
     daemon_threads = True  # a reader that waits does not keep the trainer from ending
 
+    def __init__(self, *arguments: Any):
+        self._free = threading.BoundedSemaphore(READERS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, if not too many wait already."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and end a connection that takes too long, a byte now and then included."""
+        end = threading.Timer(REQUEST_SECONDS, _end, (request,))
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._free.release()
+
     def handle_error(self, *_: object) -> None:
         """Print nothing when a reader has gone away."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 5.0  # seconds that a request may take to arrive
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # it is over already
+        connection.shutdown(socket.SHUT_RDWR)
 
+
+class _Handler(BaseHTTPRequestHandler):
     def __init__(self, folder: Path, *arguments: object):
         self.folder = folder
         super().__init__(*arguments)  # type: ignore[arg-type]

@@ -45,6 +45,7 @@ class Writer(RoundsFile):
 
     def __init__(self, folder: Path, snapshots: runfile.Snapshots):
         self.folder, self.snapshots = folder, snapshots
+        self._unflushed: set[Path] = set()  # payloads, which are one file after the other
         super().__init__(folder / "rounds.jsonl")
         (folder / "payloads").mkdir(parents=True, exist_ok=True)
         (folder / "snapshots").mkdir(exist_ok=True)
@@ -94,6 +95,7 @@ class Writer(RoundsFile):
         if payloads or others:
             name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
             path = self.folder / "payloads" / name
+            self._unflushed.add(path)
             with writes(path), open(path, "ab") as file:
 
                 def keep(messages: dict[int, Message], sent: dict[int, bytes]) -> dict:
@@ -118,9 +120,10 @@ class Writer(RoundsFile):
 
     def flush(self) -> None:
         """Return when all rounds so far are on disk."""
-        for path in (self.folder / "payloads").iterdir():
+        for path in sorted(self._unflushed):
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
+        self._unflushed.clear()
         super().flush()
 
     def snapshot(self, step: int, state: State) -> None:

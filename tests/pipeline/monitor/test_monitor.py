@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,6 +185,32 @@ def test_prometheus_reads_each_number_with_its_help_and_type(folder):
     } <= {*lines}
     with pytest.raises(urllib.error.URLError, match="refused"):
         scrape(port)
+
+
+def test_readers_that_say_nothing_or_a_byte_at_a_time_hold_few_threads_and_not_for_long(
+    folder, monkeypatch
+):
+    monkeypatch.setattr(prometheus, "READERS", 3)
+    monkeypatch.setattr(prometheus, "REQUEST_SECONDS", 0.3)
+    with prometheus.serving(folder, 0) as port:
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        slow[0].sendall(b"G")
+        with socket.create_connection(("127.0.0.1", port)) as fourth:
+            assert fourth.recv(1) == b""
+        for one in slow:
+            one.settimeout(20)
+            assert one.recv(1) == b""
+            one.close()
+        assert "lockstep_round 50" in patiently(port)
+
+
+def patiently(port: int) -> str:
+    """What is served as soon as a thread is free."""
+    for _ in range(200):
+        with suppress(OSError):
+            return scrape(port)
+        time.sleep(0.05)
+    raise AssertionError("no thread is free")
 
 
 def test_a_taken_port_is_refused_with_its_key(folder):
