@@ -1,7 +1,8 @@
 """A `transformers.Trainer` as it stands, as inner loop: `factory = "hf_trainer:WithTrainer"`.
 
-Its config is that of hf_causal_lm.py, and beside it `arguments`: any of `TrainingArguments` but the
-number of steps, which the run decides. The state of its optimizer goes on from round to round.
+Its config is that of hf_causal_lm.py, and beside it `arguments`: those of `TrainingArguments` that
+say how a step is taken (`TUNES`). Others write, push or report, and an auditor gives this class the
+config of a stranger. The state of its optimizer goes on from round to round.
 """
 
 from pathlib import Path
@@ -11,11 +12,33 @@ from hf_causal_lm import CausalLM
 from lockstep_worker import jobs, state_blob
 from transformers import Trainer, TrainingArguments
 
+TUNES = frozenset(
+    (
+        *(
+            "learning_rate",
+            "lr_scheduler_type",
+            "lr_scheduler_kwargs",
+            "warmup_steps",
+            "warmup_ratio",
+        ),
+        *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+        *("max_grad_norm", "gradient_accumulation_steps", "gradient_checkpointing"),
+        *("bf16", "fp16", "tf32", "label_smoothing_factor", "neftune_noise_alpha"),
+        *("average_tokens_across_devices", "full_determinism"),
+    )
+)
 SILENT = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
 
 
 class WithTrainer(CausalLM):
     """A causal language model that is trained by transformers' own Trainer."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        if others := sorted(config["arguments"].keys() - TUNES):
+            raise ValueError(
+                f"arguments has {others[0]}, expected some of {', '.join(sorted(TUNES))}"
+            )
 
     def run_inner_loop(self, model, job):
         """As many steps as the job says, over the rows it lists, in their order."""

@@ -5,7 +5,8 @@ there by chance. That is all that is withheld: the child runs as the same user, 
 that this user reads.
 
 It is the leader of a session, and a random text marks it and all that it starts, also what leaves
-the session. All of them are killed at the end. A guard beside it, a shell that waits for our end of
+the session. All of them are killed at the end, but for what leaves the session and clears its
+environment too: nothing of it is known then. A guard beside it, a shell that waits for our end of
 a pipe to close, kills its process group if this process is killed.
 """
 

@@ -1,7 +1,10 @@
 """The examples in workloads/, each in a worker of its own."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,6 +196,20 @@ def test_a_trainer_of_transformers_is_an_inner_loop(tmp_path):
         two = job(tmp_path, shards[2:], TOKENS, steps=2, name="two", state=state)
         inner(host, two, model_id)
         np.testing.assert_array_equal(values(two), values(whole))
+
+
+def test_a_strangers_arguments_say_how_a_step_is_taken_and_nothing_else(monkeypatch):
+    """An auditor's token must not push where the author's config says."""
+    base = type("CausalLM", (), {"__init__": lambda self, config: None})
+    stubs = {"hf_causal_lm": {"CausalLM": base}, "lockstep_worker": {"jobs": 0, "state_blob": 0}}
+    stubs |= {"transformers": {"Trainer": 0, "TrainingArguments": 0}, "torch": {}}
+    for name, content in stubs.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
+    trainer = runpy.run_path(str(WORKLOADS / "hf_trainer.py"))["WithTrainer"]
+    trainer({"arguments": {"learning_rate": 1e-2, "warmup_steps": 3}})
+    for name in ("push_to_hub", "hub_token", "report_to", "output_dir", "deepspeed"):
+        with pytest.raises(ValueError, match=f"arguments has {name}, expected some of "):
+            trainer({"arguments": {"learning_rate": 1e-2, name: "x"}})
 
 
 def test_a_linen_model_needs_no_base_class(tmp_path):
