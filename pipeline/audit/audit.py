@@ -20,7 +20,7 @@ from pipeline.transcript.entry import TABLES, Entry
 from pipeline.transcript.follow import ContradictionError, begin_round, differing, finish_round
 from pipeline.transcript.state import State, hashes
 from pipeline.transcript.transcript import Transcript
-from pipeline.wire import exchange
+from pipeline.wire import bound, exchange
 from pipeline.wire import message as wire
 
 
@@ -93,16 +93,25 @@ def audit_rounds(
 def _audit_messages(
     entry: Entry, transcript: Transcript, form: wire.Form
 ) -> tuple[list[Finding], list[int]]:
-    """Check every payload against its commitment; also the senders whose bytes all refuse."""
-    findings, refused = [], []
+    """Check every payload against its commitment, and its size against the others' (`bound`).
+
+    Also return the senders whose bytes all refuse.
+    """
+    reasons = []
     for messages in (entry.evidence.messages, entry.evidence.others):
-        for peer, message in messages.items():
-            if reason := why_refused(message, peer, entry.round, transcript, form):
-                applied = peer in entry.decision.applied
-                findings.append(Finding(entry.round.step, peer, *reason, applied))
-                if messages is entry.evidence.messages:
-                    refused.append(peer)
-    return findings, refused
+        found = {
+            peer: reason
+            for peer, message in messages.items()
+            if (reason := why_refused(message, peer, entry.round, transcript, form))
+        }
+        if messages is entry.evidence.messages:
+            rest = {peer: one for peer, one in messages.items() if peer not in found}
+            sizes = {p: bound.largest(transcript.message(one, form)) for p, one in rest.items()}
+            found |= {peer: ("payload", why) for peer, why in bound.beyond(sizes).items()}
+            refused = [peer for peer in messages if peer in found]
+        reasons += found.items()
+    step, applied = entry.round.step, entry.decision.applied
+    return [Finding(step, peer, *why, peer in applied) for peer, why in reasons], refused
 
 
 def _check_broken(entry: Entry, refused: list[int]) -> None:

@@ -13,7 +13,7 @@ from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.outbox import Packed
 from pipeline.swarm.peers import Done
 from pipeline.swarm.round_settings import RoundSettings
-from pipeline.wire import exchange
+from pipeline.wire import bound, exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
 
@@ -65,15 +65,18 @@ class SimulatedDelivery:
             }
             sent, others, receivers = self.faults.tamper(sent, messages, round_)
         with self.timed("decode"):
-            received = {}
+            received, sizes = {}, {}
             for peer, one in sent.items():
                 if one is packed[peer].sent:
-                    received[peer] = packed[peer].message
+                    received[peer], sizes[peer] = packed[peer].message, packed[peer].largest
                     continue
                 try:
                     received[peer] = exchange.receive(one, peer, round_, form)
                 except wire.WireError:
                     continue
+                sizes[peer] = bound.largest(received[peer])
+            for peer in bound.beyond(sizes):
+                del received[peer]
         if self.settings.on_wall_clock:
             arrivals = {peer: done[peer].seconds for peer in sent}
         else:

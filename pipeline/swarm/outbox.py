@@ -13,16 +13,20 @@ import numpy as np
 
 from pipeline.optim.optimizer import Tree
 from pipeline.protocol.round import Decision, Round
-from pipeline.wire import exchange
+from pipeline.wire import bound, exchange
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
 
 
 class Packed(NamedTuple):
-    """A message as it leaves its peer: what its bytes decode to, and these with the commitment."""
+    """A message as it leaves its peer.
+
+    message: What its bytes decode to. sent: These, with the commitment. largest: See `bound`.
+    """
 
     message: Tree
     sent: Sent
+    largest: float
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,12 @@ class Outbox:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "outbox"))
     _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
 
-    def put(self, message: Tree, peer: int, round_: Round) -> "Future[Packed | None]":
-        """Take a peer's message to the host, and pack it; None if it is not finite.
+    def put(self, message: Tree, peer: int, round_: Round) -> "Future[Packed]":
+        """Take a peer's message to the host, and pack it.
 
         Waits for the message, and with a large one for the one before it to be on disk. The caller
-        lets go of it.
+        lets go of it. The future raises a `WireError` if it is none: a process may send anything
+        of its shape, and a step may come to NaN.
         """
         if not self.form.large:
             return self._thread.submit(self._pack, jax.device_get(message), peer, round_)
@@ -52,23 +57,21 @@ class Outbox:
         arrays = jax.device_get(jax.tree.leaves(message))
         return self._thread.submit(self._spool, arrays, peer, round_)
 
-    def _pack(self, message: Tree, peer: int, round_: Round) -> Packed | None:
+    def _pack(self, message: Tree, peer: int, round_: Round) -> Packed:
         return self._received(exchange.send(message, peer, round_, self.form), peer, round_)
 
-    def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Packed | None:
+    def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Packed:
         try:
             sent = exchange.send_spooled(arrays, peer, round_, self.form, self.folder)
         finally:
             self._one_large.release()
         return self._received(sent, peer, round_)
 
-    def _received(self, sent: Sent, peer: int, round_: Round) -> Packed | None:
-        try:
-            if self.form.kept:
-                return Packed(exchange.receive(sent, peer, round_, self.form), sent)
-            return Packed(wire.decode(sent.payload, self.form), sent)  # large: hashed but once
-        except wire.NotFiniteValueError:
-            return None
+    def _received(self, sent: Sent, peer: int, round_: Round) -> Packed:
+        message = wire.decode(sent.payload, self.form)
+        if self.form.kept:  # others are large: hashed but once
+            exchange.check(message, sent.commitment, peer, round_, self.form)
+        return Packed(message, sent, bound.largest(message))
 
 
 class TravellingMessages:

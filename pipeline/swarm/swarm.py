@@ -17,10 +17,11 @@ from pipeline.protocol.round import Evidence, Message, Round, Span
 from pipeline.swarm.agreement import Agreement, Checked
 from pipeline.swarm.delivery import Delivered, Delivery, SimulatedDelivery
 from pipeline.swarm.faults import FaultSchedule
-from pipeline.swarm.outbox import Outbox, TravellingMessages
+from pipeline.swarm.outbox import Outbox, Packed, TravellingMessages
 from pipeline.swarm.peers import Done, RoundSteps, Rows, RunningPeers
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry, EpochParams
+from pipeline.wire import bound
 from pipeline.wire import message as wire
 from pipeline.wire.exchange import Sent
 from pipeline.wire.sketches import sketch_of
@@ -202,7 +203,7 @@ class Swarm:
     ) -> tuple[dict[int, Done], float | None]:
         """What everybody with work did, and their mean loss.
 
-        A peer whose loss or message is not finite is lost, where that is not so of all.
+        A peer whose loss is not finite, or whose message is none, is lost, where not all are so.
         """
         if not given:
             return {}, None
@@ -210,23 +211,23 @@ class Swarm:
         imprecise = self.faults.imprecise(given, round_.step)
         pack = partial(self.outbox.put, round_=round_)
         steps = RoundSteps(work, round_.step, imprecise, bool(round_.verifiers), pack)
-        done = {
-            p: d._replace(message=d.message.result()) for p, d in self.peers.step(steps).items()
-        }
-        if not done:
+        taken = self.peers.step(steps)
+        if not taken:
             return {}, None
-        bad = {peer: why for peer, d in done.items() if (why := _not_finite(d))}
-        if len(bad) == len(done):
-            loss = sum(d.loss for d in done.values())
+        done, bad = _packed(taken, step := round_.step)
+        if not done:
+            loss = sum(d.loss for d in taken.values())
+            if not np.isfinite(loss):
+                raise NotFiniteError(f"loss is {loss} at round {step}")
+            if not any(isinstance(why, wire.NotFiniteValueError) for why in bad.values()):
+                peer, why = next(iter(bad.items()))
+                raise LockstepError(f"peer {peer}: {why}, expected one of some peer")
             raise NotFiniteError(
-                f"no peer's message is finite at round {round_.step}: gradients are infinite or "
-                "NaN though the loss is not"
-                if np.isfinite(loss)
-                else f"loss is {loss} at round {round_.step}"
+                f"no peer's message is finite at round {step}: gradients are infinite or NaN "
+                "though the loss is not"
             )
         for peer, why in bad.items():
-            self.peers.distrust(peer, f"{why} at round {round_.step}, others' are finite")
-        done = {peer: d for peer, d in done.items() if peer not in bad}
+            self.peers.distrust(peer, str(why))
         return done, float(np.mean([d.loss for d in done.values()]))
 
     # ---- After a round ----
@@ -284,8 +285,25 @@ def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
     return {peer: one.payload for peer, one in sent.items()}
 
 
-def _not_finite(done: Done) -> str:
-    """What of a peer's step is infinite or NaN, or nothing."""
-    if not np.isfinite(done.loss):
-        return f"its loss is {done.loss}"
-    return "" if done.message else "its message is not finite"
+def _packed(
+    taken: Mapping[int, Done], step: int
+) -> tuple[dict[int, Done], dict[int, wire.WireError]]:
+    """What peers did that have a message, packed; and of the others why they have none."""
+    done: dict[int, Done] = {}
+    bad: dict[int, wire.WireError] = {}
+    for peer, one in taken.items():
+        try:
+            message: Packed = one.message.result()
+            if not np.isfinite(one.loss):
+                raise wire.NotFiniteValueError
+            done[peer] = one._replace(message=message)
+        except wire.NotFiniteValueError:
+            what = (
+                "its message is not finite" if np.isfinite(one.loss) else f"its loss is {one.loss}"
+            )
+            bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")
+        except wire.WireError as error:
+            bad[peer] = wire.WireError(f"its message is none at round {step}: {error}")
+    over = bound.beyond({peer: one.message.largest for peer, one in done.items()})
+    bad |= {p: wire.WireError(f"its message is none at round {step}: {w}") for p, w in over.items()}
+    return {peer: one for peer, one in done.items() if peer not in over}, bad
