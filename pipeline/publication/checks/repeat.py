@@ -8,7 +8,7 @@ from pipeline import runfile
 from pipeline.audit import given_rows, honest
 from pipeline.audit.audit import audit_header, audit_rounds, audit_snapshot
 from pipeline.audit.replay import Replay
-from pipeline.audit.verdict import Finding, Verdict, contradictions
+from pipeline.audit.verdict import Finding, contradictions
 from pipeline.errors import LockstepError
 from pipeline.protocol import beacon
 from pipeline.protocol.beacon import Beacon
@@ -120,7 +120,7 @@ def audit(
     records.check_transcript(publication, transcript, published, run, kept=kept)
     windows = None if kept else [one.window for one in published]
     findings = audit_header(setup, transcript) + audit_rounds(setup, transcript, windows)
-    _refuse(contradictions(findings))
+    refuse(contradictions(findings))
     return Audited(
         setup,
         transcript,
@@ -146,28 +146,31 @@ def check_sketched(header: Header, *, kept: bool) -> None:
         )
 
 
-def replay(audited: Audited, verdict: Verdict, *, bitwise: bool) -> Replay:
-    """Replay the chosen windows; return what they were replayed with, which has the limits.
+def replay(audited: Audited, *, bitwise: bool) -> tuple[Replay, list[Finding]]:
+    """Replay the chosen windows; return what they were replayed with, and what was found.
 
     Raises:
-      LockstepError: Something was found that the verdict does not have.
+      LockstepError: A snapshot is not as its hashes say.
     """
     setup, transcript = audited.setup, audited.transcript
     windows = drawn.merged(audited.chosen)
     varied = None if bitwise else honest.measure(setup, transcript, windows)
     replayer = Replay(setup, transcript, bitwise=bitwise, present=windows, varied=varied)
-    found = list(audited.findings)
+    found: list[Finding] = []
     for window, peers in windows:
         last = tuple(peer for peer in peers if transcript.has_own(window.last, peer))
         for step, owners in ((window.opening, peers), (window.last, last)):
-            _refuse(audit_snapshot(transcript, step, setup.start.state, owners))
+            refuse(audit_snapshot(transcript, step, setup.start.state, owners))
         found += replayer.window(window, peers, lambda: None)
-    known = {(finding.round, finding.peer) for finding in verdict.findings}
-    _refuse(f for f in found if f.applied or (f.round, f.peer) not in known)
-    return replayer
+    return replayer, found
 
 
-def _refuse(findings: Iterable[Finding]) -> None:
+def refuse(findings: Iterable[Finding]) -> None:
+    """Refuse a publication for the first of some findings.
+
+    Raises:
+      LockstepError: There is one.
+    """
     for finding in findings:
         who = "" if finding.peer is None else f"peer {finding.peer}, "
         raise LockstepError(

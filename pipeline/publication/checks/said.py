@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from pipeline import __version__
 from pipeline.audit.replay import Replay
-from pipeline.audit.verdict import Verdict
+from pipeline.audit.verdict import Finding
 from pipeline.audit.verdict_text import measured_on
 from pipeline.errors import brief
+from pipeline.publication.checks import accusations
+from pipeline.publication.checks.accusations import Accusations
 from pipeline.publication.checks.claims import PublicClaim, Sample, SeedOf, Verified
 from pipeline.publication.checks.measured import Measured
 from pipeline.publication.checks.repeat import Audited
@@ -15,6 +17,8 @@ from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.checks.start_of_chain import ChainStart
 from pipeline.publication.layout import Publication
 from pipeline.publication.reader import ReaderAsks
+
+MOST_NAMED = 5  # findings in a line
 
 
 class CheckedPublication(NamedTuple):
@@ -25,7 +29,7 @@ class CheckedPublication(NamedTuple):
       publication: The list of files.
       asked: What the reader asked.
       skip: Files that were not needed.
-      verdict: The author's verdict.
+      accused: The findings of the author's verdict.
       evaluated: The author's results.
       start: What the run began with, if that is known.
       why_not_bitwise: Why bits could not be compared, or None.
@@ -37,7 +41,7 @@ class CheckedPublication(NamedTuple):
     publication: Publication
     asked: ReaderAsks
     skip: set[str]
-    verdict: Verdict
+    accused: Accusations
     evaluated: Evaluated
     start: ChainStart | None
     why_not_bitwise: str | None
@@ -59,7 +63,9 @@ def verified(checked: CheckedPublication, known: list[PublicClaim]) -> Verified:
         *([] if checked.held_out is None else [_held_out(checked.held_out)]),
         _card(publication, made_again=same_release),
         *known,
-        *_stated(audited, publication, checked.verdict, checked.evaluated),
+        *_stated(audited, publication, checked.evaluated),
+        *_accused(checked.accused),
+        *_never_proven(),
     ]
     proven = {claim.name for claim in claims if claim.kind != "stated"}
     claims = [claim for claim in claims if claim.kind != "stated" or claim.name not in proven]
@@ -188,8 +194,26 @@ def _card(publication: Publication, *, made_again: bool) -> PublicClaim:
     return PublicClaim("card", "stated", f"the text of the card, which release {release} wrote")
 
 
+def _accused(accused: Accusations) -> Iterator[PublicClaim]:
+    """Whom the author's verdict accuses: who was found again, and who was not."""
+    if shown := accused.shown:
+        text = f"what the author's audit found of {_named(shown)}"
+        yield PublicClaim("findings", "proven", text, {"count": len(shown)})
+    if stated := accused.stated:
+        text = f"what the author's audit found of {_named(stated)}"
+        yield PublicClaim("accusations", "stated", text, {"count": len(stated)})
+    text = f"that the author's audit replayed {accused.windows} windows"
+    yield PublicClaim("verdict", "stated", text)
+
+
+def _named(findings: list[Finding]) -> str:
+    few = ", ".join(map(accusations.text, findings[:MOST_NAMED]))
+    left = len(findings) - MOST_NAMED
+    return f"{few} and {left} more" if left > 0 else few
+
+
 def _stated(
-    audited: Audited, publication: Publication, verdict: Verdict, evaluated: Evaluated
+    audited: Audited, publication: Publication, evaluated: Evaluated
 ) -> Iterator[PublicClaim]:
     """What is the author's word."""
     yield _left_out(audited)
@@ -216,8 +240,10 @@ def _stated(
         size = evaluated.split_sequences
         text = f"that the held-out split has {size:,} sequences"
         yield PublicClaim("held_out_split", "stated", text, {"sequences": size})
-    replayed = len(verdict.replayed_windows)
-    yield PublicClaim("verdict", "stated", f"that the author's audit replayed {replayed} windows")
+
+
+def _never_proven() -> Iterator[PublicClaim]:
+    """What nothing published proves."""
     yield PublicClaim("losses", "stated", "losses while training")
     yield PublicClaim("keys", "stated", "with what code and packages")
     yield PublicClaim("data", "stated", "where the sequences come from")

@@ -8,6 +8,7 @@ from pipeline import __version__, runfile
 from pipeline.errors import LockstepError, RequestError, brief
 from pipeline.publication import layout, reader
 from pipeline.publication.checks import (
+    accusations,
     card_again,
     companions,
     measured,
@@ -87,7 +88,8 @@ def _verify(
             audited = audited._replace(transcript=transcript)
         weights.check(folder, place.aside, publication, run, transcript)
         why = method.why_not(audited)
-        replay = repeat.replay(audited, verdict, bitwise=why is None)
+        replay, found = repeat.replay(audited, bitwise=why is None)
+        accused = accusations.check(audited, verdict, found, bitwise=why is None)
         if _replays_reach_the_start(audited, asked) and why is None:
             start = start_of_chain.of(setup, transcript, asked.checkpoint)
         held_out = measured.measure(folder, publication, setup, transcript, evaluated)
@@ -100,7 +102,7 @@ def _verify(
             known += tasks_again.check(folder, run, evaluated, asked.shards, place.store)
 
     checked = CheckedPublication(
-        audited, publication, asked, skip, verdict, evaluated, start, why, replay, held_out
+        audited, publication, asked, skip, accused, evaluated, start, why, replay, held_out
     )
     return said.verified(checked, known)
 

@@ -218,6 +218,14 @@ def append(path: Path, data: bytes) -> None:
     path.write_bytes(path.read_bytes() + data)
 
 
+def accuse(kind: str, detail: str, bundle: int | None = None) -> Callable[[Path], None]:
+    """The verdict blames peer 1, which is honest, for something that was not applied."""
+    said = {"round": 2, "peer": 1, "kind": kind, "detail": detail, "applied": False}
+    if bundle is not None:
+        said["bundle"] = f"bundles/00001-00003-peer-{bundle:02}"
+    return change_json(layout.VERDICT, lambda verdict: verdict["findings"].append(said))
+
+
 FORGED = {
     "weights of another run": (other_weights, "model.safetensors: "),
     "weights of another run, with their hash in the transcript": (
@@ -275,6 +283,18 @@ FORGED = {
             ),
         ),
         "proof/verdict.json: accepted is True, expected False, which follows from",
+    ),
+    "an accusation that the rounds do not show": (
+        accuse("ejected", "caught in its round: false check"),
+        "proof/verdict.json: findings has peer 1 in round 2 (ejected), caught in its round: false",
+    ),
+    "an accusation that a repeated window does not show": (
+        accuse("message", "sent 000000000000, its replay gives 111111111111", 1),
+        "expected no such one, since window 1-3 of peer 1 does not show it",
+    ),
+    "an accusation that no window could show": (
+        accuse("check", "recomputed the step of nobody as 000000000000"),
+        "expected no such one, since no window was replayed that could show it",
     ),
     "a verdict that replayed more": (
         change_json(layout.VERDICT, lambda v: v.update(windows=9)),
