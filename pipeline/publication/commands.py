@@ -5,6 +5,7 @@ Nothing heavy is imported before one of them runs.
 
 import dataclasses
 import json
+import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -210,6 +211,8 @@ def _verify(
                 here = [folder / name for name in publication.files if name not in skip]
                 with given_files.unchanged(here):
                     run = given_bundle.read_run(folder / PROOF, limits.max_gb, worker_python)
+                    if precision := reader.matmul_precision(folder):
+                        os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
                     devices.prepare(run)
                     from pipeline.publication.checks import verify as verifying
 

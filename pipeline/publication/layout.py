@@ -21,13 +21,16 @@ peers of a window. Docs: docs/reference/publication.md.
 """
 
 import re
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from pipeline.errors import LockstepError, brief
 from pipeline.protocol.dispute import Hash
+from pipeline.runfile.explain import validate
 from pipeline.runfile.table import Count, Table
+from pipeline.stage import artifacts
 from pipeline.stage.given_files import check_name
 from pipeline.tokens.shards import Column
 from pipeline.tokens.tokenizer_files import TOKENIZER_FILES
@@ -65,6 +68,23 @@ class PublishedFile(Table):
     """Its size."""
     sha256: Hash
     """Its SHA-256."""
+
+
+class Made(Table, extra="ignore"):
+    """A stage's made file, as far as it is compared."""
+
+    key: str
+    """Key of the stage."""
+    needs: dict[str, Hash]
+    """SHA-256 of the made files of the stages that it read."""
+    content: dict[str, str]
+    """What the key digests."""
+    tables: dict[str, Any]
+    """The stage's tables of the run file, as they were written."""
+    environment: dict[str, str]
+    """Versions of packages."""
+    files: dict[str, PublishedFile]
+    """The files that it left."""
 
 
 class Publication(Table):
@@ -114,6 +134,15 @@ class Publication(Table):
 def made(stage: str) -> str:
     """Return the name of a stage's made file."""
     return f"{PROOF}/made/{stage}.json"
+
+
+def read_made(folder: Path, stage: str) -> Made:
+    """Return a stage's made file.
+
+    Raises:
+      LockstepError: It is missing or damaged.
+    """
+    return validate(Made, artifacts.read_made(folder / made(stage)), made(stage))
 
 
 def _is_known(name: str) -> bool:

@@ -8,18 +8,21 @@ What is unpacked has to have the size and the SHA-256 of the original, which sta
 """
 
 import gzip
-import io
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 import numpy as np
 
 from pipeline.errors import LockstepError, brief
-from pipeline.stage.artifacts import write_bytes
+from pipeline.stage.artifacts import write_bytes, writes, written
 
 GZIP, PLANES = ".gz", ".planes.gz"
 ROUNDS = "rounds.jsonl"
 WIDTH = 4  # bytes of a float32
+PIECE = 2**20  # bytes that are unpacked at once
 
 
 def name_of(original: str) -> str:
@@ -46,21 +49,52 @@ def pack(source: Path, target: Path) -> None:
     write_bytes(target, gzip.compress(data, mtime=0))
 
 
-def unpack(source: Path, target: Path, most: int) -> None:
-    """Write the original of a packed file, which has at most so many bytes.
+def unpack(source: Path, target: Path, size: int) -> None:
+    """Write the original of a packed file, which has so many bytes; in pieces, whatever its size.
 
     Raises:
-      LockstepError: It is damaged, or larger.
+      LockstepError: It is damaged, or of another size.
     """
+    if not source.name.endswith(PLANES):
+        with written(target) as file:
+            file.writelines(_unpacked(source, size))
+        return
+    with writes(target), TemporaryFile(dir=target.parent) as planes:
+        planes.writelines(_unpacked(source, size))
+        with written(target) as file:
+            file.writelines(_interleaved(planes, size))
+
+
+def _unpacked(source: Path, size: int) -> Iterator[bytes]:
+    """Yield the content of a gzip file, which has so many bytes."""
+    left = size
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(source.read_bytes())) as file:
-            data = file.read(most + 1)
+        with gzip.open(source) as file:
+            while piece := file.read(min(PIECE, left + 1)):  # a byte more: whether there is one
+                left -= len(piece)
+                if left < 0:
+                    raise LockstepError(f"{source}: over {size} bytes unpacked, expected {size}")
+                yield piece
     except (OSError, EOFError, zlib.error) as error:
         raise LockstepError(f"{source}: {brief(str(error))}, expected a gzip file") from error
-    if len(data) > most:
-        raise LockstepError(f"{source}: over {most} bytes unpacked, expected at most these")
-    if source.name.endswith(PLANES):
-        whole = len(data) // WIDTH * WIDTH
-        planes = np.frombuffer(data[:whole], np.uint8).reshape(WIDTH, -1).T
-        data = planes.tobytes() + data[whole:]
-    write_bytes(target, data)
+    if left:
+        raise LockstepError(f"{source}: {size - left} bytes unpacked, expected {size}")
+
+
+def _interleaved(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield what `pack` made planes of."""
+    rows = size // WIDTH
+    for start in range(0, rows, PIECE):
+        count = min(PIECE, rows - start)
+        whole = np.empty((count, WIDTH), np.uint8)
+        for plane in range(WIDTH):
+            file.seek(plane * rows + start)
+            whole[:, plane] = np.frombuffer(file.read(count), np.uint8)
+        yield whole.tobytes()
+    yield from _pieces(file, rows * WIDTH, size)
+
+
+def _pieces(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    for at in range(start, end, PIECE):
+        yield file.read(min(PIECE, end - at))

@@ -11,6 +11,10 @@ from typing import NamedTuple
 from pipeline.errors import RequestError
 from pipeline.publication import layout, packed
 from pipeline.publication.layout import MANIFEST, Publication
+from pipeline.stage.artifacts import read_json
+
+# that JAX knows; it ends with any other at its import
+PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
 
 
 class ReaderAsks(NamedTuple):
@@ -31,6 +35,17 @@ class ReaderAsks(NamedTuple):
     shards: Path | None = None
     tasks: bool = False
     key: Path | None = None
+
+
+def matmul_precision(folder: Path) -> str | None:
+    """Return the precision of matrix products that a publication was trained with, or None.
+
+    It is a setting and no property of a machine, so the reader takes it over: else a header that
+    names another would be reason enough to compare by tolerance.
+    """
+    environment = read_json(folder / layout.TRANSCRIPT / "header.json").get("environment")
+    said = environment.get("matmul_precision") if isinstance(environment, dict) else None
+    return said if said in PRECISIONS else None
 
 
 def choose(publication: Publication, asks: ReaderAsks) -> list[str]:

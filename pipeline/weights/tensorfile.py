@@ -97,7 +97,7 @@ class TensorFile(Mapping[str, np.ndarray]):
                 header = json.loads(file.read(length))
         except (OSError, SafetensorError) as error:
             raise LockstepError(f"{path}: expected a safetensors file: {error}") from error
-        header.pop("__metadata__", None)
+        self.metadata = header.pop("__metadata__", {})
         self.specs = {n: TensorSpec(t["dtype"], tuple(t["shape"])) for n, t in header.items()}
         self.nbytes = sum(
             spec.nbytes for spec in self.specs.values() if spec.dtype in DTYPE_OF_CODE

@@ -3,6 +3,7 @@
 Equal trees are equal files, which a content hash needs.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.optim.optimizer import Tree
 from pipeline.weights import tensorfile
 from pipeline.wire.commitment import flatten
@@ -25,10 +26,10 @@ def save_tree(path: Path, tree: Tree) -> None:
 
 def load_tree(path: Path, like: Tree) -> Tree:
     """Read what `save_tree` wrote, in the structure of `like`; errors as of `fitted`."""
-    return fitted(load_arrays(path), like, path)
+    return jax.tree.map(np.array, fitted(_plain_file(path), like, path))
 
 
-def fitted(arrays: dict[str, np.ndarray], like: Tree, path: Path) -> Tree:
+def fitted(arrays: Mapping[str, np.ndarray], like: Tree, path: Path) -> Tree:
     """Return arrays, by their paths joined with "/", in the structure of `like`.
 
     `path` is where they were read, for errors.
@@ -77,4 +78,13 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises:
       LockstepError: The file is not a safetensors file, or has a dtype that NumPy has not.
     """
-    return {name: np.array(tensor) for name, tensor in tensorfile.TensorFile(path).items()}
+    return {name: np.array(tensor) for name, tensor in _plain_file(path).items()}
+
+
+def _plain_file(path: Path) -> tensorfile.TensorFile:
+    """A file of `save_tree`: arrays and nothing else, whose hash is that of the arrays alone."""
+    file = tensorfile.TensorFile(path)
+    if file.metadata:
+        found = brief(repr(file.metadata))
+        raise LockstepError(f"{path}: metadata {found}, expected none, which nobody reads")
+    return file

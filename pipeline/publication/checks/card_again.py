@@ -17,10 +17,10 @@ from pipeline.pages import card, results_card
 from pipeline.pages.stage_results import Results
 from pipeline.publication import layout
 from pipeline.publication.accepted_export import CARD
-from pipeline.publication.checks.records import Made, is_reported
+from pipeline.publication.checks.records import is_reported
 from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.checks.weights import is_workload
-from pipeline.publication.layout import Publication
+from pipeline.publication.layout import Made, Publication
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import STAGES, needs, tracked
 from pipeline.swarm.begin import Setup

@@ -3,12 +3,14 @@
 import jax
 
 from pipeline.audit.tolerance import why_not_bitwise
-from pipeline.errors import LockstepError
+from pipeline.errors import LockstepError, brief
 from pipeline.programs.placement import device_groups
 from pipeline.programs.replica import Replica
 from pipeline.publication.checks.repeat import Audited
-from pipeline.publication.layout import TRANSCRIPT
+from pipeline.publication.checks.weights import HEADER
 from pipeline.stage import devices
+from pipeline.swarm.begin import Setup
+from pipeline.transcript.entry import Header
 from pipeline.wire.commitment import tree_hash
 
 
@@ -22,14 +24,35 @@ def why_not(audited: Audited) -> str | None:
       LockstepError: The header claims a difference that is not there.
     """
     setup, header = audited.setup, audited.transcript.header
+    _check_environment(setup, header)
     why = why_not_bitwise(setup, header)
     alike = devices.difference(setup.environment(), header.environment) is None
     if why and not header.bitwise and alike and _repeats(audited):
         raise LockstepError(
-            f"{TRANSCRIPT}/header.json: bitwise is false, expected true: this machine is like the "
+            f"{HEADER}: bitwise is false, expected true: this machine is like the "
             "one that the header names, and repeats a step bit for bit"
         )
     return why
+
+
+def _check_environment(setup: Setup, header: Header) -> None:
+    """Check that stage train could have written this of a machine, with this run file.
+
+    Whoever names another machine is compared with by tolerance; what the run file says no machine
+    changes.
+    """
+    said, threads = header.environment, str(setup.run.peers.threads)
+    flags = said.get("xla_flags", "")
+    if said.get("threads") != threads:
+        raise LockstepError(
+            f"{HEADER}: environment.threads is {brief(repr(said.get('threads')))}, expected "
+            f"{threads!r}, which stage train takes from [peers] threads"
+        )
+    if not flags.startswith(devices.FLAGS):
+        raise LockstepError(
+            f"{HEADER}: environment.xla_flags is {brief(repr(flags))}, expected to begin with "
+            f"{devices.FLAGS}, as stage train sets them"
+        )
 
 
 def _repeats(audited: Audited) -> bool:

@@ -1,7 +1,6 @@
 """Whether the records of a publication agree: made files, card and verdict, with all the rest."""
 
 from pathlib import Path
-from typing import Any
 
 from pipeline import runfile
 from pipeline.audit import sample
@@ -9,7 +8,6 @@ from pipeline.audit.judge import How, judge
 from pipeline.audit.verdict import Verdict
 from pipeline.errors import LockstepError, brief
 from pipeline.programs.train_step import Programs
-from pipeline.protocol.dispute import Hash
 from pipeline.publication import drawn, layout, packed
 from pipeline.publication.accepted_export import CARD
 from pipeline.publication.checks import results
@@ -17,32 +15,14 @@ from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.checks.start_of_chain import is_given
 from pipeline.publication.checks.unpacked import Unpacked
 from pipeline.publication.drawn import DrawnWindow, files
-from pipeline.publication.layout import Publication, PublishedFile
-from pipeline.runfile.explain import validate, validate_json
-from pipeline.runfile.table import Table
-from pipeline.stage.artifacts import METRICS, read_made, sha256_file
+from pipeline.publication.layout import Made, Publication, PublishedFile
+from pipeline.runfile.explain import validate_json
+from pipeline.stage.artifacts import METRICS, sha256_file
 from pipeline.stage.keys import digest, needs
 from pipeline.stage.progress import size
 from pipeline.transcript.transcript import Transcript
 
 MOST_CARD_BYTES = 2**20  # it is parsed
-
-
-class Made(Table, extra="ignore"):
-    """A stage's made file, as far as it is compared."""
-
-    key: str
-    """Key of the stage."""
-    needs: dict[str, Hash]
-    """SHA-256 of the made files of the stages that it read."""
-    content: dict[str, str]
-    """What the key digests."""
-    tables: dict[str, Any]
-    """The stage's tables of the run file, as they were written."""
-    environment: dict[str, str]
-    """Versions of packages."""
-    files: dict[str, PublishedFile]
-    """The files that it left."""
 
 
 def check_made(
@@ -55,7 +35,7 @@ def check_made(
     """
     stages = [*layout.STAGES, *([layout.REPORT] if is_reported(publication) else [])]
     paths = {stage: folder / layout.made(stage) for stage in stages}
-    made = {stage: validate(Made, read_made(path), path.name) for stage, path in paths.items()}
+    made = {stage: layout.read_made(folder, stage) for stage in stages}
     for stage, file in made.items():
         for need in needs(stage):
             if file.needs.get(need) != sha256_file(paths[need]):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import LockstepError
-from pipeline.publication import packed
+from pipeline.publication import layout, packed
 from pipeline.publication.layout import TRANSCRIPT, Publication, PublishedFile
 from pipeline.stage.artifacts import link, sha256_file, writes
 
@@ -21,12 +21,14 @@ def unpack(
 ) -> Unpacked:
     """Put the transcript of a publication `aside`, but for the files to `skip`.
 
-    Its files may have at most so many bytes together, unpacked.
+    Its files may have at most so many bytes together, unpacked. How many a packed one has is known
+    before, of what stage train left.
 
     Raises:
-      LockstepError: A packed file is damaged, or too large.
+      LockstepError: A packed file is damaged, too large, or of another size than stage train left.
     """
     place, files = aside / "unpacked" / TRANSCRIPT, {}
+    left = layout.read_made(folder, "train").files
     for name, file in publication.files.items():
         if not name.startswith(f"{TRANSCRIPT}/") or name in skip:
             continue
@@ -34,15 +36,19 @@ def unpack(
         target = place / original
         with writes(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        if packed.name_of(original) == original:
-            link(folder / name, target)
-        else:
-            packed.unpack(folder / name, target, most)
-            file = PublishedFile(bytes=target.stat().st_size, sha256=sha256_file(target))
-        if file.bytes > most:
+        is_packed = packed.name_of(original) != original
+        if is_packed and f"transcript/{original}" not in left:
+            raise LockstepError(f"{name}: expected a file that {layout.made('train')} has")
+        size = left[f"transcript/{original}"].bytes if is_packed else file.bytes
+        if size > most:
             raise LockstepError(
-                f"{name}: {file.bytes} bytes, expected at most the {most} that other files leave"
+                f"{name}: {size} bytes, expected at most the {most} that other files leave"
             )
-        most -= file.bytes
+        most -= size
+        if is_packed:
+            packed.unpack(folder / name, target, size)
+            file = PublishedFile(bytes=size, sha256=sha256_file(target))
+        else:
+            link(folder / name, target)
         files[original] = file
     return Unpacked(place, files)

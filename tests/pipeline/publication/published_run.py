@@ -18,11 +18,10 @@ from pipeline.__main__ import app
 from pipeline.errors import LockstepError
 from pipeline.publication import commands, layout, packed, publish
 from pipeline.publication.checks import card_again, unpacked
-from pipeline.publication.checks.records import Made
 from pipeline.publication.checks.unpacked import Unpacked
 from pipeline.publication.checks.weights import PublishedTranscript
 from pipeline.publication.fetch import Limits
-from pipeline.publication.layout import Publication, PublishedFile
+from pipeline.publication.layout import Made, Publication, PublishedFile
 from pipeline.publication.reader import ReaderAsks
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import _digest, read_json, sha256_file, write_json
@@ -107,6 +106,7 @@ def forge(folder: Path, *, card: bool = True) -> None:
         there = publication.model_copy(
             update={"files": {n: f for n, f in publication.files.items() if (folder / n).is_file()}}
         )
+        _forge_sizes(folder, there)
         whole = unpacked.unpack(folder, Path(aside), there, set(), 2**30)
         stages = [s for s in (*STAGES, layout.REPORT) if (folder / layout.made(s)).is_file()]
         made = {stage: read_json(folder / layout.made(stage)) for stage in stages}
@@ -134,6 +134,22 @@ def forge(folder: Path, *, card: bool = True) -> None:
         if (folder / name).is_file():
             listed["files"][name] = entry(folder / name)
     write_json(folder / layout.MANIFEST, listed)
+
+
+def size_of(path: Path) -> int:
+    """The size of a packed file's original."""
+    return len(gzip.decompress(path.read_bytes()))
+
+
+def _forge_sizes(folder: Path, publication: Publication) -> None:
+    """The sizes of packed files, which are known before these are unpacked."""
+    left = read_json(folder / layout.made("train"))
+    left.pop("sha256", None)
+    for name in publication.files:
+        if name.startswith(f"{TRANSCRIPT}/") and name.endswith(packed.GZIP):
+            original = "transcript/" + packed.original_of(name.removeprefix(f"{TRANSCRIPT}/"))
+            left["files"][original]["bytes"] = size_of(folder / name)
+    write_json(folder / layout.made("train"), left | {"sha256": _digest(left)})
 
 
 def _forge_key(folder: Path, made: dict[str, dict], stage: str, of_run: bool) -> None:
@@ -228,7 +244,7 @@ def flip(name: str) -> Callable[[Path], None]:
 def change_round(folder: Path, number: int, change: Callable[[dict], object]) -> None:
     """Another line of rounds.jsonl."""
     packed_rounds, path = folder / layout.ROUNDS, folder / TRANSCRIPT / "rounds.jsonl"
-    packed.unpack(packed_rounds, path, 2**30)
+    packed.unpack(packed_rounds, path, size_of(packed_rounds))
     lines = path.read_text().splitlines()
     said = json.loads(lines[number - 1])
     change(said)

@@ -12,8 +12,9 @@ from pipeline.protocol.beacon import Beacon
 from pipeline.publication import layout
 from pipeline.publication.drawn import draw, seed_of
 from pipeline.publication.layout import Publication
-from pipeline.publication.reader import ReaderAsks, choose, not_needed
+from pipeline.publication.reader import ReaderAsks, choose, matmul_precision, not_needed
 from pipeline.runfile import Snapshots
+from pipeline.stage.artifacts import write_json
 from pipeline.stage.keys import PROJECT
 
 WINDOWS = Snapshots(0, 40, every=10).windows
@@ -112,6 +113,15 @@ def test_what_windows_that_were_not_chosen_need_is_not_fetched():
         own.format("00000/own-000"),
         own.format("00010/own-003"),
     }
+
+
+def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows_it(tmp_path):
+    for said, taken in (("tensorfloat32", "tensorfloat32"), ("ab" * 99, None), ([], None)):
+        header = tmp_path / layout.TRANSCRIPT / "header.json"
+        write_json(header, {"environment": {"matmul_precision": said}})
+        assert matmul_precision(tmp_path) == taken
+    write_json(header, {"environment": 3})
+    assert matmul_precision(tmp_path) is None
 
 
 def test_what_is_asked_is_known_before_jax_is_imported():

@@ -1,15 +1,17 @@
 """Files of a publication that would take a reader's memory or time, or end in a traceback."""
 
 import gzip
+import random
 
 import pytest
 import yaml
 
 from pipeline.errors import LockstepError
-from pipeline.publication import fetch, publish
+from pipeline.publication import fetch, packed, publish
 from pipeline.publication.checks import results, unpacked
 from pipeline.publication.checks.results import Evaluated
-from pipeline.publication.layout import ROUNDS, TRANSCRIPT, Publication
+from pipeline.publication.layout import ROUNDS, TRANSCRIPT, Publication, made
+from pipeline.stage.artifacts import _digest, write_json
 from pipeline.tokens.rows import PLAIN
 from tests import tiny
 from tests.pipeline.publication.published_run import (
@@ -47,12 +49,26 @@ def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
         results.check(f"---\n{front}---\n", EVALUATED)
 
 
-def test_what_is_unpacked_last_has_only_what_other_files_leave(tmp_path):
-    """A negative rest would mean that a packed file may have any size."""
+@pytest.mark.parametrize(
+    "left, most, why",
+    [
+        (10**6, 998, "header.json: 1000 bytes, expected at most the 998 that other files leave"),
+        (10**6, 10**6, "rounds.jsonl.gz: 1000000 bytes, expected at most the 999000 that other"),
+        (10, 10**6, "rounds.jsonl.gz: over 10 bytes unpacked, expected 10"),
+        (10**7, 10**8, "rounds.jsonl.gz: 1000000 bytes unpacked, expected 10000000"),
+    ],
+)
+def test_what_is_unpacked_has_the_size_that_was_left_and_what_other_files_leave(
+    tmp_path, left, most, why
+):
     files = {f"{TRANSCRIPT}/header.json": bytes(1000), ROUNDS: gzip.compress(bytes(10**6))}
     for name, data in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
+    file = {"bytes": left, "sha256": "ab" * 32}
+    train = dict.fromkeys(("needs", "content", "tables", "environment"), {})
+    train |= {"key": "k", "files": {"transcript/rounds.jsonl": file}}
+    write_json(tmp_path / made("train"), train | {"sha256": _digest(train)})
     listed = {name: entry(tmp_path / name) for name in files}
     publication = Publication(
         format=2,
@@ -63,10 +79,18 @@ def test_what_is_unpacked_last_has_only_what_other_files_leave(tmp_path):
         columns=PLAIN,
         files=listed,
     )
-    with pytest.raises(
-        LockstepError, match="header.json: 1000 bytes, expected at most the 998 that"
-    ):
-        unpacked.unpack(tmp_path, tmp_path / "aside", publication, set(), 998)
+    with pytest.raises(LockstepError, match=why):
+        unpacked.unpack(tmp_path, tmp_path / "aside", publication, set(), most)
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 7, 4 * packed.PIECE + 5])
+def test_planes_are_joined_in_pieces(tmp_path, size):
+    data = random.Random(0).randbytes(size)
+    (tmp_path / "own").write_bytes(data)
+    packed.pack(tmp_path / "own", tmp_path / "own.planes.gz")
+    packed.unpack(tmp_path / "own.planes.gz", tmp_path / "again", size)
+    assert (tmp_path / "again").read_bytes() == data
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "own.planes.gz", "again"}
 
 
 @pytest.mark.soak

@@ -128,3 +128,8 @@ def test_the_first_difference_from_where_a_run_was_trained_is_named():
     assert devices.difference(here, here | {"later": "x"}) == ("later", None, "x")
     less = {name: value for name, value in here.items() if name != "threads"}
     assert devices.difference(here, less) == ("threads", here["threads"], None)
+    flags = here["xla_flags"]
+    dumped = here | {"xla_flags": f"{flags} --xla_dump_to=/x --xla_dump_hlo_as_text"}
+    assert devices.difference(here, dumped) is None
+    other = here | {"xla_flags": f"{flags} --xla_x=1"}
+    assert devices.difference(dumped, other)[0] == "xla_flags"

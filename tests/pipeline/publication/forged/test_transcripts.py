@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
+from safetensors.numpy import save_file
 
 from pipeline import runfile
 from pipeline.errors import LockstepError
@@ -50,6 +51,7 @@ from tests.pipeline.publication.published_run import (
     flip,
     forge,
     refusal,
+    size_of,
 )
 
 
@@ -118,7 +120,7 @@ def other_state(folder: Path, *, hashed: bool) -> None:
     """Another momentum, with its hash in the snapshot or without."""
     plain = folder / TRANSCRIPT / "snapshots/00003/own-001.safetensors"
     path = plain.with_name(plain.name + packed.PLANES)
-    packed.unpack(path, plain, 2**30)
+    packed.unpack(path, plain, size_of(path))
     tensors = {name: array + np.float32(0.5) for name, array in load_arrays(plain).items()}
     save_tree(plain, unflatten_dict(tensors, sep="/"))
     packed.pack(plain, path)
@@ -203,6 +205,16 @@ def splice(other: Path) -> Callable[[Path], None]:
     return changed
 
 
+def add_metadata(name: str) -> Callable[[Path], None]:
+    """Words in a file of arrays, which no reader shows."""
+
+    def changed(folder: Path) -> None:
+        arrays = load_arrays(folder / name)
+        save_file(arrays, folder / name, metadata={"verified_by": "an independent lab"})
+
+    return changed
+
+
 def change_token(tensors: dict) -> None:
     tensors["rows"] = tensors["rows"].copy()
     tensors["rows"][:, 3] = (tensors["rows"][:, 3] + 1) % 64
@@ -244,6 +256,14 @@ FORGED = {
         change_json(HEADER, lambda h: h.update(bitwise=False)),
         "header.json: bitwise is false, expected true: this machine is like the one that",
     ),
+    "a header with other threads than the run file's": (
+        change_json(HEADER, lambda h: h["environment"].update(threads="64")),
+        "header.json: environment.threads is '64', expected '4', which stage train takes",
+    ),
+    "a header without the flags that stage train sets": (
+        change_json(HEADER, lambda h: h["environment"].update(xla_flags="--xla_x=1")),
+        "header.json: environment.xla_flags is '--xla_x=1', expected to begin with ",
+    ),
     "another model in config.json": (
         change_json("config.json", lambda c: c.update(rms_norm_eps=1e-3)),
         "config.json: ",
@@ -270,6 +290,10 @@ FORGED = {
     "a changed state, with its hash": (
         lambda folder: other_state(folder, hashed=True),
         "proof/transcript: ",
+    ),
+    "metadata that nobody reads": (
+        add_metadata(layout.HELD_OUT),
+        "proof/held_out.safetensors: metadata {'verified_by': 'an independent lab'}, expected none",
     ),
     "a hash of params that nothing gives": (
         change_json(SNAPSHOT.format(3), lambda s: s.update(params="ab" * 32)),
@@ -343,7 +367,7 @@ def test_what_contradicts_itself_is_not_verified_though_all_hashes_agree(folder,
 @pytest.mark.parametrize(
     "data, said",
     [
-        (gzip.compress(bytes(10**7)), "rounds.jsonl.gz: over "),
+        (gzip.compress(bytes(10**7)), " bytes unpacked, expected "),
         (b"[]", "rounds.jsonl.gz: Not a gzipped file (b'[]'), expected a gzip file"),
     ],
     ids=["a bomb", "no gzip file"],
