@@ -18,6 +18,7 @@ from pipeline.net import checksum, limits, retry
 from pipeline.net.connection import Request, opened
 from pipeline.net.retry import TransientError, UnnamedVersionError
 from pipeline.runfile import Network
+from pipeline.runfile.strict_json import once
 
 PIECE_BYTES = 2**20
 NUMBER = "[0-9]{1,18}"
@@ -108,7 +109,7 @@ class Pages:
         """
         content, links = self._content(request)
         try:
-            document = json.loads(content)
+            document = json.loads(content, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
             raise LockstepError(f"{request.name}: expected JSON: {error}") from None
         link = NEXT_PAGE.search(links)

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from pipeline.errors import LockstepError, brief
 from pipeline.runfile.serde_enum import Variant
+from pipeline.runfile.strict_json import once
 
 EXPECTED = {
     "int_type": "an integer",
@@ -42,13 +43,17 @@ def validate(model: type[AnyModel], document: Any, name: str) -> AnyModel:
 def validate_json(model: type[AnyModel], text: str | bytes, name: str) -> AnyModel:
     """Validate JSON text; arguments and errors are those of `validate`."""
     try:
-        return model.model_validate_json(text)
+        found = model.model_validate_json(text)
+        json.loads(text, object_pairs_hook=once)  # of two equal keys pydantic takes the last
+        return found
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
             raise LockstepError(f"{name}: {first['ctx']['error']}, expected JSON") from error
         message = _first_error(error, from_json(text), model)
         raise LockstepError(f"{name}: {message}") from error
+    except ValueError as error:
+        raise LockstepError(f"{name}: {error}, expected JSON") from error
 
 
 def dotted(path: tuple[str | int, ...]) -> str:

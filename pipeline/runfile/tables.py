@@ -253,7 +253,9 @@ class Witness(Table):
     def _has_one_seed(self) -> "Witness":
         if self.beacon and self.seed is not None:
             raise wrong("beacon", "no beacon beside witness.seed, which draws the sample alone")
-        if self.beacon.startswith("drand") and not re.fullmatch(DRAND, self.beacon):
+        plain = re.sub(r"[\W_]", "", self.beacon).lower()
+        named = "drand" in plain or "quicknet" in plain  # however it is spelt
+        if named and not re.fullmatch(DRAND, self.beacon):
             raise wrong("beacon", "drand quicknet ROUND SIGNATURE, of 96 hexadecimal digits")
         return self
 

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import LockstepError
+from pipeline.runfile import strict_json
 from pipeline.stage import dvc_cache
 from pipeline.stage.given_files import read_bytes
 from pipeline.stage.keys import OUT, RUN_FILE, Keys, needs
@@ -104,11 +104,11 @@ def read_json(path: Path) -> dict:
 
     Raises:
       LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
-        object, whose numbers are finite.
+        object, whose numbers are finite and whose keys stand once.
     """
     try:
         text = read_bytes(path, JSON_BYTES).decode()
-        content = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        content = strict_json.loads(text)
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a JSON file") from error
     except (ValueError, RecursionError) as error:  # lists thousands deep
@@ -116,14 +116,6 @@ def read_json(path: Path) -> dict:
     if not isinstance(content, dict):
         raise LockstepError(f"{path}: found {type(content).__name__}, expected a table")
     return content
-
-
-def _finite(number: str) -> float:
-    """Return a number of JSON, which has neither NaN nor infinity; Python reads and writes both."""
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is not a finite number")
-    return value
 
 
 def environment() -> dict[str, str]:

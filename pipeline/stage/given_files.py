@@ -42,8 +42,12 @@ def stamp(path: Path) -> FileStamp:
     Raises:
       LockstepError: it is not there, or may not be looked at.
     """
+    return stamp_of(_status(path))
+
+
+def _status(path: Path) -> os.stat_result:
     try:
-        return stamp_of(os.stat(path))
+        return os.stat(path)
     except OSError as error:
         raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
 
@@ -60,10 +64,25 @@ def unchanged(paths: Iterable[Path]) -> Iterator[None]:
     Raises:
       LockstepError: somebody has; names the file.
     """
-    before = {path: stamp(path) for path in paths}
+    before = {path: _identity(path) for path in paths}
     yield
     for path, expected in before.items():
-        check_unchanged(path, expected)
+        if _identity(path) != expected:
+            raise _changed(path)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """What the system says of a file that stays the same only if nobody writes or replaces it.
+
+    The time of its last change may be set to any, that of the last change of its inode may not. A
+    new hard link changes the latter too.
+    """
+    status = _status(path)
+    return (status.st_dev, status.st_ino, *stamp_of(status), status.st_ctime_ns)
+
+
+def _changed(path: Path) -> LockstepError:
+    return LockstepError(f"{path}: changed while it was read, expected it to stay as it is")
 
 
 def check_unchanged(path: Path, expected: FileStamp) -> None:
@@ -73,7 +92,7 @@ def check_unchanged(path: Path, expected: FileStamp) -> None:
       LockstepError: somebody has.
     """
     if stamp(path) != expected:
-        raise LockstepError(f"{path}: changed while it was read, expected it to stay as it is")
+        raise _changed(path)
 
 
 def is_inside(path: Path, folder: Path) -> bool:
@@ -110,10 +129,7 @@ def check_file(path: Path, folder: Path | None = None, *, most: int | None = Non
     """
     if folder is not None:
         check_inside(path, folder)
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise LockstepError(f"{path}: {error.strerror}, expected a readable file") from error
+    status = _status(path)
     if not stat.S_ISREG(status.st_mode):
         raise LockstepError(f"{path}: not a regular file, expected one")
     if most is not None and status.st_size > most:

@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline import extras
 from pipeline.errors import LockstepError, brief
+from pipeline.runfile.strict_json import once
 from pipeline.stage.artifacts import read_json, write_json, write_text
 from pipeline.stage.given_files import check_file
 from pipeline.tokens import growth
@@ -51,7 +52,7 @@ def load_tokenizer(path: Path, name: str | None = None) -> "Tokenizer":
     check_file(path, most=MOST_BYTES)
     with library_errors(f"{where}: expected a tokenizer of the `tokenizers` library"):
         data = path.read_bytes()
-        growth.check(json.loads(data, object_pairs_hook=_once))
+        growth.check(json.loads(data, object_pairs_hook=once))
         tokenizer = Tokenizer.from_buffer(data)
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -66,14 +67,6 @@ def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:
     """
     with library_errors(f"{where}: expected a text that the tokenizer has tokens for"):
         return tokenizer.encode(text).ids
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A table of JSON, whose keys stand once: which of two counts, readers do not agree on."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a key stands twice in a table")
-    return table
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import LockstepError
+from pipeline.runfile.strict_json import once
 from pipeline.stage.artifacts import written
 from pipeline.stage.given_files import check_file
 
@@ -94,8 +95,8 @@ class TensorFile(Mapping[str, np.ndarray]):
                 pass
             with open(path, "rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
-        except (OSError, SafetensorError) as error:
+                header = json.loads(file.read(length), object_pairs_hook=once)
+        except (OSError, SafetensorError, ValueError) as error:
             raise LockstepError(f"{path}: expected a safetensors file: {error}") from error
         self.metadata = header.pop("__metadata__", {})
         self.specs = {n: TensorSpec(t["dtype"], tuple(t["shape"])) for n, t in header.items()}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pipeline.errors import LockstepError
 from pipeline.publication import layout, packed
 from pipeline.publication.layout import TRANSCRIPT, Publication, PublishedFile
-from pipeline.stage.artifacts import link, sha256_file, writes
+from pipeline.stage.artifacts import sha256_file, writes
 
 
 class Unpacked(NamedTuple):
@@ -49,6 +49,6 @@ def unpack(
             packed.unpack(folder / name, target, size)
             file = PublishedFile(bytes=size, sha256=sha256_file(target))
         else:
-            link(folder / name, target)
+            target.symlink_to((folder / name).resolve())  # a hard link would change the file
         files[original] = file
     return Unpacked(place, files)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from pipeline.errors import LockstepError, brief
+from pipeline.runfile.strict_json import once
 from pipeline.runfile.table import Table
 
 FRAME_BYTES = 2**26  # at most, of a request or an answer: arrays go by path
@@ -142,7 +143,12 @@ def plain_json(text: bytes) -> Any:
       MessageError: it is no JSON, or has a number that is not finite.
     """
     try:
-        return json.loads(text.decode(), parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(
+            text.decode(),
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            object_pairs_hook=once,
+        )
     except (ValueError, RecursionError):  # bytes that are no UTF-8 too
         raise MessageError(f"answered {_start(text)}, expected JSON") from None
 

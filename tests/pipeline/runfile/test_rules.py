@@ -56,6 +56,9 @@ def test_an_error_names_key_value_and_expectation(edits, error):
         (f"{DATA}.Local.shuffle.Seeded[31]", [1] * 31 + [256], "less than or equal to 255"),
         ("witness.replay[0]", ["1" * 5000 + ":0"], "at most 20 characters"),
         ("witness.beacon", "drand quicknet 0 ab", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
+        ("witness.beacon", "Drand quicknet 1 ab", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
+        ("witness.beacon", " DRAND-round 1", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
+        ("witness.beacon", "the Quick_net 1", "drand quicknet ROUND SIGNATURE, of 96 hexadec"),
     ],
 )
 def test_a_value_that_is_too_long_is_cut_in_the_error(key, value, expected):

@@ -1,9 +1,12 @@
 """Folders of others: no link leads out, nothing but files is in them, and none changes unseen."""
 
 import os
+import time
+from pathlib import Path
 
 import pytest
 
+from pipeline.errors import LockstepError
 from pipeline.stage import given_files
 from tests.pipeline.sources.options import refusal
 
@@ -96,3 +99,30 @@ def test_the_home_of_nobody_is_one_line(monkeypatch):
     assert str(given_files.expand("~/x", "a.key")) == "/home/us/x"
     said = refusal(given_files.expand, "~nosuchuser/x", "a.key")
     assert said.startswith("a.key: found ~nosuchuser/x, expected a path; ~nosuchuser is no user's")
+
+
+def rewritten(path: Path) -> None:
+    """Other bytes of the same size, and the old time of the last change."""
+    times = path.stat()
+    path.write_bytes(b"b")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def replaced(path: Path) -> None:
+    """Another file of the same size and time."""
+    other, times = path.with_name("other"), path.stat()
+    other.write_bytes(b"b")
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.replace(path)
+
+
+@pytest.mark.parametrize("change", [rewritten, replaced])
+def test_a_change_that_keeps_size_and_time_is_noticed(tmp_path, change):
+    path = tmp_path / "a"
+    path.write_bytes(b"a")
+    time.sleep(0.02)  # a file system's clock may be that coarse
+    with (
+        pytest.raises(LockstepError, match="a: changed while it was read"),
+        given_files.unchanged([path]),
+    ):
+        change(path)
