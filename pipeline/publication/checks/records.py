@@ -13,9 +13,9 @@ from pipeline.publication.accepted_export import CARD
 from pipeline.publication.checks import results
 from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.checks.start_of_chain import is_given
-from pipeline.publication.checks.unpacked import Unpacked
 from pipeline.publication.drawn import DrawnWindow, files
 from pipeline.publication.layout import Made, Publication, PublishedFile
+from pipeline.publication.unpacked import Unpacked
 from pipeline.runfile.explain import validate_json
 from pipeline.stage.artifacts import METRICS, sha256_file
 from pipeline.stage.keys import digest, needs

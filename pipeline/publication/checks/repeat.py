@@ -14,10 +14,10 @@ from pipeline.protocol import beacon
 from pipeline.protocol.beacon import Beacon
 from pipeline.publication import drawn, layout
 from pipeline.publication.checks import records
-from pipeline.publication.checks.unpacked import Unpacked
 from pipeline.publication.checks.weights import PublishedTranscript, is_workload
 from pipeline.publication.drawn import DrawnWindow
 from pipeline.publication.layout import Publication
+from pipeline.publication.unpacked import Unpacked
 from pipeline.swarm import begin
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.entry import Header

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pipeline import __version__, runfile
 from pipeline.errors import LockstepError, RequestError, brief
-from pipeline.publication import layout, reader
+from pipeline.publication import layout, reader, unpacked
 from pipeline.publication.checks import (
     accusations,
     card_again,
@@ -19,7 +19,6 @@ from pipeline.publication.checks import (
     said,
     start_of_chain,
     tasks_again,
-    unpacked,
     weights,
 )
 from pipeline.publication.checks.claims import Verified

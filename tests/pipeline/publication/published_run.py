@@ -16,13 +16,13 @@ import pytest
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.errors import LockstepError
-from pipeline.publication import commands, layout, packed, publish
-from pipeline.publication.checks import card_again, unpacked
-from pipeline.publication.checks.unpacked import Unpacked
+from pipeline.publication import commands, layout, packed, publish, unpacked
+from pipeline.publication.checks import card_again
 from pipeline.publication.checks.weights import PublishedTranscript
 from pipeline.publication.fetch import Limits
 from pipeline.publication.layout import Made, Publication, PublishedFile
 from pipeline.publication.reader import ReaderAsks
+from pipeline.publication.unpacked import Unpacked
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import _digest, read_json, sha256_file, write_json
 from pipeline.stage.keys import digest, needs
@@ -219,6 +219,16 @@ def change_json(name: str, change: Callable[[dict], object]) -> Callable[[Path],
         said = read_json(folder / name)
         change(said)
         write_json(folder / name, said)
+
+    return changed
+
+
+def say_twice(name: str, key: str) -> Callable[[Path], None]:
+    """The same key once more, before the one that Python takes."""
+
+    def changed(folder: Path) -> None:
+        path = folder / name
+        path.write_text(path.read_text().replace("{", f'{{"{key}": 1, ', 1))
 
     return changed
 

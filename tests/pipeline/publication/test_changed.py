@@ -11,7 +11,15 @@ from pipeline.errors import LockstepError
 from pipeline.publication import layout
 from tests import tiny
 from tests.pipeline.audit.test_strange_bundles import put
-from tests.pipeline.publication.published_run import add, change_json, flip, forge, lose, verify
+from tests.pipeline.publication.published_run import (
+    add,
+    change_json,
+    flip,
+    forge,
+    lose,
+    say_twice,
+    verify,
+)
 
 CHANGED = {
     "a card with one flipped bit": (flip("README.md"), "README.md: found "),
@@ -50,6 +58,10 @@ CHANGED = {
     "a sparse file of 100 GB in place of a small one": (
         lambda folder: os.truncate(folder / "README.md", 10**11),
         "README.md: found 100000000000 bytes, expected ",
+    ),
+    "a list that says two things": (
+        say_twice(layout.MANIFEST, "release"),
+        "proof/publication.json: the key 'release' stands twice in a table, expected JSON",
     ),
     "no rounds": (
         change_json(layout.MANIFEST, lambda m: m["files"].pop(layout.ROUNDS)),

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from pipeline.errors import LockstepError
-from pipeline.publication import fetch, packed, publish
-from pipeline.publication.checks import results, unpacked
+from pipeline.publication import fetch, packed, publish, unpacked
+from pipeline.publication.checks import results
 from pipeline.publication.checks.results import Evaluated
 from pipeline.publication.layout import ROUNDS, TRANSCRIPT, Publication, made
 from pipeline.stage.artifacts import _digest, write_json
