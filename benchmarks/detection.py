@@ -9,8 +9,9 @@ trains on what, who verifies and who witnesses:
   by other programs within the tolerance.
 
 `--part honest` trains runs without faults and audits them by both methods; `--part damage` lets
-three of the ten peers lie for a longer run, and measures the loss at its end. Prints one JSON line
-for each kind.
+three of the ten peers lie for a longer run, and measures the loss at its end. `--part reader` has a
+liar that has read the run file: it lies in every round but those in which that says that it is
+verified, which is none, and so in all. Prints one JSON line for each kind.
 """
 
 import argparse
@@ -39,12 +40,13 @@ LIES = (4, 9)  # first and last round
 MODEL = small_runs.llama(64, hidden=16, inner=32, heads=2, kv_heads=1, length=16)
 BY_QUORUM = ("no message", "two messages", "false witness")
 DRAWS = 2000  # samples of a tenth, drawn for each transcript
+PARTS = ("kinds", "honest", "damage", "reader")
 DAMAGE = {"rounds": 120, "liars": [1, 4, 7], "held_out": 256}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("kinds", "honest", "damage"), default="kinds")
+    parser.add_argument("--part", choices=PARTS, default="kinds")
     parser.add_argument("--seeds", type=int, default=20, help="of each kind")
     parser.add_argument("--runs", type=int, default=200, help="without faults")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
@@ -53,6 +55,9 @@ def main() -> None:
     devices.prepare(make_run())
     if chosen.part == "honest":
         print(json.dumps(honest(chosen.runs)), flush=True)
+    elif chosen.part == "reader":
+        for rounds in (LIES, (1, ROUNDS)):
+            print(json.dumps(lies_of(rounds, chosen.seeds)), flush=True)
     elif chosen.part == "damage":
         for line in damage(chosen.kinds, chosen.seeds):
             print(json.dumps(line), flush=True)
@@ -222,6 +227,24 @@ def _audit(kind: str, run: runfile.Run, trained: "Trained") -> tuple:
         return hits / DRAWS, 1 - (1 - tenth / len(pairs)) ** len(cheated)
 
     return cheap, found, near, sampled
+
+
+def lies_of(rounds: tuple[int, int], seeds: int) -> dict:
+    """How many lies of one peer are applied that tells them in all of these rounds."""
+    lab, count, until = lab_for(""), Counter(), []
+    for seed in range(seeds):
+        liar, (fault, *_) = scheduled("sign_flip", random.Random(f"sign_flip:{seed}"))
+        run = make_run("", seed, percent=PERCENT, schedule=(fault | {"rounds": [*rounds]},))
+        with tempfile.TemporaryDirectory() as folder:
+            trained = lab.train(run, Path(folder))
+            entries = trained.transcript.rounds[rounds[0] - 1 : rounds[1]]
+        count["sent"] += trained.fired["sign_flip"]
+        count["applied"] += sum(liar in entry.decision.applied for entry in entries)
+        out = [entry.round.step for entry in entries if liar in entry.decision.ejected]
+        count["ejected"] += len(out)
+        until += [step - rounds[0] + 1 for step in out]
+    line = {"benchmark": "detection", "kind": "reader", "rounds": rounds, "seeds": seeds}
+    return line | count | {"rounds_until_ejected": _mean(until)}
 
 
 def honest(runs: int) -> dict:

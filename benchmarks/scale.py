@@ -7,7 +7,7 @@ case "honest" everybody answers in time; in "rough" a tenth verifies, and in eve
 silent, late or lie.
 
     coordinator   driver.next_round and driver.finish_round, consensus among it
-    committee     elections: witnesses, verifiers, the tie-breakers of every dispute
+    committee     elections: witnesses, verifiers
     links         when messages arrive on simulated links
     attestation   all witnesses' attestations
     write, read   the round's line of rounds.jsonl
@@ -29,6 +29,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -141,13 +142,12 @@ class Rounds:
             arrivals = links.arrivals(self.run.links, present, tokens, sizes)
         for peer in self._some(arrivals, LATE):
             arrivals[peer] += limit
-        checks, rulings, settling = self._verified(round_, present, messages, tokens)
-        evidence = Evidence(
-            messages, others, arrivals, silent, broken, (), checks, rulings, settling
-        )
+        evidence = Evidence(messages, others, arrivals, silent, broken, (), (), (), 0.0)
+        checks, rulings, settling = self._verified(round_, present, evidence, tokens)
+        evidence = replace(evidence, checks=checks, rulings=rulings, settle_seconds=settling)
         with self._timed("attestation"):
             attestations = consensus.witnessed(round_, evidence, limit)
-        object.__setattr__(evidence, "attestations", attestations)
+        evidence = replace(evidence, attestations=attestations)
 
         began = time.process_time()
         self.progress, decision = driver.finish_round(progress, round_, evidence)
@@ -210,23 +210,22 @@ class Rounds:
         broken = tuple(sorted(self._some(senders, BROKEN) - liars))
         return silent, messages, others, broken
 
-    def _verified(self, round_: object, present: list, messages: dict, tokens: dict) -> tuple:
-        from pipeline.protocol import committee, links
+    def _verified(self, round_: object, present: list, evidence: object, tokens: dict) -> tuple:
+        from pipeline.protocol import consensus, links
         from pipeline.protocol.dispute import Check, Claim, Ruling
 
         def seconds(other: int, peer: int) -> float:
             return links.check_seconds(self.run.links, other, peer, tokens=tokens[peer], size=0)
 
         false = self._some(round_.verifiers, FALSE)
-        able = set(present)
-        pairs = [(v, p) for v, p in round_.verifiers.items() if v in able and p in messages]
         checks, rulings, settling = [], [], [0.0]
-        for verifier, peer in sorted(pairs):
-            claim = Claim("f" * 64, "f" * 64) if verifier in false else messages[peer].claim
+        for verifier, peer in consensus.checked(round_, evidence).items():
+            claimed = evidence.messages[peer].claim
+            claim = Claim("f" * 64, "f" * 64) if verifier in false else claimed
             checks.append(Check(verifier, peer, claim, seconds(verifier, peer), 0))
             if verifier in false:
-                judges = committee.tie_breakers(round_.seed, present, (verifier, peer))
-                found = dict.fromkeys(judges, messages[peer].claim)
+                judges = [judge for judge in present if judge not in (verifier, peer)]
+                found = dict.fromkeys(judges, claimed)
                 rulings.append(Ruling(verifier, peer, found))
                 settling += [seconds(judge, peer) for judge in judges]
         return tuple(checks), tuple(rulings), max(settling)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import jax
 
@@ -11,7 +10,7 @@ from pipeline import runfile
 from pipeline.audit.sketches import audit_sketches
 from pipeline.audit.verdict import Finding
 from pipeline.errors import LockstepError
-from pipeline.protocol import committee, consensus, links
+from pipeline.protocol import consensus, links
 from pipeline.protocol.attestation import Attestation
 from pipeline.protocol.round import Message, Round
 from pipeline.swarm.begin import Setup
@@ -56,9 +55,9 @@ def audit_rounds(
     """Recompute every round from the run file and from what was sent and attested in it.
 
     Seed, assignment, verifiers and witnesses follow from the run file and the rounds before; what
-    honest witnesses attest follows from what was sent; the decision follows from what was sent and
-    attested. The transcript may have the payloads of some `windows` only, and end with round `last`
-    instead of the run's.
+    honest witnesses attest, and whom verifiers check, follows from what was sent; the decision
+    follows from what was sent and attested. The transcript may have the payloads of some `windows`
+    only, and end with round `last` instead of the run's.
     """
     findings: list[Finding] = []
     run, form, start = setup.run, setup.programs.form, setup.start
@@ -76,13 +75,12 @@ def audit_rounds(
             progress = finish_round(progress, entry, stores=settings.stores_epochs)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *known, _against_author(error.step, error.kind, str(error))]
-        honest = _honest(entry, settings)
         findings += audit_sketches(setup, transcript, entry, here)
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
         known += _audit_second_messages(entry)
-        findings += [*known, *_audit_attestations(entry, honest)]
-        findings += _audit_ejected(entry, known, _falsely_ejected(entry, settings, honest))
+        findings += [*known, *_audit_attestations(entry, _honest(entry, settings))]
+        findings += _audit_ejected(entry, known)
     done, total = start.step + len(transcript.rounds), run.config.total_steps
     if done < (total if last is None else last):
         text = f"the transcript ends before this round, expected {total} rounds"
@@ -159,7 +157,7 @@ def _audit_arrivals(entry: Entry, settings: RoundSettings, overlapped: float) ->
 
 
 def _audit_checks(entry: Entry, settings: RoundSettings, own_size: int) -> list[Finding]:
-    """Check that the seed elects who made checks and rulings, and `[links]` allows their times."""
+    """Check that those made checks and rulings who had to, and `[links]` allows their times."""
 
     def differ(text: str) -> Finding:
         return _against_author(entry.round.step, "checks", text)
@@ -172,21 +170,19 @@ def _audit_checks(entry: Entry, settings: RoundSettings, own_size: int) -> list[
 
     plan, evidence, tokens = entry.round, entry.evidence, _tokens(entry.round, settings)
     present = evidence.present(plan.peers)
-    able = set(present) & plan.verifiers.keys()
-    pairs = [
-        (verifier, peer)
-        for verifier, peer in sorted(plan.verifiers.items())
-        if verifier in able and peer in evidence.messages
-    ]
+    due = consensus.checked(plan, evidence)
+    if bad := set(evidence.withheld).difference(due.values()):
+        return [differ(f"peers {sorted(bad)} withheld a state that nobody was to check")]
+    pairs = [(verifier, peer) for verifier, peer in due.items() if peer not in evidence.withheld]
     if [(check.verifier, check.peer) for check in evidence.checks] != pairs:
         return [differ(f"checks differ from the pairs (verifier, peer) {pairs}")]
     rulings = [
-        (pair, committee.tie_breakers(plan.seed, present, pair))
+        (pair, tuple(peer for peer in present if peer not in pair))
         for check, _ in consensus.disputes(evidence, evidence.checks)
         for pair in [(check.verifier, check.peer)]
     ]
     if [((r.verifier, r.peer), tuple(r.found)) for r in evidence.rulings] != rulings:
-        return [differ(f"rulings differ from {rulings}: pairs (verifier, peer) and tie-breakers")]
+        return [differ(f"rulings differ from {rulings}: pairs (verifier, peer), and all others")]
     findings = []
     if any(check.bytes != own_size for check in evidence.checks):
         findings.append(differ(f"checks of states of other than {own_size} bytes"))
@@ -239,30 +235,9 @@ def _audit_second_messages(entry: Entry) -> list[Finding]:
     ]
 
 
-def _falsely_ejected(
-    entry: Entry, settings: RoundSettings, honest: tuple[Attestation, ...]
-) -> set[int]:
-    """Peers that witnesses alone had ejected, and that honest ones would not have."""
-    plan, evidence, ejected = entry.round, entry.evidence, entry.decision.ejected
-    if evidence.attestations == honest or not ejected:
-        return set()
-    limit, quorum = settings.closes(plan, evidence), entry.decision.quorum
-    with_honest = replace(evidence, attestations=honest)
-    guilty = consensus.judge(plan, with_honest, limit, quorum)[1].keys()
-    liars = {
-        found.witness
-        for found, expected in zip(evidence.attestations, honest, strict=True)
-        if found != expected
-    }
-    return ejected.keys() - guilty - liars
-
-
-def _audit_ejected(entry: Entry, known: list[Finding], falsely: set[int]) -> list[Finding]:
-    """Name those who were caught in the round itself, unless a finding already does.
-
-    Whoever was ejected `falsely` lied about nothing: its witnesses did.
-    """
-    named = {finding.peer for finding in known} | falsely
+def _audit_ejected(entry: Entry, known: list[Finding]) -> list[Finding]:
+    """Name those who were caught in the round itself, unless a finding already does."""
+    named = {finding.peer for finding in known}
     return [
         Finding(entry.round.step, peer, "ejected", f"caught in its round: {why}", False)
         for peer, why in entry.decision.ejected.items()

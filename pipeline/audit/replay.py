@@ -252,7 +252,7 @@ class WindowReplay:
             return None
 
     def _judge(self, entry: Entry, peer: int, commitment: str) -> None:
-        """Blame whose claim differs from the replay: the peer, its verifier or a tie-breaker."""
+        """Blame whose claim differs from the replay: the peer, its verifier or who ruled."""
         message, applied = entry.evidence.messages[peer], self._is_merged(entry, peer)
         step = entry.round.step
         if commitment != message.commitment:

@@ -7,6 +7,7 @@ should have the same tree, the hash that most of them give counts.
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.carrier.carrier import Answered, Carrier
@@ -19,6 +20,21 @@ from pipeline.wire.commitment import tree_hash
 
 log = logging.getLogger(__name__)
 CaseResult = TypeVar("CaseResult")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Limits on the time that a peer takes, in seconds.
+
+    Attributes:
+      start: Time until its process has started.
+      answer: Time until it answers a request.
+      step: Time until it answers the request for a step.
+    """
+
+    start: float
+    answer: float
+    step: float
 
 
 class Given(NamedTuple):

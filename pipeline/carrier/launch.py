@@ -9,10 +9,11 @@ from pathlib import Path
 import jax
 
 from pipeline import extras, runfile
+from pipeline.carrier.asking import Patience
 from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.channel import Hub
 from pipeline.carrier.processes import Processes
-from pipeline.carrier.remote_peers import Patience, RemotePeers
+from pipeline.carrier.remote_peers import RemotePeers
 from pipeline.carrier.secret import Place, Secrets
 from pipeline.swarm.begin import Setup
 from pipeline.transcript.state import State

@@ -30,7 +30,7 @@ class Create(Table):
     """Prepare the process for a run, and begin with the state that all peers have alike."""
 
     run: dict[str, Any]
-    """The run file."""
+    """Tables of the run file by which the process computes; no seed that draws whom peers check."""
     model: dict[str, Any]
     """The model's `config.json`."""
     first_step: NaturalInt
@@ -91,7 +91,7 @@ class Train(Table):
     keep: bool
     """Whether to give the peer's own state after the step."""
     hash: bool
-    """Whether to give the hash of that state."""
+    """Whether to give the hash of that state, and to hold the one before the step for `extract`."""
 
 
 class Optimize(Table):
@@ -117,8 +117,8 @@ class Optimized(Table):
 class Extract(Table):
     """Give a copy of a tree, or its hash."""
 
-    what: Literal["params", "shared", "own", "new"]
-    """Params, the optimizer's shared state, the peer's own state, or a new state of its own."""
+    what: Literal["params", "shared", "own", "before", "new"]
+    """Params, the optimizer's shared state, the peer's own, that before its step, or a new one."""
     hash: bool
     """Whether to give its hash instead."""
 

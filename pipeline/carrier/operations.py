@@ -24,6 +24,17 @@ from pipeline.wire.commitment import tree_hash
 from pipeline.workload.choice import programs_of
 
 Arrays = Sequence[np.ndarray]
+COMPUTED_BY = {"config", "model", "workload", "peers", "links", "runtime"}  # of the run file
+
+
+def tables_for_a_process(run: runfile.Run) -> dict:
+    """Return the tables of a run file by which a peer's process computes.
+
+    Without `[peers] seed`, which draws who trains on what, witnesses and verifies: but for a
+    workload, whose gradients are seeded by it.
+    """
+    drawn_by = None if run.workload.factory else {"peers": {"seed"}}
+    return run.model_dump(mode="json", include=COMPUTED_BY, exclude=drawn_by)
 
 
 def leaves(tree: Tree) -> list[np.ndarray]:
@@ -78,6 +89,7 @@ class Operations:
         self.like = {"params": self.programs.task.shapes, "shared": shared, "own": own}
         self.replica: Replica
         self.own: Tree = None
+        self.before: list[np.ndarray] = []  # what it owned before its last step, where peers verify
         self.done: set[str] = set()  # operations that this process has compiled the programs of
         self.do: dict[type[Table], Callable[[Any, Arrays], Outcome]] = {
             tables.Create: self._create,
@@ -147,6 +159,7 @@ class Operations:
 
     def _train(self, asked: tables.Train, arrays: Arrays) -> Outcome:
         replica = self._replica(imprecise=asked.imprecise)
+        self.before = self._copied(self.own) if asked.hash else []
         result = replica.step(self.own, Work(_rows(arrays), asked.count), asked.step)
         self.own = result.own
         kept = self._copied(self.own) if asked.keep else []
@@ -168,6 +181,8 @@ class Operations:
 
     def _extract(self, asked: tables.Extract, arrays: Arrays) -> Outcome:
         del arrays
+        if asked.what == "before":  # it is on the host, and its hash was given with the step before
+            return Outcome(self._hashed(None, False), self.before)
         trees: dict[str, Callable[[], Tree]] = {
             "params": lambda: self.replica.params,
             "shared": lambda: self.replica.shared,

@@ -3,17 +3,17 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import cycle
+from typing import Literal
 
 import jax
 import numpy as np
 
 from pipeline.carrier import operation_tables as tables
-from pipeline.carrier.asking import Asking
+from pipeline.carrier.asking import Asking, Patience
 from pipeline.carrier.carrier import Carrier
 from pipeline.carrier.operation_tables import Asked
-from pipeline.carrier.operations import leaves
+from pipeline.carrier.operations import leaves, tables_for_a_process
 from pipeline.errors import brief
 from pipeline.optim.optimizer import Tree, no_align
 from pipeline.programs.train_step import Work
@@ -26,21 +26,6 @@ from pipeline.wire.commitment import tree_hash
 LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Limits on the time that a peer takes, in seconds.
-
-    Attributes:
-      start: Time until its process has started.
-      answer: Time until it answers a request.
-      step: Time until it answers the request for a step.
-    """
-
-    start: float
-    answer: float
-    step: float
 
 
 class RemotePeers(Asking):
@@ -79,6 +64,7 @@ class RemotePeers(Asking):
         self._compiled: dict[int, set[tuple]] = {}  # the steps that each process has compiled
         self._verifies = setup.run.config.verification_percent > 0
         self._committed: dict[int, str] = {}  # hash of what a peer owns, where it is known
+        self._committed_before: dict[int, str] = {}  # the same before the last step
         # hashes of what all have alike: "params", "shared", and "new", a new state of a peer's own
         self._alike = {"params": tree_hash(state.params), "shared": tree_hash(state.shared)}
         present = frozenset(range(self.count)).difference(absent)
@@ -150,7 +136,7 @@ class RemotePeers(Asking):
         }
         like = {"loss": LOSS_LIKE, "message": self.programs.form.like}
         like |= {"own": self._like.own[0]} if keep else {}
-        done = {}
+        done, self._committed_before = {}, dict(self._committed)
         for peer, answer in self.ask(requests, like, self.patience.step).items():
             state, trees = answer.values.hash, answer.trees
             self._committed[peer] = state
@@ -275,15 +261,16 @@ class RemotePeers(Asking):
 
     def own(self, peer: int) -> Tree:
         """Return a copy of what a peer owns; of an absent one, what it will begin with."""
-        if peer in self.here:
-            asked = {peer: Asked(tables.Extract(what="own", hash=False))}
-            for answer in self.ask(asked, {"own": self._like.own[0]}).values():
-                tree, expected = answer.trees["own"], self._committed.get(peer)
-                if self.is_true(peer, tree, expected, "its own state"):
-                    return tree
+        shown = self._shown(peer, "own", self._committed, "its own state")
+        if shown is not None:
+            return shown
         if peer not in self._own:
             self._own[peer] = self._tree("new")
         return self._own[peer]
+
+    def before(self, peer: int) -> Tree | None:
+        """Return what a peer owned before its last step, which it held; None where it is lost."""
+        return self._shown(peer, "before", self._committed_before, "its own state before the step")
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return each row's loss of each lot of rows, all of one shape, peers side by side.
@@ -344,7 +331,7 @@ class RemotePeers(Asking):
         """Create the state that peers agree on, at processes that have arrived."""
         programs, run = self.programs, self.setup.run
         create = tables.Create(
-            run=run.model_dump(mode="json"),
+            run=tables_for_a_process(run),
             model=self.setup.model,
             first_step=self.setup.start.step,
             columns=programs.task.columns,
@@ -371,6 +358,15 @@ class RemotePeers(Asking):
             distinct = {id(tree): tree for tree in own.values()}  # at a run's start all are one
             hashes = {key: tree_hash(tree) for key, tree in distinct.items()}
             self._committed |= {peer: hashes[id(tree)] for peer, tree in own.items()}
+
+    def _shown(
+        self, peer: int, what: Literal["own", "before"], committed: Mapping[int, str], name: str
+    ) -> Tree | None:
+        asked = Asked(tables.Extract(what=what, hash=False))
+        answers = self.ask({peer: asked}, {name: self._like.own[0]}) if peer in self.here else {}
+        trees = [answer.trees[name] for answer in answers.values()]
+        true = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
+        return next(true, None)
 
     def _hash(self, what: str) -> str:
         """The hash of a tree that all peers have alike."""

@@ -1,12 +1,16 @@
 """Elections and assignments of a round, drawn from its seed: committee, witnesses, sequences.
 
 Everything here is a pure function of small integers. It agrees with Psyche bit for bit, where
-Psyche has it: there are no verifiers in Psyche, no tie-breakers, and no sequence is reassigned.
+Psyche has it: there are no verifiers in Psyche, no sequence is reassigned, and of four witnesses
+two are a quorum there.
+
+What guards against a liar must not be known before the lie, and all seeds follow from the run file.
+So whom verifiers check is drawn from the round's commitments besides (`drawn_after`).
 """
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -105,14 +109,29 @@ def witnesses(random_seed: int, count: int, witness_nodes: int) -> tuple[int, ..
 
 
 def witness_quorum(elected: int) -> int:
-    """Return how many of `elected` witnesses must agree: all of 1 or 2, else 2/3 rounded down.
+    """Return how many of `elected` witnesses must agree: 2/3 rounded down, and more than half.
 
     Raises:
       ValueError: No witness was elected.
     """
     if elected < 1:
         raise ValueError(f"{elected} witnesses elected, expected at least 1")
-    return elected if elected <= 2 else elected * 2 // 3
+    return max(elected * 2 // 3, elected // 2 + 1)
+
+
+def drawn_after(commitments: Mapping[int, str], words: str) -> bytes:
+    """Return what is drawn from a round's commitments, which nobody knows before the last of them.
+
+        SHA-256(words + for each sender, ascending: its number, u32 little-endian, its commitment)
+
+    Args:
+      commitments: By sender, hex.
+      words: What is drawn, and with which seed.
+    """
+    digest = hashlib.sha256(words.encode())
+    for peer in sorted(commitments):
+        digest.update(peer.to_bytes(4, "little") + bytes.fromhex(commitments[peer]))
+    return digest.digest()
 
 
 def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]) -> dict[int, int]:
@@ -125,18 +144,6 @@ def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]
         return {}
     first = [trainers[i] for i in order(random_seed, len(trainers), "verify", len(verifiers))]
     return {peer: first[i % len(first)] for i, peer in enumerate(sorted(verifiers))}
-
-
-def tie_breakers(
-    random_seed: int, peers: Sequence[int], parties: Collection[int]
-) -> tuple[int, ...]:
-    """Return the peers that settle a dispute: 3, or 1 where fewer are left, so no vote is tied.
-
-    `peers` are the epoch's, in its order; the two parties to the dispute have no vote.
-    """
-    first = order(random_seed, len(peers), "committee", 3 + len(parties))
-    others = [peers[i] for i in first if peers[i] not in parties]
-    return tuple(others[:3] if len(others) >= 3 else others[:1])
 
 
 # ---- assignment ----

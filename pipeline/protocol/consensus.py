@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from pipeline.protocol import committee
 from pipeline.protocol.attestation import Attestation, attest, proven
 from pipeline.protocol.dispute import Check, Claim, settle
 from pipeline.protocol.pace import Pace
@@ -19,25 +20,43 @@ def judge(
 
     - a witness that claims to hold a message that never arrived anywhere, or does not decode: it
       could not produce it;
-    - a sender whose bytes a quorum of witnesses refused;
+    - a sender whose bytes a quorum of witnesses refused, unless anyone can show bytes that are what
+      it committed to: whoever holds these proves it, however many say that there are none;
     - a sender of which two witnesses prove to hold different messages of the same round;
     - the trainer or the verifier that lost a dispute.
 
-    A disputed message is not applied if the dispute is not settled. `limit` is max_round_train_time
-    in seconds, or when the round closed, and `quorum` the number of witnesses needed.
+    A message is not applied if a dispute about it is not settled, or if its sender withheld what is
+    needed to check it. `limit` is max_round_train_time in seconds, or when the round closed, and
+    `quorum` the number of witnesses needed.
     """
     supported, lied = _witnessing(round_, evidence, arrived(round_, evidence, limit), quorum)
-    disputed, rulings = set(), defaultdict(list)
+    disputed, rulings = set(evidence.withheld), defaultdict(list)
     for ruling in evidence.rulings:
         rulings[ruling.verifier, ruling.peer].append(ruling)
     for check, claimed in disputes(evidence, [c for c in evidence.checks if c.seconds <= limit]):
-        loser = settle(check, claimed, rulings[check.verifier, check.peer])
+        loser = settle(check, claimed, rulings[check.verifier, check.peer], len(round_.peers))
         if loser is None:
             disputed.add(check.peer)
         else:
             lied.setdefault(loser, "false message" if loser == check.peer else "false check")
     applied = tuple(sorted(supported - lied.keys() - disputed))
     return applied, dict(sorted(lied.items()))
+
+
+def checked(round_: Round, evidence: Evidence) -> dict[int, int]:
+    """Return the sender whose step each verifier that is there recomputes, by verifier, ascending.
+
+    They are drawn from the round's seed and all its commitments:
+
+        SHA-256("lockstep/verify:<seed of the round>:" + as `committee.drawn_after` adds them),
+
+    whose first 8 bytes, little-endian, seed `committee.verified`. So who knows all seeds does not
+    know whose step is drawn while a message can still be changed, unless it knows all others' too.
+    """
+    able = evidence.present(round_.verifiers)
+    draw = committee.drawn_after(evidence.commitments, f"lockstep/verify:{round_.seed}:")
+    seed = int.from_bytes(draw[:8], "little")
+    return committee.verified(seed, able, sorted(evidence.messages))
 
 
 def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, Claim]]:
@@ -118,5 +137,6 @@ def _witnessing(
             lied[peer] = "two messages"
         elif len(held) >= quorum and held[0] == commitments[peer]:
             supported.add(peer)
-    lied |= {peer: "no message" for peer, count in refusals.items() if count >= quorum}
+    refused = {peer for peer, count in refusals.items() if count >= quorum}
+    lied |= dict.fromkeys(refused.intersection(evidence.broken), "no message")
     return supported, lied

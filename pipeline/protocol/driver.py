@@ -34,6 +34,7 @@ class RunProgress:
       begun: Whether a round has begun.
       fresh: Peers that joined since then and have not taken part in a round yet.
       left: Peers that left and have not asked to take part again.
+      withheld: Peers that did not show their state when it was drawn to be checked.
     """
 
     state: CoordinatorState
@@ -42,6 +43,7 @@ class RunProgress:
     begun: bool = False
     fresh: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+    withheld: frozenset[int] = frozenset()
 
     @property
     def now(self) -> float:
@@ -218,10 +220,11 @@ def finish_round(
 
     A witness attests as soon as it holds every message, so the round may end early; if a message
     is missing at max_round_train_time, or when the round closes by its `Pace`, it attests to the
-    others. Then round_witness_time passes, or longer while a dispute is settled.
+    others. Then round_witness_time passes, or longer while steps are checked and disputes settled.
 
-    Proven liars are out of the run (`consensus.judge`). The sequences of every message that is not
-    applied, and does not travel on to be merged later, are given out again.
+    Proven liars are out of the run (`consensus.judge`), and so is who withholds a state for the
+    second time. The sequences of every message that is not applied, and does not travel on to be
+    merged later, are given out again.
 
     Raises:
       ValueError: The round is not the one in progress, or messages are not from its trainers.
@@ -230,8 +233,7 @@ def finish_round(
     _check(progress, round_, evidence)
     limit = closes(state.pace, round_, evidence, state.settings)
     missing = round_.spans.keys() - set(arrived(round_, evidence, limit))
-    times = [*evidence.arrivals.values(), *(check.seconds for check in evidence.checks)]
-    times += [one.seconds for one in round_.travelling.values()]
+    times = [*evidence.arrivals.values(), *(one.seconds for one in round_.travelling.values())]
     last = max(times, default=math.inf)  # of none, where all that travels is of other fragments
     waited = bool(missing or evidence.silent or last > limit)
     train_seconds = float(limit if waited else last)
@@ -246,6 +248,8 @@ def finish_round(
 
     quorum = committee.witness_quorum(len(round_.witnesses))
     applied, ejected = judge(round_, evidence, limit, quorum)
+    again = progress.withheld.intersection(evidence.withheld)
+    ejected = dict(sorted((dict.fromkeys(again, "no state") | ejected).items()))
     if ejected:
         state = coordinator.tick(state, events.Eject(tuple(ejected), spoke))
     dropped = _unheard(state, evidence.silent, quorum)
@@ -265,8 +269,10 @@ def finish_round(
 
     joined = set(round_.joined)
     fresh = tuple(peer for peer in progress.fresh if peer not in joined)
-    progress = replace(progress, state=state, fresh=fresh)
-    progress = _advance(progress, spoke + evidence.settle_seconds)
+    withheld = progress.withheld.union(evidence.withheld)
+    progress = replace(progress, state=state, fresh=fresh, withheld=withheld)
+    checking = max((min(check.seconds, limit) for check in evidence.checks), default=0.0)
+    progress = _advance(progress, spoke + checking + evidence.settle_seconds)
     late = tuple(sorted(missing - travelling))
     return progress, Decision(
         applied=applied,
@@ -345,9 +351,7 @@ def _round(progress: RunProgress) -> Round:
         batch_size=sum(last - first + 1 for first, last in plan.spans.values()),
         peers=tuple(record.peer for record in state.peers),
         assignment=plan.spans,
-        verifiers=committee.verified(
-            state.seed, state.verifiers, [p for p in state.trainers if p in plan.spans]
-        ),
+        verifiers=state.verifiers,
         witnesses=state.witnesses,
         joined=progress.joining,
         travelling={one.peer: _due(one, state) for one in state.due},

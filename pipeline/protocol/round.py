@@ -47,7 +47,8 @@ class Round:
       peers: The epoch's members.
       assignment: Each trainer's first and last sequence, both inclusive; peers without work are
         absent.
-      verifiers: The trainer whose step each verifier recomputes; a verifier does not train.
+      verifiers: Peers that recompute others' steps instead of training; whose, is drawn when all
+        have committed to their messages (`consensus.checked`).
       witnesses: The elected witnesses.
       joined: Peers whose first round this is since they joined the running training: they take over
         the others' params, and begin with a new state of their own.
@@ -62,7 +63,7 @@ class Round:
     batch_size: int
     peers: tuple[int, ...]
     assignment: dict[int, Span]
-    verifiers: dict[int, int]
+    verifiers: tuple[int, ...]
     witnesses: tuple[int, ...]
     joined: tuple[int, ...]
     travelling: Annotated[dict[int, Travelling], Field(exclude_if=_is_empty)] = field(
@@ -155,6 +156,7 @@ class Evidence:
       checks: What the verifiers found.
       rulings: How their disputes were settled.
       settle_seconds: Seconds that settling took.
+      withheld: Peers that were drawn, and did not show the state that they had committed to.
     """
 
     messages: dict[int, Message]
@@ -166,6 +168,7 @@ class Evidence:
     checks: tuple[Check, ...]
     rulings: tuple[Ruling, ...]
     settle_seconds: Annotated[float, Field(ge=0)]
+    withheld: Annotated[tuple[int, ...], Field(exclude_if=_is_empty)] = ()
 
     @property
     def commitments(self) -> dict[int, str]:
@@ -183,8 +186,8 @@ class Decision:
     """What a round came to.
 
     Attributes:
-      applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, and
-        nobody proved it false.
+      applied: Peers whose messages everybody applies: `quorum` witnesses hold the same one, nobody
+        proved it false, and it could be checked where that was drawn.
       late: Peers whose message arrived after the round had closed, or never, and is not applied
         later either.
       dropped: Peers that nobody heard from; they are out of the epoch.

@@ -15,7 +15,6 @@ of the pieces false and S of them drawn, one in (1 - f)^-S tries does.
 
 import hashlib
 from collections.abc import Mapping
-from functools import lru_cache
 
 from pipeline.protocol import committee
 
@@ -33,19 +32,11 @@ def drawn(
       pieces: Number of pieces of a message.
       count: How many are drawn, at most `pieces`.
     """
-    draw, found = _draw(seed, step, tuple(sorted(commitments.items()))), set[int]()
-    number = 0
+    words = f"lockstep/sketch:{committee.round_seed(seed, step + 1)}:"
+    draw, found, number = committee.drawn_after(commitments, words), set[int](), 0
     while len(found) < count:
-        words = peer.to_bytes(4, "little") + number.to_bytes(4, "little")
-        digest = hashlib.sha256(draw + words).digest()
+        numbers = peer.to_bytes(4, "little") + number.to_bytes(4, "little")
+        digest = hashlib.sha256(draw + numbers).digest()
         found.add(int.from_bytes(digest[:8], "little") % pieces)
         number += 1
     return sorted(found)
-
-
-@lru_cache(maxsize=8)  # the same for each sender of a round
-def _draw(seed: int, step: int, commitments: tuple[tuple[int, str], ...]) -> bytes:
-    digest = hashlib.sha256(f"lockstep/sketch:{committee.round_seed(seed, step + 1)}:".encode())
-    for peer, commitment in commitments:
-        digest.update(peer.to_bytes(4, "little") + bytes.fromhex(commitment))
-    return digest.digest()

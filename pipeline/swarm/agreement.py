@@ -9,7 +9,7 @@ import jax
 
 from pipeline.optim.optimizer import Tree
 from pipeline.programs.train_step import Work
-from pipeline.protocol import committee, consensus, links
+from pipeline.protocol import consensus, links
 from pipeline.protocol.dispute import Check, Claim, Ruling
 from pipeline.protocol.round import Evidence, Round
 from pipeline.swarm.faults import FaultSchedule
@@ -19,20 +19,14 @@ from pipeline.wire import exchange
 
 
 class Checked(NamedTuple):
-    """The steps that verifiers recompute.
+    """The steps that verifiers recompute: the state before, and the work, by who took the step."""
 
-    peers: The peer that each verifier checks. before, work: State before the step, and work, by
-      checked peer.
-    """
-
-    peers: Mapping[int, int]
     before: Mapping[int, Tree]
     work: Mapping[int, Work]
 
-    @property
-    def own_bytes(self) -> int:
-        """Bytes of what a peer owns."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(next(iter(self.before.values()))))
+    def own_bytes(self, peer: int) -> int:
+        """Return the bytes of what a peer owned."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.before[peer]))
 
 
 @dataclass(frozen=True)
@@ -44,34 +38,47 @@ class Agreement:
     faults: FaultSchedule
     timed: Callable[[str], AbstractContextManager[None]]
 
-    def reach(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
-        """Return the evidence with what witnesses attest, verifiers find and tie-breakers rule."""
+    def reach(self, evidence: Evidence, round_: Round, work: Mapping[int, Work]) -> Evidence:
+        """Return the evidence with what witnesses attest, verifiers find and others rule.
+
+        `work` is each peer's. Only now that all have committed to their messages is it drawn whose
+        step is checked, and only now the state before that step is asked for.
+        """
         with self.timed("witness"):
             limit = self.settings.closes(round_, evidence)
             honest = consensus.witnessed(round_, evidence, limit)
             evidence = replace(evidence, attestations=self.faults.attest(honest, round_, evidence))
-        if not checked.peers:
+        pairs = consensus.checked(round_, evidence)
+        if not pairs:
             return evidence
         with self.timed("verify"):
-            evidence = replace(evidence, checks=self._checks(evidence, round_, checked))
+            drawn = sorted(set(pairs.values()))
+            shown = {peer: self.peers.before(peer) for peer in drawn}
+            withheld = tuple(peer for peer in drawn if shown[peer] is None)
+            checked = Checked({p: own for p, own in shown.items() if own is not None}, work)
+            there = [pair for pair in pairs.items() if pair[1] not in withheld]
+            checks = self._checks(evidence, round_, there, checked)
+            evidence = replace(evidence, withheld=withheld, checks=checks)
             return self._settle(evidence, round_, checked)
 
-    def _checks(self, evidence: Evidence, round_: Round, checked: Checked) -> tuple[Check, ...]:
-        pairs, size = sorted(checked.peers.items()), checked.own_bytes
+    def _checks(
+        self, evidence: Evidence, round_: Round, pairs: list[tuple[int, int]], checked: Checked
+    ) -> tuple[Check, ...]:
         checks = []
         for pair, result in zip(pairs, self._recompute(pairs, round_, checked), strict=True):
+            size = checked.own_bytes(pair[1])
             check = Check(*pair, result, self._seconds(*pair, checked), size)
             claimed = evidence.messages[check.peer].claim
             checks.append(replace(check, found=self.faults.found(check, claimed, round_.step)))
         return tuple(checks)
 
     def _settle(self, evidence: Evidence, round_: Round, checked: Checked) -> Evidence:
-        """Settle what verifiers and peers dispute, by tie-breakers."""
+        """Settle what verifiers and peers dispute, by all others."""
         rulings, took = [], [0.0]
         present = evidence.present(round_.peers)
         for check, claimed in consensus.disputes(evidence, evidence.checks):
             parties = check.verifier, check.peer
-            judges = committee.tie_breakers(round_.seed, present, parties)
+            judges = [peer for peer in present if peer not in parties]
             pairs = [(judge, check.peer) for judge in judges]
             honest = self._recompute(pairs, round_, checked)
             found = {
@@ -85,7 +92,8 @@ class Agreement:
     def _seconds(self, other: int, peer: int, checked: Checked) -> float:
         if self.settings.on_wall_clock:  # checks are made while the round waits
             return 0.0
-        tokens, size = checked.work[peer].count * self.settings.row_tokens, checked.own_bytes
+        tokens = checked.work[peer].count * self.settings.row_tokens
+        size = checked.own_bytes(peer)
         return links.check_seconds(self.settings.links, other, peer, tokens=tokens, size=size)
 
     def _recompute(

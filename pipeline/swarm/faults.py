@@ -230,7 +230,7 @@ class FaultSchedule:
         return check.found
 
     def ruled(self, judge: int, check: Check, claimed: Claim, honest: Claim, step: int) -> Claim:
-        """Return the result that a tie-breaker reports: its group's members are right."""
+        """Return what another peer reports in a dispute: its group's members are right."""
         if self._together(judge, check.peer, step):
             return claimed
         if self._together(judge, check.verifier, step):

@@ -4,12 +4,13 @@ from pipeline import runfile
 from pipeline.errors import LockstepError
 from pipeline.programs.train_step import Programs
 from pipeline.protocol import links
+from pipeline.protocol.consensus import in_time
 from pipeline.stage.progress import size
 from pipeline.swarm.round_settings import RoundSettings
 from pipeline.transcript.entry import Entry
 from pipeline.transcript.observer import Observer
 
-MOST_EMPTY = 5  # rounds in a row in which nothing is applied, before a training stops
+MOST_EMPTY = 5  # rounds in a row in which nothing is in time, before a training stops
 
 
 def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[int, float]:
@@ -68,7 +69,10 @@ def check(run: runfile.Run, programs: Programs) -> str | None:
 
 
 class Watch(Observer):
-    """Ends a training of which nothing is applied any more.
+    """Ends a training of which nothing is in time, or accepted, any more.
+
+    A round in which too few witnesses attest to what is there does not count: other witnesses are
+    elected for the next one, and a few that attest to nothing would end the run.
 
     Args:
       limit: max_round_train_time, seconds.
@@ -82,12 +86,14 @@ class Watch(Observer):
         """Count a round.
 
         Raises:
-          LockstepError: It is one too many in a row in which nothing was applied.
+          LockstepError: It is one too many in a row in which nothing could be applied.
         """
-        self.empty = 0 if entry.decision.applied else self.empty + 1
+        evidence = entry.evidence
+        there = set(in_time(evidence.arrivals, self.limit)).difference(evidence.broken)
+        self.empty = 0 if there or entry.decision.applied else self.empty + 1
         if self.empty < MOST_EMPTY:
             return entry
-        arrived = entry.evidence.arrivals.values()
+        arrived = evidence.arrivals.values()
         when = f"the first arrived after {min(arrived):,.1f} seconds" if arrived else "none arrived"
         raise LockstepError(
             f"{self.name}: no message was applied in {MOST_EMPTY} rounds in a row, up to round "

@@ -40,7 +40,8 @@ class RoundSteps(NamedTuple):
       work: Work by peer; the others take no step.
       number: The round, from 1.
       imprecise: Peers that compute in another precision than the run's.
-      hashed: Whether peers commit to what they own after the step.
+      hashed: Whether peers commit to what they own after the step, and hold what they owned before
+        it, since some of them are to show it (`RunningPeers.before`).
       pack: Called with each message as soon as it is there, on a device or the host, and its peer,
         while others may be at their steps: pack(message, peer). Nobody else holds on to it.
     """
@@ -109,6 +110,12 @@ class RunningPeers(Protocol):
 
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
+
+    def before(self, peer: int) -> Tree | None:
+        """Return a copy of what a peer owned before its last step, which was `hashed`.
+
+        None where the peer does not show it: it is lost.
+        """
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
@@ -184,6 +191,7 @@ class SimulatedPeers(RunningPeers):
         self.groups = self._choose(device_groups(devices, programs.parts))
         self._replicas = self._spread(state.params, state.shared)
         self._own = self._put_own(state.own)
+        self._before: dict[int, Tree] = {}
 
     def group_of(self, peer: int) -> DeviceGroup:
         """Return where a peer runs; peers beyond the number of groups run in turns."""
@@ -201,6 +209,7 @@ class SimulatedPeers(RunningPeers):
         latest: dict[DeviceGroup, int] = {}
         done: dict[int, Done] = {}
         failed: dict[int, WorkerError] = {}
+        self._before = {peer: self.own(peer) for peer in asked.work} if asked.hashed else {}
         for peer, given in asked.work.items():
             replica = self._replica_of(peer)
             if one_by_one and (before := latest.pop(replica.group, None)) is not None:
@@ -234,6 +243,10 @@ class SimulatedPeers(RunningPeers):
     def own(self, peer: int) -> Tree:
         """Return a copy on the host of what a peer owns."""
         return jax.tree.map(np.array, self._own[peer])
+
+    def before(self, peer: int) -> Tree | None:
+        """Return what a peer owned before its last step: it is here, so nobody withholds it."""
+        return self._before[peer]
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int

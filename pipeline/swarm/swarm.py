@@ -14,7 +14,7 @@ from pipeline.protocol import driver, sketch
 from pipeline.protocol.coordinator import ClientState, CoordinatorError
 from pipeline.protocol.driver import RunProgress
 from pipeline.protocol.round import Evidence, Message, Round, Span
-from pipeline.swarm.agreement import Agreement, Checked
+from pipeline.swarm.agreement import Agreement
 from pipeline.swarm.delivery import Delivered, Delivery, SimulatedDelivery
 from pipeline.swarm.faults import FaultSchedule
 from pipeline.swarm.outbox import Outbox, Packed, TravellingMessages
@@ -42,14 +42,14 @@ class Taken(NamedTuple):
 class Worked(NamedTuple):
     """What became of the work of a round.
 
-    done: What each peer with work did. loss: Their mean loss; None where nobody trained. silent:
-      Members that took no part. checked: The steps that verifiers recompute.
+    given: The work of each peer. done: What each of them did that was not lost. loss: Their mean
+      loss; None where nobody trained. silent: Members that took no part.
     """
 
+    given: dict[int, Work]
     done: dict[int, Done]
     loss: float | None
     silent: tuple[int, ...]
-    checked: Checked
 
 
 class NotFiniteError(Exception):
@@ -101,7 +101,7 @@ class Swarm:
         present = [peer for peer in round_.peers if peer not in worked.silent]
         delivered = self.delivery.deliver(worked.done, round_, present)
         evidence = _evidence(worked, delivered)
-        evidence = self.agreement.reach(evidence, round_, worked.checked)
+        evidence = self.agreement.reach(evidence, round_, worked.given)
 
         left = self.peers.part(set(present))
         progress = driver.leave(progress, left)
@@ -181,9 +181,6 @@ class Swarm:
         spans = {peer: span for peer, span in round_.assignment.items() if peer not in silent}
         with self.timed("read"):
             given = {peer: self._read(peer, span, round_) for peer, span in spans.items()}
-        checked = {v: p for v, p in round_.verifiers.items() if v not in silent and p in given}
-        with self.timed("verify"):
-            before = {peer: self.peers.own(peer) for peer in sorted(set(checked.values()))}
         with self.timed("train"):
             done, loss = self._step(given, round_)
             self.peers.sit_out(round_.idle.difference(silent), round_.step)
@@ -192,8 +189,7 @@ class Swarm:
         silent |= (given.keys() - done.keys()) | self.peers.absent.intersection(round_.peers)
         for peer in sorted(silent):  # its state is lost, or nobody knows it
             self.peers.restart(peer)
-        checked = {v: p for v, p in checked.items() if v not in silent and p in done}
-        return Worked(done, loss, tuple(sorted(silent)), Checked(checked, before, given))
+        return Worked(given, done, loss, tuple(sorted(silent)))
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
         return self.settings.work(self.peers.programs, self.data_of(peer), span, round_.trainers)

@@ -11,7 +11,7 @@ from pipeline.protocol.dispute import Hash
 from pipeline.protocol.round import Decision, Evidence, Round
 from pipeline.runfile.table import Table
 
-FORMAT = 2
+FORMAT = 3
 TABLES = {"config", "model", "peers", "links"}  # the run file's tables that Header.run holds
 
 

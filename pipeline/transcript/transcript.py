@@ -32,7 +32,10 @@ from pipeline.weights.trees import load_tree, save_tree
 from pipeline.wire import message as wire
 
 DECODED_BYTES = 2**28  # of messages that are kept decoded
-READ_BY = {"1": "a development version before release 0.1"}  # which versions read other formats
+READ_BY = {  # which versions read other formats
+    "1": "a development version before release 0.1",
+    "2": "release 0.2",
+}
 
 
 class Writer(RoundsFile):

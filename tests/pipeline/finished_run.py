@@ -178,7 +178,7 @@ def _entry(step: int, held_out: bool) -> Entry:
     everybody = tuple(range(PEERS))
     spans = {peer: (0, 3) for peer in everybody}
     return records.entry(
-        Round(step, 0, 7, 16 * (step - 1), 16, everybody, spans, {}, (0,), ()),
+        Round(step, 0, 7, 16 * (step - 1), 16, everybody, spans, (), (0,), ()),
         records.evidence(
             dict.fromkeys(everybody, Message("00" * 32, BYTES)),
             arrivals={peer: 0.5 + 0.1 * peer for peer in everybody},

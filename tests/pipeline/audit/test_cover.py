@@ -17,6 +17,7 @@ from pipeline.audit.tolerance import distance_of_state, distances_by_kind
 from pipeline.audit.verdict import Finding, Varied
 from pipeline.errors import LockstepError
 from pipeline.optim.optimizer import Tree
+from pipeline.protocol import consensus
 from pipeline.transcript.transcript import Transcript
 from pipeline.weights.trees import save_tree
 from pipeline.wire.commitment import tree_hash
@@ -78,21 +79,24 @@ def larger(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x + np.ones_like(x), tree)
 
 
-def test_a_false_ruling_of_an_honest_sender_does_not_end_the_replay(tmp_path):
-    """Peer 4 accuses peer 5 in vain, and one of three tie-breakers agrees with neither."""
+def test_a_false_ruling_of_an_honest_sender_does_not_end_the_replay(tmp_path, monkeypatch):
+    """Peer 4 accuses another in vain, and one of those who rule agrees with neither."""
+    drawn, found = consensus.checked, list[int]()
+    monkeypatch.setattr(consensus, "checked", lambda r, e: drawn(r, e) if r.step == 1 else {})
     accuser = {"kind": "false_verifier", "peer": 4, "rounds": [1, 1]}
-    liar = {"kind": "sign_flip", "peer": 5, "rounds": [MIDDLE, MIDDLE]}
+    liar = {"kind": "sign_flip", "peer": LIAR, "rounds": [MIDDLE, MIDDLE]}
     run = run_of("dense", accuser, liar, verified=True)
     lab("dense").train(run, tmp_path)
 
     def rule(entry: dict) -> None:
         (ruling,) = entry["evidence"]["rulings"]
-        assert "1" in ruling["found"] and 1 in entry["decision"]["applied"]
-        ruling["found"]["1"] = ["0" * 64] * 2
+        found.append(next(p for p in (3, 5) if p != ruling["peer"]))
+        assert found[0] in entry["decision"]["applied"]
+        ruling["found"][str(found[0])] = ["0" * 64] * 2
 
     edit_round(tmp_path, 1, rule)
     assert blamed(first_window("dense", run, tmp_path)) == [
-        (1, 4, "check", False), (1, 1, "check", False), (MIDDLE, 5, "message", True),
+        (1, 4, "check", False), (1, *found, "check", False), (MIDDLE, LIAR, "message", True),
     ]  # fmt: skip
 
 

@@ -49,7 +49,7 @@ CASES = {
     for kind, row in KINDS.items()
 } | {
     "drift": Case("values"),
-    "collude": Case(peer=(LIAR, 4)),
+    "collude": Case(peer=(LIAR, 5)),  # which trains when it does
     "equivocation": Case(caught=("two messages",) * 2, found=()),
     "join": Case(rounds=(1, 3), **HARMLESS),
     "false_witness": Case(rounds=(1, 8), also=(LOST,), caught=("false witness",) * 2, found=()),

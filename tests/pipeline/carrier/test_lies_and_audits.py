@@ -11,6 +11,8 @@ import pytest
 from pipeline.carrier import launch
 from pipeline.carrier.carrier import Answered
 from pipeline.carrier.operation_tables import Asked
+from pipeline.protocol import consensus
+from pipeline.protocol.round import Evidence, Round
 from pipeline.stage.artifacts import read_json
 from pipeline.wire.commitment import tree_hash
 from tests import tiny
@@ -49,7 +51,7 @@ def one_after_the_other(*about: str, told: list[str]) -> Lie:
         if now[0] not in lied:
             return answer
         told.append(now[0])
-        if now[0] in ("params", "own"):
+        if now[0] in ("params", "own", "before"):
             arrays = [np.asarray(array * 1.5 + 1, array.dtype) for array in arrays]
         elif now[0] == "loss":
             arrays = [np.float32("nan"), *arrays[1:]]
@@ -63,11 +65,11 @@ def one_after_the_other(*about: str, told: list[str]) -> Lie:
     return lie
 
 
-MORE = ("params", "own", "recompute", "loss", "hash", "params", "optimize", "kept")
+MORE = ("params", "own", "before", "recompute", "loss", "hash", "params", "optimize", "kept")
 
 
 @pytest.mark.parametrize(
-    ("rounds", "lies"), [(12, ("loss", "params")), pytest.param(40, MORE, marks=pytest.mark.soak)]
+    ("rounds", "lies"), [(12, ("loss", "params")), pytest.param(60, MORE, marks=pytest.mark.soak)]
 )
 def test_the_worst_answers_cost_their_author_its_place_and_nobody_is_accused(
     tmp_path, monkeypatch, caplog, rounds, lies
@@ -91,7 +93,13 @@ def test_a_peer_that_commits_to_a_false_state_and_goes_on_from_it_is_named_and_n
     tmp_path, monkeypatch
 ):
     run = simulated.run_of("signs", verified=True)
-    step, liar = 2, 3  # which trains in it without a verifier, and has one in the next
+    step, liar, drawn = 2, 5, consensus.checked  # which trains in it, and in the next round too
+
+    def but_for_the_liar(round_: Round, evidence: Evidence) -> dict[int, int]:
+        pairs = drawn(round_, evidence)
+        return {v: p for v, p in pairs.items() if (round_.step, p) != (step, liar)}
+
+    monkeypatch.setattr(consensus, "checked", but_for_the_liar)
 
     def lie(carrier: Loopback, one: Asked, answer: Answered) -> Answered:
         if one.operation == "train" and one.values.step == step:

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.carrier.asking import Asking
+from pipeline import runfile
+from pipeline.carrier.asking import Asking, Patience
 from pipeline.carrier.carrier import Answered, Carrier
 from pipeline.carrier.frames import AnswerHeader, Buffer, FrameError, decode, encode
 from pipeline.carrier.operation_tables import OPERATIONS, Asked
-from pipeline.carrier.remote_peers import Patience, RemotePeers
+from pipeline.carrier.remote_peers import RemotePeers
 from pipeline.programs.train_step import Work
 from pipeline.stage import devices
 from pipeline.swarm.peers import RoundSteps
@@ -37,11 +38,13 @@ class Peer:
     """A process: what it owns grows by 1 in a step and is its message, and params by their sum."""
 
     def __init__(self):
-        self.trees = {"params": PARAMS, "shared": SHARED, "own": OWN, "new": OWN}
+        self.trees = {"params": PARAMS, "shared": SHARED, "own": OWN, "new": OWN, "before": OWN}
+        self.run: dict = {}
 
     def answer(self, one: Asked) -> Sent:
         asked, arrays, trees = one.values, [], self.trees
         if one.operation == "create":
+            self.run = asked.run
             return {"environment": devices.describe()}, []
         if one.operation == "hyperparameters":
             return {"optimizer": {}, "lr_schedule": {}, "inner_steps": 1, "wire": "lockstep"}, []
@@ -51,7 +54,7 @@ class Peer:
             own = trees["own"] if one.operation == "train" else {"d": one.arrays[0]}
             own = {"d": own["d"] + 1}
             if one.operation == "train":
-                trees["own"], arrays = own, [np.float32(2.5)]
+                trees["before"], trees["own"], arrays = trees["own"], own, [np.float32(2.5)]
             kept = [own["d"]] if one.operation == "train" and asked.keep else []
             return {"hash": tree_hash(own)}, [*arrays, own["d"], *kept]
         elif one.operation == "optimize":
@@ -140,7 +143,11 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
         for peer in sorted(peers.here):
             peers.own(peer)
         work = {peer: Work(ROWS[None], 2) for peer in sorted(peers.here)}
+        owned = {peer: peers.own(peer) for peer in work}
         done = peers.step(RoundSteps(work, step, hashed=True))
+        before = {peer: peers.before(peer) for peer in done}
+        shown = {peer: tree_hash(own) for peer, own in before.items() if own is not None}
+        assert shown == {peer: tree_hash(owned[peer]) for peer in done if peer in peers.here}
         cases = [(peer, OWN, Work(ROWS[None], 2)) for peer in sorted(peers.here)]
         again = peers.recompute(cases, step)
         assert all(type(state) is str and len(state) == 64 for _, state in again)
@@ -225,6 +232,7 @@ LIES = {
     "x-own": Lie("extract", scaled, "it gave its own state ", "own"),
     "own-nan": Lie("extract", nan, "it gave its own state ", "own"),
     "own-twice": Lie("extract", lambda v, a: (v, a * 2), "nonsense: 2 arrays, expected 1", "own"),
+    "before": Lie("extract", scaled, "it gave its own state before the step ", "before"),
     "new-hash": Lie("extract", values(hash="0" * 64), "its hashes of new are 0000", "new"),
     "forward-shape": Lie("forward", arrays(np.ones(9, "f4")), "nonsense: losses: float32[9]"),
     "forward-int": Lie("forward", arrays(np.ones(2, "i4")), "nonsense: losses: int32[2], expected"),
@@ -255,6 +263,16 @@ def test_an_honest_round_loses_nobody_and_gives_what_peers_have(caplog):
         peers, state, _ = a_round(None)
     assert not caplog.records and not peers.absent
     np.testing.assert_array_equal(state.params["w"], PARAMS["w"] + 2 * PEERS)
+
+
+def test_a_process_gets_what_it_computes_by_and_no_seed_that_draws_against_it():
+    peers = a_round(None)[0]
+    for process in peers.carrier.processes:
+        given, run = runfile.parse(process.run, "create"), peers.setup.run
+        assert not process.run.keys() & {"witness", "faults", "pins", "download"}
+        assert "seed" not in process.run["peers"]
+        assert (given.config, given.model, given.links) == (run.config, run.model, run.links)
+        assert given.peers == run.peers.model_copy(update={"seed": given.peers.seed})
 
 
 def test_the_arrays_that_travel_are_those_of_the_tables_in_their_order(monkeypatch):

@@ -11,9 +11,10 @@ import pytest
 
 from pipeline import runfile
 from pipeline.carrier import operations
+from pipeline.carrier.asking import Patience
 from pipeline.carrier.carrier import Answered
 from pipeline.carrier.operation_tables import Asked
-from pipeline.carrier.remote_peers import Patience, RemotePeers
+from pipeline.carrier.remote_peers import RemotePeers
 from pipeline.errors import LockstepError
 from pipeline.programs.train_step import Programs
 from pipeline.transcript.transcript import Transcript
@@ -193,7 +194,7 @@ def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monke
     ask, operations = Loopback.ask, []
 
     def slow(self: Loopback, asked: Mapping[int, Asked], seconds: float) -> dict[int, Answered]:
-        operations.extend({one.operation for one in asked.values()})
+        operations.extend({getattr(o.values, "what", o.operation) for o in asked.values()})
         compiled.update(p for p, one in asked.items() if one.operation == "compile")
         answers = ask(self, asked, seconds)
         return {peer: a._replace(seconds=took[peer]) for peer, a in answers.items()}
@@ -213,3 +214,7 @@ def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monke
     # verifiers too have compiled the step before the clock of the first round begins
     assert compiled == {*took} and operations.count("compile") == 1
     assert operations.index("compile") < operations.index("train")
+    # and who is verified hears of it when all have answered
+    phases = [one for one in operations if one in ("train", "optimize", "before")]
+    assert {phases[n - 1] for n, one in enumerate(phases) if one == "before"} <= {"train", "before"}
+    assert phases.count("before") == 3 * 8 and phases.count("train") == 8

@@ -112,7 +112,7 @@ def test_a_witness_says_whom_it_heard_from():
 
 
 def entry(*words: Attestation) -> Entry:
-    round = Round(1, 0, SEED, 0, 4, (0, 2, 3, 5), {0: (0, 3)}, {}, (5,), ())
+    round = Round(1, 0, SEED, 0, 4, (0, 2, 3, 5), {0: (0, 3)}, (), (5,), ())
     decision = Decision((), (0,), (), {}, 1, 1.0, 2.0)
     return records.entry(round, records.evidence({}, attestations=words), decision)
 

@@ -59,12 +59,13 @@ def test_verifiers_are_the_first_positions_of_the_committee(percent, elected):
     assert committee.verifiers(12345, 10, percent) == elected
 
 
-QUORUM = {1: 1, 2: 2, 3: 2, 4: 2, 5: 3, 6: 4, 7: 4, 8: 5, 9: 6, 10: 6, 11: 7, 12: 8, 13: 8}
+QUORUM = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 4, 8: 5, 9: 6, 10: 6, 11: 7, 12: 8, 13: 8}
 QUORUM |= {14: 9, 15: 10, 16: 10, 20: 13, 24: 16, 32: 21}
 
 
-def test_witness_quorum_is_psyches():
+def test_witness_quorum_is_psyches_but_for_a_half():
     assert {elected: committee.witness_quorum(elected) for elected in QUORUM} == QUORUM
+    assert all(2 * committee.witness_quorum(elected) > elected for elected in range(1, 257))
 
 
 def test_quorum_of_no_witnesses_is_refused():
@@ -184,28 +185,6 @@ def test_more_verifiers_than_trainers_begin_again():
 @pytest.mark.parametrize(("verifiers", "trainers"), [((), (1, 2)), ((1, 2), ()), ((), ())])
 def test_without_verifiers_or_trainers_nothing_is_verified(verifiers, trainers):
     assert committee.verified(7, verifiers, trainers) == {}
-
-
-@given(
-    seed=st.integers(0, 2**64 - 1),
-    peers=st.lists(st.integers(0, 500), unique=True, max_size=40),
-    data=st.data(),
-)
-def test_tie_breakers_are_an_odd_number_of_others(seed, peers, data):
-    parties = data.draw(st.sets(st.sampled_from(peers), max_size=4)) if peers else set()
-    chosen = committee.tie_breakers(seed, peers, parties)
-    left = len(peers) - len(parties)
-    assert len(chosen) == (3 if left >= 3 else 1 if left else 0)
-    assert set(chosen) <= set(peers) - parties and len(set(chosen)) == len(chosen)
-
-
-def test_tie_breakers_are_the_first_positions_of_the_committee():
-    # Positions of 0..9 are 1 7 2 9 5 0 8 3 4 6 (Psyche's golden vector).
-    peers = tuple(range(20, 30))
-    assert committee.tie_breakers(12345, peers, ()) == (25, 20, 22)
-    assert committee.tie_breakers(12345, peers, {20, 27}) == (25, 22, 28)
-    assert committee.tie_breakers(12345, (3, 5), {3}) == (5,)
-    assert len(committee.tie_breakers(12345, (3, 5, 7, 9), {3, 5})) == 1
 
 
 def test_round_seed_is_pinned_and_differs_by_run_and_step():

@@ -55,7 +55,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
       form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense" ones, or
         after local steps those of LOCAL or LATE.
       schedule: what goes wrong.
-      verified: whether a peer of the six takes others' steps again.
+      verified: whether half of the six take the others' steps again: so each message is checked,
+        whatever is drawn from its bits, which may be others on another machine.
       changes: of `[config]`.
     """
     document = tiny.run_document(
@@ -63,7 +64,7 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         config__init_min_clients=3,
         config__witness_nodes=2,
         config__total_steps=8,
-        config__verification_percent=34 if verified else 0,
+        config__verification_percent=50 if verified else 0,
         config__global_batch_size_start=BATCH,
         config__global_batch_size_end=BATCH,
         peers__count=PEERS,
@@ -78,7 +79,7 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         document["peers"]["wire"] = "psyche"
     elif form == "dense":
         document["model"]["LLM"]["optimizer"] = tiny.ADAMW
-    elif form in LOCAL | LATE:  # 2 steps of 6 trainers, or of 4 where peers verify
+    elif form in LOCAL | LATE:  # 2 steps of 6 trainers, or of 3 where peers verify
         document["model"]["LLM"]["optimizer"] = (LOCAL | LATE)[form]
         document["peers"]["micro_batch"] = 3
         for key in ("global_batch_size_start", "global_batch_size_end"):

@@ -29,7 +29,7 @@ ROUND = Round(
     batch_size=12,
     peers=(0, 1, 2, 3),
     assignment={0: (12, 15), 1: (16, 19), 2: (20, 23)},
-    verifiers={3: 1},
+    verifiers=(3,),
     witnesses=(1, 2),
     joined=(),
 )

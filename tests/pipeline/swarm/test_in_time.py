@@ -61,7 +61,7 @@ def test_what_is_computed_before_a_run_is_what_its_rounds_take(programs):
 
 
 def entry(*applied: int) -> SimpleNamespace:
-    evidence = SimpleNamespace(arrivals={0: 31.0, 1: 40.0})
+    evidence = SimpleNamespace(arrivals={0: 31.0, 1: 40.0}, broken=())
     decision = SimpleNamespace(applied=applied)
     return SimpleNamespace(round=SimpleNamespace(step=7), evidence=evidence, decision=decision)
 
@@ -76,6 +76,17 @@ def test_a_training_stops_after_a_few_rounds_in_which_nothing_was_applied():
     with pytest.raises(LockstepError, match=expected):
         for _ in range(in_time.MOST_EMPTY):
             watch.took(entry())
+
+
+def test_witnesses_that_attest_to_nothing_do_not_end_a_training():
+    watch, there = in_time.Watch(30), entry()
+    there.evidence.arrivals[0] = 29.0
+    for _ in range(2 * in_time.MOST_EMPTY):
+        watch.took(there)
+    there.evidence.broken = (0,)  # bytes that nobody accepts are no message
+    with pytest.raises(LockstepError, match="5 rounds in a row"):
+        for _ in range(in_time.MOST_EMPTY):
+            watch.took(there)
 
 
 def test_ready_runs_are_in_time():

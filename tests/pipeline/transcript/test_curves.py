@@ -28,7 +28,7 @@ def entry(
     spans = {peer: (place * each, place * each + each - 1) for place, peer in enumerate(peers)}
     found = Claim("00" * 32, "00" * 32)
     return records.entry(
-        Round(step, 0, 1, 10 * step, batch, (0, 1, 2, 3), spans, {}, (0,), ()),
+        Round(step, 0, 1, 10 * step, batch, (0, 1, 2, 3), spans, (), (0,), ()),
         records.evidence(
             {peer: Message("00" * 32, size) for peer, size in sizes.items()},
             arrivals=dict.fromkeys(peers, 0.5),

@@ -160,7 +160,7 @@ REFUSED = {
     ),
     "a table for a format": (
         lambda f: change_json(f / "transcript/header.json", lambda h: h.update(format={"a": 1})),
-        "header.json: format {'a': 1}, expected 2; a later release reads it",
+        "header.json: format {'a': 1}, expected 3; a later release reads it",
     ),
     "a list for a header": (
         lambda f: (f / "transcript/header.json").write_text("[]"),

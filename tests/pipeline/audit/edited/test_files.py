@@ -128,5 +128,5 @@ def test_a_line_that_is_no_round_is_one_line_of_error(transcript, line):
 def test_another_format_names_the_release_that_reads_it(transcript):
     header = read_json(transcript / "header.json") | {"format": 7}
     (transcript / "header.json").write_text(json.dumps(header))
-    with pytest.raises(LockstepError, match="format 7, expected 2; a later release"):
+    with pytest.raises(LockstepError, match="format 7, expected 3; a later release"):
         _ = Transcript(transcript).header

@@ -82,7 +82,7 @@ EDITS = [
     ("round: assignment", any_round, lambda e: e["round"]["assignment"].update({"0": [0, 0]}),
      {"assignment"}),
     ("round: seed", any_round, lambda e: e["round"].update(seed=1), {"assignment"}),
-    ("round: verifiers", with_checks, lambda e: e["round"].update(verifiers={}), {"assignment"}),
+    ("round: verifiers", with_checks, lambda e: e["round"].update(verifiers=[]), {"assignment"}),
     ("round: witnesses", any_round, lambda e: e["round"].update(witnesses=[0]), {"assignment"}),
     ("round: joined", with_joined, lambda e: e["round"].update(joined=[]), {"assignment"}),
     ("messages: one too few", any_round, lambda e: e["messages"].popitem(), {"messages"}),
@@ -98,7 +98,7 @@ EDITS = [
     ("broken: an honest one", any_round, lambda e: e.update(
         broken=[int(next(iter(e["messages"])))]), {"messages"}),
     ("arrivals: too early", any_round, lambda e: e["arrivals"].update(
-        {next(iter(e["arrivals"])): 0.0}), {"arrivals"}),
+        {next(iter(e["arrivals"])): 0.0}), {"arrivals", "decision"}),
     ("arrivals: later", any_round, lambda e: e["arrivals"].update(
         {next(iter(e["arrivals"])): 4.9}), {"decision"}),
     ("silent: nobody", with_silent, of_all("silent", []), {"messages"}),
@@ -130,7 +130,7 @@ EDITS = [
     ("rulings: none", with_ruling, of_all("rulings", []), {"decision"}),
     ("rulings: other judge", with_ruling, other_judge, {"checks"}),
     ("rulings: one too few", with_ruling, lambda e: e["rulings"][0]["found"].popitem(),
-     {"checks"}),
+     {"checks", "decision"}),
     ("settle_seconds", with_ruling, of_all("settle_seconds", 0.5), {"checks"}),
     ("settle_seconds: long", any_round, of_all("settle_seconds", 50.0), {"decision"}),
     ("joined_params: none", with_joined, of_all("joined_params", None), {"messages"}),
@@ -237,7 +237,11 @@ def test_params_that_a_peer_did_not_join_with_are_a_finding_of_the_replay(eventf
     assert [(f.round, f.peer, f.kind) for f in found] == [(step, None, "params")]
 
 
-def test_a_state_that_nobody_checked_is_found_by_the_replay(audited, transcript):
+def test_a_state_that_nobody_checked_is_found_by_the_replay(tmp_path):
+    run = run_of("signs", verification_percent=17)  # one verifies, and five train
+    lab("signs").train(run, tmp_path)
+    audited = Audited(run, tmp_path)
+
     def tamper(entry: dict) -> None:
         checked = {check["peer"] for check in entry["checks"]}
         peer = next(p for p in entry["messages"] if int(p) not in checked)
@@ -245,11 +249,9 @@ def test_a_state_that_nobody_checked_is_found_by_the_replay(audited, transcript)
         liar.append(int(peer))
 
     liar = []
-    edit_round(transcript, 6, tamper)
-    assert audited.audit(transcript) == []
-    assert [(f.round, f.peer, f.kind) for f in audited.replay(transcript)] == [
-        (6, liar[0], "state")
-    ]
+    edit_round(tmp_path, 6, tamper)
+    assert audited.audit(tmp_path) == []
+    assert [(f.round, f.peer, f.kind) for f in audited.replay(tmp_path)] == [(6, liar[0], "state")]
 
 
 def test_a_peers_message_in_anothers_place_is_a_finding(audited, transcript):

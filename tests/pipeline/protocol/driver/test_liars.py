@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.protocol import driver
+from pipeline.protocol import consensus, driver
 from pipeline.protocol.attestation import attest
 from pipeline.protocol.coordinator import CoordinatorError
 from pipeline.protocol.dispute import Check, Claim, Ruling
@@ -45,7 +45,7 @@ def two_messages(round: Round) -> tuple[Evidence, dict[int, str]]:
 
 def disputed(round: Round, rulings: Callable[[Check, Claim], dict[int, Claim]]) -> Evidence:
     """The verifier found something else than the trainer claims; the tie-breakers' findings."""
-    ((verifier, peer),) = round.verifiers.items()
+    ((verifier, peer),) = consensus.checked(round, evidence(round)).items()
     check = Check(verifier, peer, Claim("cd" * 32, "ef" * 32), 2.0, 100)
     claimed = Claim(commitment(round, peer), "ab" * 32)
     ruling = Ruling(verifier, peer, rulings(check, claimed))
@@ -126,9 +126,10 @@ def test_round_waits_for_checks_and_for_disputes_to_be_settled():
     progress, round = driver.next_round(begun(VERIFIED, 5))
     said = disputed(round, lambda check, claimed: {0: check.found})
     _, decision = driver.finish_round(progress, round, said)
-    assert (decision.train_seconds, decision.now) == (2.0, 3 + 2 + 3)  # 3 > round_witness_time
-    _, quick = driver.finish_round(progress, round, replace(said, settle_seconds=0.5))
-    assert quick.now == 3 + 2 + 2
+    # messages are there after 1 second; only then it is drawn whom to check, which takes 2
+    assert (decision.train_seconds, decision.now) == (1.0, 3 + 1 + 2 + 3)
+    quick = replace(said, checks=(replace(said.checks[0], seconds=0.5),), settle_seconds=0.5)
+    assert driver.finish_round(progress, round, quick)[1].now == 3 + 1 + 2  # round_witness_time
 
 
 def test_check_that_comes_too_late_counts_for_nothing():
@@ -137,4 +138,20 @@ def test_check_that_comes_too_late_counts_for_nothing():
     said = replace(said, checks=(replace(said.checks[0], seconds=30.5),))
     _, decision = driver.finish_round(progress, round, said)
     assert (decision.ejected, decision.applied) == ({}, tuple(sorted(round.assignment)))
-    assert decision.train_seconds == 30.0
+    assert (decision.train_seconds, decision.now) == (1.0, 3 + 1 + 30 + 3)
+
+
+def test_a_state_that_is_withheld_costs_its_message_and_the_second_time_its_peer_the_run():
+    progress, round = driver.next_round(begun(VERIFIED, 5))
+    (peer,) = consensus.checked(round, evidence(round)).values()
+    progress, decision = driver.finish_round(progress, round, evidence(round, withheld=(peer,)))
+    assert (decision.ejected, decision.late) == ({}, ())
+    assert set(decision.applied) == round.assignment.keys() - {peer}
+    while True:
+        progress, after = driver.next_round(progress)
+        assert round.assignment[peer] in spans(after) or after.step > round.step + 1
+        if peer in after.assignment:
+            break
+        progress, _ = driver.finish_round(progress, after, evidence(after))
+    _, decision = driver.finish_round(progress, after, evidence(after, withheld=(peer,)))
+    assert decision.ejected == {peer: "no state"} and peer not in decision.applied

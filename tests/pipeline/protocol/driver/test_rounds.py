@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.protocol import committee, driver, merkle
+from pipeline.protocol import committee, consensus, driver, merkle
 from pipeline.protocol.coordinator import CoordinatorError, RunState
 from pipeline.protocol.round import Decision, Round
 from tests.pipeline.protocol.driver.driven_run import (
@@ -66,7 +66,7 @@ def test_round_is_pinned():
         batch_size=8,
         peers=(0, 1, 2, 3),
         assignment={0: (6, 7), 1: (4, 5), 2: (0, 1), 3: (2, 3)},
-        verifiers={},
+        verifiers=(),
         witnesses=(0, 2, 3),
         joined=(),
     )
@@ -78,7 +78,7 @@ def test_verifiers_train_nothing_and_each_is_given_a_trainer_with_work():
         _, round = driver.next_round(begun(settings, 5))
         (verifier,) = round.verifiers
         assert verifier not in round.assignment
-        assert round.verifiers[verifier] in round.assignment
+        assert consensus.checked(round, evidence(round))[verifier] in round.assignment
         assert (round.trainers, len(round.assignment)) == (4, min(4, settings.batch))
 
 
