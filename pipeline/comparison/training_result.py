@@ -12,7 +12,7 @@ from pipeline.runfile.table import AsTuple, Table
 from pipeline.stage.artifacts import read_sealed, write_sealed
 
 Whole = Annotated[int, Field(ge=0)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Measure(Table):
@@ -20,8 +20,8 @@ class Measure(Table):
 
     tokens: Whole
     bytes_up: Whole
-    seconds: Amount
-    loss: Amount
+    seconds: Finite
+    loss: Finite
 
 
 class Trained(Table):
@@ -29,18 +29,18 @@ class Trained(Table):
 
     status: Literal["trained"]
     key: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
-    loss: Amount
+    loss: Finite
     rounds: Whole
     tokens: Whole
     parameters: Whole
-    bytes_up: Amount
-    bytes_down: Amount
-    simulated_seconds: Amount
-    held_out_stderr: Amount | None
+    bytes_up: Finite
+    bytes_down: Finite
+    simulated_seconds: Finite
+    held_out_stderr: Finite | None
     held_out_rows: Annotated[tuple[Whole, Whole], AsTuple]
     params: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     peak_bytes: Whole
-    tokens_per_second: Amount | None
+    tokens_per_second: Finite | None
     curve: Annotated[tuple[Measure, ...], Field(min_length=2), AsTuple]
 
 
