@@ -20,6 +20,7 @@ import numpy as np
 
 from pipeline import extras
 from pipeline.errors import LockstepError, brief
+from pipeline.stage.given_files import check_unpacked
 from pipeline.tokens.columns import UNCOUNTED
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyarrow import Array
 
 ROW_TOKENS = 2**24  # at most, of a row, which is read into memory
+LEAST_NUMBERS = 2**28  # that any row group may have; more only if its bytes are not too few
 # A column of a file -> the column of the shards (columns.py), in the order of a row.
 COLUMNS = {
     "inputs": "inputs",
@@ -138,6 +140,9 @@ class Parquet:
                         f"{self.name}: column {name} has {column.num_values} numbers in "
                         f"{group.num_rows} rows, expected at most {ROW_TOKENS} in a row"
                     )
+                if name == "inputs":  # those of other columns may all be the same
+                    sizes = (column.total_compressed_size, column.num_values)
+                    check_unpacked(*sizes, f"{self.name}: column {name}", LEAST_NUMBERS)
 
     def _first_length(self) -> int:
         with self._one_line():

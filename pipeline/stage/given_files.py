@@ -154,13 +154,15 @@ def read_bytes(path: Path, most: int) -> bytes:
     return content
 
 
-def check_unpacked(packed: int, unpacked: int, name: str) -> int:
+def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int:
     """Check that so many bytes may unpack to so many; return to how many they may.
+
+    `least` is what any number of bytes may unpack to, LEAST_UNPACKED by default.
 
     Raises:
       LockstepError: they may not: nobody has stored so much of it who wants it to be read.
     """
-    allowed = max(LEAST_UNPACKED, TIMES_UNPACKED * packed)
+    allowed = max(least or LEAST_UNPACKED, TIMES_UNPACKED * packed)
     if unpacked > allowed:
         raise LockstepError(
             f"{name}: {packed} bytes unpack to {unpacked} and more, expected at most "

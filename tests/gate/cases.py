@@ -1,4 +1,4 @@
-"""What a stranger may hand over: twelve cases, six of a folder and six of a server."""
+"""What a stranger may hand over: thirteen cases, seven of a folder and six of a server."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.gate import bombs
 from tests.servers import misbehaviour as m
 from tests.servers.web import Answer, Served
 
@@ -18,8 +19,12 @@ LINK, SURROGATE, DEEP = "a link out", "a name of no character", "2,000 folders d
 # Of a server.
 SILENT, DRIPPING, ENDLESS = "says nothing", "a byte now and then", "a body without end"
 PAGES, TOKEN, BREAK = "pages without end", "repeats a secret", "breaks off in the middle"
-CASES = (PIPE, DEVICE, SPARSE, LINK, SURROGATE, DEEP)
-CASES += (SILENT, DRIPPING, ENDLESS, PAGES, TOKEN, BREAK)
+# Of both: a few bytes that stand for many.
+BOMB = "a bomb"
+FOLDER = (PIPE, DEVICE, SPARSE, LINK, SURROGATE, DEEP, BOMB)
+CONTENT = (SILENT, DRIPPING, ENDLESS, PAGES, TOKEN, BREAK)
+SERVER = (SURROGATE, DEEP, *CONTENT)
+CASES = (*FOLDER, *CONTENT)
 
 RIGHT = ""  # what is read is right
 HUGE = 100 * 10**9
@@ -74,6 +79,8 @@ def spoiled(case: str, folder: Path, name: str, deep: Path) -> Iterator[None]:
         shutil.copyfile(target, os.fsencode(target.parent) + b"/\xff" + os.fsencode(target.suffix))
     elif case == SPARSE:
         os.truncate(target, HUGE)
+    elif case == BOMB:
+        target.write_bytes(bombs.of(target))
     else:
         outside = folder.parent / f"outside{target.suffix}"
         target.rename(outside)

@@ -1,5 +1,6 @@
 """Every command that reads a folder or a file: a good one, of which one file is spoiled."""
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ import pyarrow
 from pyarrow import parquet
 
 from pipeline import runfile, sources
-from pipeline.publication import layout
+from pipeline.publication import layout, packed
+from pipeline.publication.checks import results
 from pipeline.runfile import Network
-from pipeline.sources.text import given_tokenizer
+from pipeline.sources.text import given_tokenizer, subset
 from pipeline.stage.artifacts import sha256_file
 from pipeline.weights import hf
 from pipeline.weights.tensorfile import TensorFile
-from tests.gate.cases import DEEP, DEVICE, LINK, PIPE, SPARSE, SURROGATE, Cells, No
+from tests.gate.cases import BOMB, DEEP, DEVICE, FOLDER, LINK, PIPE, SPARSE, SURROGATE, Cells, No
 from tests.pipeline.conversion import write_model
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources.options import options
@@ -26,6 +28,9 @@ NOT_READ = No("files of other names, and folders, are not read")
 DATA = No("the data of a task may be large")
 COPIED = No("files may fill the disk; `[download] limit` cuts them")
 LARGE = No("tokens may fill the disk; `[download] limit` cuts them")
+HASHED = No("text may be large; it is hashed before it is read")
+PLAIN = No("nothing in it is packed")
+ALIKE = No("such files are found as those of the row above")
 SHARD = "model-00001-of-00001.safetensors"
 IRREGULAR, OUT = "not a regular file, expected one", "expected none that leads out of"
 NAMED, TOO_DEEP = "lists a file named", "folders in one another, expected fewer"
@@ -71,6 +76,27 @@ def _tokens_and_tokenizer(folder: Path) -> None:
 
 def _text(folder: Path) -> None:
     (folder / "a.txt").write_text("a text " * 100)
+
+
+def _lines(packing: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        content = b'{"text": "a text"}\n' * 99
+        packed = {"gz": gzip.compress, "zst": lambda data: pyarrow.compress(data, "zstd")}
+        (folder / f"a.jsonl.{packing}").write_bytes(packed[packing](content))
+
+    return make
+
+
+def _column(folder: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["a text"] * 99}), folder / "a.parquet")
+
+
+def _packed(folder: Path) -> None:
+    (folder / "rounds.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
+
+
+def _readme(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nconfigs: []\n---\n")
 
 
 def _rows(folder: Path) -> None:
@@ -150,6 +176,23 @@ def _corpus(folder: Path) -> runfile.data.Data:
     return runfile.data.DataCorpus.model_validate({"path": str(folder), **how})
 
 
+def _documents(folder: Path) -> runfile.data.Data:
+    how = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": HOW["shuffle"]}
+    return runfile.data.DataText.model_validate({"source": str(folder), **how})
+
+
+def _unpack(folder: Path, out: Path) -> None:
+    packed.unpack(folder / "rounds.jsonl.gz", out / "rounds.jsonl", 1000)
+
+
+def _subsets(folder: Path, out: Path) -> None:
+    subset.names((folder / "README.md").read_bytes(), "README.md")
+
+
+def _card(folder: Path, out: Path) -> None:
+    results.check((folder / "README.md").read_text(), None)
+
+
 def _copy_tokenizer(folder: Path, out: Path) -> None:
     location = _corpus(folder).model_copy(update={"tokenizer": str(folder / "tokenizer")})
     given_tokenizer.copy_tokenizer(location, out / "tokenizer", options(out / "store"))
@@ -207,6 +250,10 @@ def _verify(folder: Path, out: Path) -> None:
 
 
 WITHIN = {PIPE: IRREGULAR, DEVICE: OUT, LINK: OUT}
+TENSORS, VALUES = "expected a safetensors file", "those of aliases counted each time"
+GROWS = "may write"
+UNPACKS = "expected at most 200 times as many"
+ONLY_BOMB = dict.fromkeys(FOLDER, ALIKE)
 MISSING = {PIPE: "found no", DEVICE: "found no"}
 OWN = No("a file of one's own may lie elsewhere")
 ALONE = {LINK: OWN, SURROGATE: No("one file is read"), DEEP: No("one file is read")}
@@ -219,14 +266,14 @@ ROWS = [
         _tokens,
         "a.ds",
         _download(_local),
-        {**WITHIN, SPARSE: LARGE, SURROGATE: NAMED, DEEP: NOT_READ},
+        {**WITHIN, SPARSE: LARGE, SURROGATE: NAMED, DEEP: NOT_READ, BOMB: PLAIN},
     ),
     FolderRow(
         "`download`, `Local`: the tokenizer",
         _tokens_and_tokenizer,
         "tokenizer/tokenizer.json",
         _download(_local),
-        {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE},
+        {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS},
     ),
     FolderRow(
         "`download`, `Corpus`: text",
@@ -240,42 +287,84 @@ ROWS = [
             LINK: "left out 1 links out of the folder",
             SURROGATE: "expected printable names",
             DEEP: TOO_DEEP,
+            BOMB: PLAIN,
         },
+    ),
+    FolderRow(
+        "`download`, `Corpus`: packed lines",
+        _lines("gz"),
+        "a.jsonl.gz",
+        _download(_corpus),
+        ONLY_BOMB | {BOMB: UNPACKS},
+    ),
+    FolderRow(
+        "`download`, `Text`: lines packed by zstd",
+        _lines("zst"),
+        "a.jsonl.zst",
+        _download(_documents),
+        {**WITHIN, SPARSE: HASHED, SURROGATE: NOT_READ, DEEP: TOO_DEEP, BOMB: UNPACKS},
+    ),
+    FolderRow(
+        "`download`, `Text`: lines packed by gzip",
+        _lines("gz"),
+        "a.jsonl.gz",
+        _download(_documents),
+        ONLY_BOMB | {BOMB: UNPACKS},
+    ),
+    FolderRow(
+        "`download`, `Text`: parquet",
+        _column,
+        "a.parquet",
+        _download(_documents),
+        {**WITHIN, SPARSE: HASHED, **IN_TREE, BOMB: UNPACKS},
+    ),
+    FolderRow(
+        "`download`, `Text`: a dataset's README.md",
+        _readme,
+        "README.md",
+        _subsets,
+        dict.fromkeys(FOLDER, No("it comes from the hub")) | {BOMB: VALUES},
     ),
     FolderRow(
         "`download`, `Corpus`: a given tokenizer",
         _tokens_and_tokenizer,
         "tokenizer/tokenizer.json",
         _copy_tokenizer,
-        {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE},
+        {**MISSING, SPARSE: MOST, LINK: OUT, **BESIDE, BOMB: GROWS},
     ),
     FolderRow(
         "`download`, `Preprocessed`",
         _rows,
         "train.parquet",
         _download(_preprocessed),
-        {**WITHIN, SPARSE: "expected a parquet file", **IN_TREE},
+        {**WITHIN, SPARSE: "expected a parquet file", **IN_TREE, BOMB: UNPACKS},
     ),
     FolderRow(
         "`download`, `Arrays`",
         _arrays,
         "a.npz",
         _download(_of_rows(runfile.data.DataArrays)),
-        {**WITHIN, SPARSE: "expected a file of arrays", SURROGATE: NAMED, DEEP: NOT_READ},
+        {
+            **WITHIN,
+            SPARSE: "expected a file of arrays",
+            SURROGATE: NAMED,
+            DEEP: NOT_READ,
+            BOMB: "bytes after its header",
+        },
     ),
     FolderRow(
         "`download`, `Files`",
         _tokens,
         "a.ds",
         _download(_of_rows(runfile.data.DataFiles)),
-        {**WITHIN, SPARSE: COPIED, **IN_TREE},
+        {**WITHIN, SPARSE: COPIED, **IN_TREE, BOMB: PLAIN},
     ),
     FolderRow(
         "`convert`, a folder: config.json",
         _model,
         "config.json",
         _convert,
-        {**WITHIN, SPARSE: MOST, **BESIDE},
+        {**WITHIN, SPARSE: MOST, **BESIDE, BOMB: PLAIN},
     ),
     FolderRow(
         "`convert`, a folder: weights",
@@ -285,9 +374,10 @@ ROWS = [
         {
             PIPE: NEITHER,
             DEVICE: NEITHER,
-            SPARSE: "expected a safetensors file",
+            SPARSE: TENSORS,
             LINK: OUT,
             **BESIDE,
+            BOMB: TENSORS,
         },
     ),
     FolderRow(
@@ -295,21 +385,21 @@ ROWS = [
         _sharded,
         SHARD,
         _convert,
-        {**WITHIN, SPARSE: "expected a safetensors file", **BESIDE},
+        {**WITHIN, SPARSE: TENSORS, **BESIDE, BOMB: TENSORS},
     ),
     FolderRow(
         "`generate`: config.json",
         _model,
         "config.json",
         _generate,
-        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, LINK: OWN, **BESIDE},
+        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, LINK: OWN, **BESIDE, BOMB: PLAIN},
     ),
     FolderRow(
         "`generate`: the tokenizer",
         _model,
         "tokenizer.json",
         _generate,
-        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, LINK: OWN, **BESIDE},
+        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, LINK: OWN, **BESIDE, BOMB: GROWS},
     ),
     FolderRow(
         "`generate`: weights",
@@ -319,9 +409,10 @@ ROWS = [
         {
             PIPE: IRREGULAR,
             DEVICE: IRREGULAR,
-            SPARSE: "expected a safetensors file",
+            SPARSE: TENSORS,
             LINK: OWN,
             **BESIDE,
+            BOMB: TENSORS,
         },
     ),
     FolderRow(
@@ -329,48 +420,62 @@ ROWS = [
         _task,
         "theirs.yaml",
         _evaluate,
-        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, **ALONE},
+        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: MOST, **ALONE, BOMB: VALUES},
     ),
     FolderRow(
         "`evaluate`: a task's data",
         _task,
         "docs.jsonl",
         _evaluate,
-        {PIPE: "expected its data", DEVICE: "expected its data", SPARSE: DATA, **ALONE},
+        {PIPE: "expected its data", DEVICE: "expected its data", SPARSE: DATA, **ALONE, BOMB: DATA},
     ),
     FolderRow(
         "`replay`",
         _bundle,
         "run.json",
         _replay,
-        {**WITHIN, SPARSE: "expected at most 1 GB", **IN_TREE},
+        {**WITHIN, SPARSE: "expected at most 1 GB", **IN_TREE, BOMB: PLAIN},
     ),
     FolderRow(
         "`verify`, a folder: a file",
         publication,
         "README.md",
         _verify,
-        {**WITHIN, SPARSE: "expected 1800 as", **IN_TREE},
+        {**WITHIN, SPARSE: "expected 1800 as", **IN_TREE, BOMB: "expected 1800 as"},
     ),
     FolderRow(
         "`verify`, a folder: its list",
         publication,
         layout.MANIFEST,
         _verify,
-        {**WITHIN, SPARSE: MOST, **IN_TREE},
+        {**WITHIN, SPARSE: MOST, **IN_TREE, BOMB: PLAIN},
     ),
     FolderRow(
         "`verify`, a folder: its signature",
         _signed_publication,
         layout.SIGNATURE,
         _verify,
-        {**WITHIN, SPARSE: MOST, **IN_TREE},
+        {**WITHIN, SPARSE: MOST, **IN_TREE, BOMB: PLAIN},
     ),
+    FolderRow(
+        "`verify`: a packed file",
+        _packed,
+        "rounds.jsonl.gz",
+        _unpack,
+        ONLY_BOMB | {BOMB: "over 1000 bytes unpacked, expected at most"},
+    ),
+    FolderRow("`verify`: the card", _readme, "README.md", _card, ONLY_BOMB | {BOMB: VALUES}),
     FolderRow(
         "`import`, and `--run`",
         _run_file,
         "state.toml",
         _import,
-        {PIPE: "not a regular file", DEVICE: "not a regular file", SPARSE: "over ", **ALONE},
+        {
+            PIPE: "not a regular file",
+            DEVICE: "not a regular file",
+            SPARSE: "over ",
+            **ALONE,
+            BOMB: PLAIN,
+        },
     ),
 ]

@@ -3,18 +3,22 @@
 from collections.abc import Iterator
 
 from tests.gate import folders, peers, servers
-from tests.gate.cases import CASES, RIGHT, Cell, Cells, No
+from tests.gate.cases import CASES, CONTENT, FOLDER, RIGHT, SERVER, Cell, Cells, No
 
 HEAD = """# What is refused
 
 What comes of a folder, an address or a peer that is not what it should be. `tests/test_gate.py`
-asks each command that reads one for the same twelve cases. It ends within its limits, with what is
-right or with one line: no value is repeated whole, and no secret in any case of letters. In the
+asks each command that reads one for the same thirteen cases. It ends within its limits, with what
+is right or with one line: no value is repeated whole, and no secret in any case of letters. In the
 tables, quoted text is part of that line.
 
 - Names and files: `pipeline/stage/given_files.py`. A name is printable, has at most 1,024 bytes and
   stays in its folder. A file is regular, and where it is read into memory its size is looked at
   first. No link leads out of the folder, in which at most 64 folders are within each other.
+- What unpacks, there too: lines and columns of text come to at most 4 MiB or 200 times their packed
+  size, a row group of numbers to 2^28 or 200 for each of its bytes, YAML to 100,000 values.
+  Parquet's text is read a row at a time. One page of a parquet file, of 2 GiB at most, is believed
+  to be as large as the file's end says.
 - Servers: `pipeline/net/limits.py`. A listing has at most 10,000 pages, 64 MiB and 10 minutes, and
   no page twice. An attempt ends when a server sends less than 1 KiB (a store of fsspec: 64 KiB) in
   `stall_seconds`; `attempts` such failures in a row end the download. The test's limits are small.
@@ -27,9 +31,9 @@ tables, quoted text is part of that line.
 def lines() -> Iterator[str]:
     """Yield the page's lines."""
     yield from HEAD.splitlines()
-    yield from _table("Folders and files", folders.ROWS, "cells", CASES[:6])
-    yield from _table("A server's listing, or its first answer", servers.ROWS, "listing", CASES[4:])
-    yield from _table("A server's file", servers.ROWS, "content", CASES[6:])
+    yield from _table("Folders and files", folders.ROWS, "cells", FOLDER)
+    yield from _table("A server's listing, or its first answer", servers.ROWS, "listing", SERVER)
+    yield from _table("A server's file", servers.ROWS, "content", CONTENT)
     yield from _table("A peer", peers.ROWS, "cells", CASES)
     yield from ("", "A cell without text cannot arise:", "")
     for why, cells in sorted(_reasons().items()):

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from pipeline.carrier import frames
 from pipeline.carrier.frames import AnswerHeader
-from tests.gate.cases import BREAK, CASES, DEEP, DRIPPING, ENDLESS, SILENT, SURROGATE, Cells, No
+from tests.gate.cases import (
+    BOMB,
+    BREAK,
+    CASES,
+    DEEP,
+    DRIPPING,
+    ENDLESS,
+    SILENT,
+    SURROGATE,
+    Cells,
+    No,
+)
 
 HEADER = {"number": 1, "process": "0" * 16, "arrays": [{"dtype": "float32", "shape": [3]}]}
 
@@ -33,6 +44,8 @@ def answer(case: str) -> list[bytes]:
         return [b'{"error": "\\ud800"}']
     if case == DEEP:
         return [b"[" * 10**5]
+    if case == BOMB:
+        header["arrays"] = [{"dtype": "float32", "shape": [2**50]}]
     if case == ENDLESS:
         header["error"] = "x" * 2**24
     return [json.dumps(header).encode(), bytes(8)]
@@ -47,6 +60,7 @@ ROWS = [
         dict.fromkeys(CASES, ELSEWHERE)
         | {SILENT: CLOCK, DRIPPING: CLOCK}
         | {SURROGATE: "expected a header", DEEP: "expected a header"}
+        | {BOMB: "expected a header"}
         | {ENDLESS: "expected a header of at most ", BREAK: "8 bytes, expected 12 of float32"},
     )
 ]
