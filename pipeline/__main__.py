@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
 from pipeline.comparison.command import compare
-from pipeline.errors import LockstepError, shown
+from pipeline.errors import PANIC, LockstepError, brief, shown
 from pipeline.generate import generate
 from pipeline.monitor import commands as monitor
 from pipeline.new.command import new
@@ -366,6 +366,10 @@ def main() -> None:
         line, *_ = str(error).splitlines() or ["Python had none left"]
         cure = "a smaller [peers] micro_batch or another remat needs less"
         sys.exit(f"error: out of memory: {shown(line)}; {cure}")
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        sys.exit(f"error: a library gave up: {brief(str(error), 200)}, expected what it can read")
 
 
 if __name__ == "__main__":

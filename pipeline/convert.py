@@ -34,6 +34,8 @@ from pipeline.workload.worker import NO_ROWS, Worker
 
 log = logging.getLogger(__name__)
 
+TEMPLATES = "additional_chat_templates"  # a folder of a tokenizer, beside chat_template.jinja
+
 READABLE = "Hub", "P2P", "Gcs", "P2PGcs", "Init", "Run"  # checkpoints that have a reader
 
 
@@ -214,6 +216,8 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
     for file in small:
         check_file(file, source, most=MOST_BYTES)
     check_architecture(architecture, hf.read_config(source), source / hf.CONFIG)
+    if (source / TEMPLATES).is_dir():
+        log.warning(f"convert: warning: {source / TEMPLATES}: left behind; no export has them")
     weights = hf.weight_files(source)
     for file in weights:
         check_inside(file, source)

@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 from urllib.parse import quote
 
+PANIC = "PanicException"  # raised by libraries in Rust, and no subclass of Exception
 HIDDEN = "..."
 LEAST = 4  # characters of a secret: a shorter one would hide half of every text
 CERTAIN = 8  # characters of a secret that is in no text by chance

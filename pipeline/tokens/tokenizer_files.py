@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import extras
-from pipeline.errors import LockstepError, brief
+from pipeline.errors import PANIC, LockstepError, brief
 from pipeline.runfile.strict_json import once
 from pipeline.stage.artifacts import read_json, write_json, write_text
 from pipeline.stage.given_files import check_file
@@ -23,7 +23,6 @@ OLDER = ("vocab.json", "vocab.txt", PIECES)  # what `transformers` makes a token
 KINDS = (TOKENIZER, *OLDER)  # one of them is in every tokenizer's folder
 PROBE = "The 12 cats, naïve:\n\tsat  on日. "  # ids of which are compared after a conversion
 MOST_BYTES = 2**28  # the largest tokenizer.json; those of large vocabularies have 2**25
-PANIC = "PanicException"  # raised by Rust code, and not a subclass of Exception
 # Nothing else is fetched or copied: no code, no pickle.
 TOKENIZER_FILES = (
     TOKENIZER,

@@ -70,6 +70,12 @@ def test_keys_about_experts_may_be_null_where_no_layer_has_any():
         models.get("deepseek_v3").Config.from_hf(V3 | {"n_routed_experts": None})
 
 
+def test_a_padding_token_of_minus_one_is_none():
+    """As in the first published Llamas."""
+    config = models.get("llama").Config.from_hf(LLAMA | {"pad_token_id": -1})
+    assert config.pad_token_id is None
+
+
 def test_both_spellings_of_rope_are_read():
     base = {key: value for key, value in BASE.items() if key != "rope_theta"}
     version_4 = base | {"rope_theta": 5e5, "rope_scaling": None}

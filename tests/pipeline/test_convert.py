@@ -118,11 +118,13 @@ def test_the_run_file_may_set_the_memory_that_a_model_fits_into(tmp_path):
 
 @pytest.mark.parametrize(("kind", "shard_bytes"), [("Hub", 5 * 2**30), ("P2P", 3000)])
 def test_a_folder_is_read_and_its_tokenizer_kept_without_weights_or_code(
-    tmp_path, kind, shard_bytes
+    tmp_path, kind, shard_bytes, caplog
 ):
     model = write_model(tmp_path / "model", max_shard_bytes=shard_bytes)
+    (model / convert.TEMPLATES).mkdir()
     out = convert_in(tmp_path, {kind: {"repo_id": str(model)}}, "HfAuto")
     assert same_params(out, model)
+    assert f"{model / convert.TEMPLATES}: left behind" in caplog.text
     assert sorted(path.name for path in (out / "hf").iterdir()) == [
         "config.json",
         "generation_config.json",
@@ -133,6 +135,7 @@ def test_a_folder_is_read_and_its_tokenizer_kept_without_weights_or_code(
     assert source["repo_id"] == str(model)
     assert source["commit"] is None
     assert source["dtype"] == "bfloat16"
+    (model / convert.TEMPLATES).rmdir()
     asked = {"modeling.py", "pytorch_model.bin", "notes.json"}
     assert source["files"] == {
         path.name: artifacts.sha256_file(path) for path in model.iterdir() if path.name not in asked

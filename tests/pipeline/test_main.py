@@ -14,6 +14,7 @@ import pytest
 from pipeline import version
 from pipeline.__main__ import app, main
 from pipeline.command_line import PANELS
+from pipeline.errors import PANIC
 from pipeline.stage.keys import PROJECT, STAGES
 from pipeline.stage.lock import hold
 from tests import tiny
@@ -133,7 +134,7 @@ def test_a_wrong_command_line_is_one_line_and_status_2(monkeypatch, capsys, argu
         ),
     ],
 )
-def test_too_little_memory_is_one_line(monkeypatch, error, said):
+def test_too_little_memory_and_a_panic_of_rust_are_one_line(monkeypatch, error, said):
     app = Mock(side_effect=error)
     monkeypatch.setattr("pipeline.__main__.app", app)
     monkeypatch.setattr("pipeline.__main__.signals", Mock())
@@ -141,6 +142,10 @@ def test_too_little_memory_is_one_line(monkeypatch, error, said):
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code.startswith(said) and "\n" not in caught.value.code
+    app.side_effect = type(PANIC, (BaseException,), {})("capacity overflow\nstack")
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code.startswith("error: a library gave up: capacity overflow")
     app.side_effect = RuntimeError("another one")
     with pytest.raises(RuntimeError, match="another one"):
         main()

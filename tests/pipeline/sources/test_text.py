@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -394,6 +395,23 @@ def test_text_is_read_of_whatever_type_its_column_is(tmp_path):
     train, held_out = sides(tmp_path / "out")
     assert sorted(train + held_out) == sorted(STORIES)
     assert fetched.source["left_out"] == {document_files.EMPTY: len(kinds) + 5}
+
+
+def test_a_large_text_that_stands_in_many_rows_is_in_memory_once(tmp_path):
+    """Sixty-four rows of four MB, which a dictionary has once: four MB in the file."""
+    large = "".join(map(chr, np.random.default_rng(0).integers(33, 127, 2**22).tolist()))
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), [large])
+    column = pa.chunked_array([column]).cast(pa.string())
+    parquet.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 2**23
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool := pa.system_memory_pool())
+    try:
+        read = document_files.documents(tmp_path / "a.parquet", "a.parquet", "text", Counter())
+        assert sum(text == large for text in read) == 64
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 2**26
 
 
 def test_json_lines_named_json_are_read_where_no_other_text_is(tmp_path):
