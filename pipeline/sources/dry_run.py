@@ -20,7 +20,7 @@ TIMED_BYTES = 2**20  # fetched, or a tenth of a small file, to see how fast they
 BYTES_OF_A_TOKEN = (5, 3)  # bytes of text per token, with 100,000 tokens and with 4,000
 
 
-class Amount(NamedTuple):
+class Sufficiency(NamedTuple):
     """How much a run trains on, and how much there is to train on.
 
     Attributes:
@@ -54,7 +54,7 @@ class DataSeen(NamedTuple):
     """
 
     survey: Survey
-    amount: Amount
+    amount: Sufficiency
     pin: str
 
 
@@ -99,22 +99,22 @@ def lines(run: Run, paths: Paths, seen: DataSeen | None = None) -> Iterator[str]
         yield f"download: warning: {warning}"
 
 
-def _amount(run: Run, survey: Survey) -> Amount:
+def _amount(run: Run, survey: Survey) -> Sufficiency:
     length = run.llm.max_seq_len
     need, of_rows = run.config.last_index(length), not run.llm.data_location.holds_tokens
     train = [file.tokens for file in survey.files if file.split == TRAIN]
     if of_rows:
         if survey.row_words is None:
-            return Amount(need)
+            return Sufficiency(need)
         known = sum(tokens // survey.row_words for tokens in train)
     elif None not in train:
         known = sum(tokens // length for tokens in train)
     elif survey.text_bytes is not None:
         low, high = (survey.text_bytes // size // length for size in BYTES_OF_A_TOKEN)
-        return Amount(need, low, high)
+        return Sufficiency(need, low, high)
     else:
-        return Amount(need)
-    return Amount(need, known, known)
+        return Sufficiency(need)
+    return Sufficiency(need, known, known)
 
 
 def _time(whole: int, first: Origin, options: FetchOptions) -> str:
@@ -149,7 +149,7 @@ def unsupported(run: Run) -> str | None:
     return None
 
 
-def _table(run: Run, survey: Survey, amount: Amount) -> Iterator[str]:
+def _table(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
     train = [file for file in survey.files if file.split == TRAIN]
     held_out = [file for file in survey.files if file.split == HELD_OUT]
     length, need = run.llm.max_seq_len, amount.need
@@ -182,7 +182,7 @@ def _table(run: Run, survey: Survey, amount: Amount) -> Iterator[str]:
     )
 
 
-def _rows(run: Run, survey: Survey, amount: Amount) -> Iterator[str]:
+def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
     """Lines on rows that are not tokens."""
     length, words = run.llm.max_seq_len, survey.row_words
     asked = f"  the run    {amount.need:,} rows in {run.config.total_steps:,} steps"
@@ -197,7 +197,7 @@ def _rows(run: Run, survey: Survey, amount: Amount) -> Iterator[str]:
         yield f"  warning    model.LLM.max_seq_len is {length}, expected {words}, as a row has"
 
 
-def _estimate(text_bytes: int, amount: Amount, length: int) -> Iterator[str]:
+def _estimate(text_bytes: int, amount: Sufficiency, length: int) -> Iterator[str]:
     """Lines on text, whose tokens only tokenizing counts."""
     most, least = BYTES_OF_A_TOKEN
     low, high, need = text_bytes // most, text_bytes // least, amount.need
@@ -211,7 +211,7 @@ def _estimate(text_bytes: int, amount: Amount, length: int) -> Iterator[str]:
     )
 
 
-def epochs(amount: Amount, what: str = "sequence") -> str:
+def epochs(amount: Sufficiency, what: str = "sequence") -> str:
     """Return how much of the data a run trains on, in words."""
     need, most = amount.need, amount.most
     if most is None:
