@@ -116,27 +116,28 @@ def test_what_actors_do_is_what_processes_do(cluster, monkeypatch):
         carrier.close()
 
 
-@pytest.mark.parametrize(
-    ("count", "changes", "room"),
-    [
-        (3, {}, None),
-        (4, {}, 3),
-        (7, {"cpus": 0.5}, 6),
-        (4, {"cpus": 0.1, "strategy": "STRICT_SPREAD"}, 3),
-        (2, {"strategy": "STRICT_PACK"}, 1),
-        (1, {"gpus": 1}, 0),
-        (1, {"memory_gb": 1e6}, 0),
-        (99, {"cpus": 0}, None),
-    ],
+ROOMS = (  # for so many peers, by changes to what each reserves; None for enough
+    (3, {}, None),
+    (4, {}, 3),
+    (7, {"cpus": 0.5}, 6),
+    (4, {"cpus": 0.1, "strategy": "STRICT_SPREAD"}, 3),
+    (2, {"strategy": "STRICT_PACK"}, 1),
+    (1, {"gpus": 1}, 0),
+    (1, {"memory_gb": 1e6}, 0),
+    (99, {"cpus": 0}, None),
 )
-def test_a_cluster_without_room_for_all_peers_is_one_line_at_once(cluster, count, changes, room):
-    ray_cluster = RayCluster(address=cluster.address, **changes)
-    if not ray.is_initialized():
-        ray_actors.connect(ray_cluster)
-    line = ray_actors.shortage(count, ray_cluster)
-    assert (line is None) == (room is None)
-    if line:
-        assert f"room for {room} of {count} peers" in line and "[runtime.ray]" in line
+
+
+def test_a_cluster_without_room_for_all_peers_is_one_line_at_once(cluster):
+    ray_actors.connect(RayCluster(address=cluster.address))
+    try:
+        for count, changes, room in ROOMS:
+            line = ray_actors.shortage(count, RayCluster(address=cluster.address, **changes))
+            assert (line is None) == (room is None), changes
+            if line:
+                assert f"room for {room} of {count} peers" in line and "[runtime.ray]" in line
+    finally:
+        ray.shutdown()
 
 
 WAIT_FOR_RAY = """

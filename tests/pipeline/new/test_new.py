@@ -121,7 +121,7 @@ def test_weights_that_are_trained_get_a_rate_of_fine_tuning_and_keep_their_dtype
             (tmp_path / "model" / "model.safetensors").touch()
             config = tiny.MODEL | {"vocab_size": 300, "torch_dtype": "bfloat16"}
             write_json(tmp_path / "model" / "config.json", config)
-        for name in RECIPES:
+        for name in ("adamw", "diloco", "muon"):
             file = tmp_path / f"{name}-{trained}.toml"
             said = lockstep_new(file, *small, "--optimizer", name, "--root", tmp_path)
             rates[name, trained] = runfile.load(file).llm.lr_schedule.base_lr
