@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import LockstepError
-from pipeline.runfile import strict_json
 from pipeline.stage import dvc_cache
 from pipeline.stage.given_files import read_bytes
 from pipeline.stage.keys import OUT, RUN_FILE, Keys, needs
@@ -106,6 +105,8 @@ def read_json(path: Path) -> dict:
       LockstepError: The file is missing, no regular file or too large; or it does not hold a JSON
         object, whose numbers are finite and whose keys stand once.
     """
+    from pipeline.runfile import strict_json  # with pydantic, which `--help` does not need
+
     try:
         text = read_bytes(path, JSON_BYTES).decode()
         content = strict_json.loads(text)
