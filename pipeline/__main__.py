@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 
 from pipeline.command_line import DEFAULT_ROOT, DEFAULT_RUN, Root, RunFile, group_by_panel
 from pipeline.comparison.command import compare
-from pipeline.errors import PANIC, LockstepError, brief, shown
+from pipeline.errors import PANIC, DivergedError, LockstepError, brief, shown
 from pipeline.generate import generate
 from pipeline.monitor import commands as monitor
 from pipeline.new.command import new
@@ -351,9 +351,11 @@ def main() -> None:
                 f"error: {shown(line)}{end} see `{error.ctx.command_path} --help`", file=sys.stderr
             )
         sys.exit(error.exit_code)
-    except LockstepError as error:
+    except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.status)
+    except LockstepError as error:
+        sys.exit(f"error: {error}")
     except OSError as error:  # the disk is full, a folder not writable, a file gone
         path = error.filename2 or error.filename or "input or output"
         line = f"{path}: {error.strerror or error}, expected to read or write there"

@@ -24,10 +24,8 @@ class LockstepError(Exception):
     """A problem that the user can fix.
 
     Its message is one line: the file, key or tensor, the value found, and what was expected. The
-    command line prints it without a traceback and exits with `status`.
+    command line prints it without a traceback and exits with status 1.
     """
-
-    status = 1
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -42,7 +40,7 @@ class LockstepError(Exception):
 class DivergedError(LockstepError):
     """A training's loss, or all its messages, are no finite numbers any more."""
 
-    status = 5  # that of no other error, for whoever started it
+    status = 5  # of the process, and of no other error's
 
 
 class RequestError(LockstepError):
