@@ -54,14 +54,14 @@ class Checks:
     def model(self, given: NewAnswers, answer: str) -> str:
         """A model that is there."""
         del given
-        self._model(answer)
+        self.model_of(answer)
         return answer
 
     def data(self, given: NewAnswers, answer: str) -> str:
         """Data that fit the model."""
         from pipeline.new.data_tables import data_named
 
-        data_named(answer, self._model(given.model))
+        data_named(answer, self.model_of(given.model))
         return answer
 
     def optimizer(self, given: NewAnswers, answer: str) -> str:
@@ -86,7 +86,7 @@ class Checks:
         del given
         return _whole(answer, 0, MOST_GPUS)
 
-    def _model(self, name: str) -> "StartingModel":
+    def model_of(self, name: str) -> "StartingModel":
         """Return the model of a name, which is looked for once."""
         from pipeline.new.starting_model import model_named
 
@@ -95,7 +95,7 @@ class Checks:
         return self._models[name]
 
     def _check_round(self, given: NewAnswers) -> None:
-        new_run(given._replace(gpus=0), self._model(given.model)).check()
+        new_run(given._replace(gpus=0), self.model_of(given.model)).check()
 
 
 def _whole(answer: str | int, least: int, most: int) -> int:

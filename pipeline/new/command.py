@@ -15,6 +15,7 @@ from pipeline.new.recipes import RECIPES, recipe_of
 
 if TYPE_CHECKING:
     from pipeline.new.fitting import Choice
+    from pipeline.preflight.model import StartingModel
 
 
 # In the order in which they are asked: the question, and the answer by default.
@@ -61,7 +62,9 @@ def new(  # noqa: PLR0913 - each is an option
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="The highest one; by default as stated for a model of the nearest size."),
+        typer.Option(
+            min=1e-9, help="The highest one; by default as stated for a model of the nearest size."
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="Of weights, data and peers.")
@@ -89,7 +92,7 @@ def new(  # noqa: PLR0913 - each is an option
         _check_alone(given)
         _write_like(given, like, root)
     else:
-        _write_new(given, root)
+        _write_new(given, checks.model_of(given.model), root)
 
 
 def _asked(given: NewAnswers, checks: Checks, needed: Iterable[str]) -> NewAnswers:
@@ -137,15 +140,14 @@ def _check_alone(given: NewAnswers) -> None:
     """Check that nothing is given that `--like` keeps."""
     for name, value in given._asdict().items():
         if name not in ("file", "optimizer") and value is not None:
-            raise LockstepError(f"--{name}: expected none with --like, whose run has its own")
+            flag = name.replace("_", "-")
+            raise LockstepError(f"--{flag}: expected none with --like, whose run has its own")
 
 
-def _write_new(given: NewAnswers, root: Path) -> None:
+def _write_new(given: NewAnswers, model: "StartingModel", root: Path) -> None:
     from pipeline.new import fitting, fresh
-    from pipeline.new.starting_model import model_named
 
-    asked = new_run(given, model_named(given.model, root))
-    model = asked.model
+    asked = new_run(given, model)
     document, choices = fresh.tables(asked), fresh.choices(asked)
     choices += fitting.times_that_fit(document, model.config, one_epoch=True)
     head = [

@@ -3,8 +3,11 @@
 The processes are objects here, so that they die at chosen moments; test_processes.py has real ones.
 """
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from pipeline.carrier.operation_tables import Asked
 from pipeline.carrier.remote_peers import RemotePeers
 from pipeline.errors import LockstepError
 from pipeline.programs.train_step import Programs
+from pipeline.stage import signals
 from pipeline.transcript.transcript import Transcript
 from tests.pipeline.carrier.loopback import Fails, Loopback
 from tests.pipeline.swarm import simulated
@@ -54,6 +58,24 @@ def never_twice(transcript: Transcript) -> None:
         done = set().union(*(spans[peer] for peer in entry.decision.applied))
         applied |= done
         waiting = (waiting | given) - done
+
+
+def test_a_trainer_that_waits_for_peers_obeys_the_first_request_to_stop(monkeypatch):
+    class EndedError(Exception):
+        pass
+
+    def end(status: int) -> None:
+        raise EndedError(status)
+
+    def asks(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    waiting = SimpleNamespace(
+        patience=PATIENCE, absent={1}, returned=lambda: (), carrier=SimpleNamespace(wait=asks)
+    )
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(EndedError, match=str(128 + signal.SIGTERM)), signals.stopping():
+        RemotePeers.await_return(waiting)
 
 
 HONEST, VERIFIED = simulated.run_of(), simulated.run_of(verified=True)
