@@ -109,8 +109,8 @@ class Arithmetic:
         return lax.full_like(x, 1) if power is None else power
 
     def power(self, x: jax.Array, exponent: jax.Array) -> jax.Array:
-        """Return x to integer exponents, int32, by products."""
-        x, exponent = _alike(x, exponent)
+        """Return x to integer exponents that int32 holds, by products."""
+        x, exponent = _alike(x, lax.convert_element_type(exponent, np.int32))
         left = lax.abs(exponent)
 
         def step(bit: int, so_far: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -119,7 +119,7 @@ class Arithmetic:
             is_set = lax.bitwise_and(lax.shift_right_logical(left, jnp.full_like(left, bit)), 1) > 0
             return jnp.where(is_set, taken, power), self.times(square, square)
 
-        power, _ = lax.fori_loop(0, 31, step, (lax.full_like(x, 1), x))
+        power, _ = lax.fori_loop(0, 32, step, (lax.full_like(x, 1), x))
         return jnp.where(exponent < 0, self.apart(lax.div(lax.full_like(x, 1), power)), power)
 
     def cosine(self, x: jax.Array) -> jax.Array:
@@ -198,7 +198,7 @@ def _as_integers(x: jax.Array, over: tuple[int, ...], bits: int) -> tuple[jax.Ar
     The power is that of the largest magnitude over the axes `over`, which are 1 long in it.
     """
     magnitude = lax.bitwise_and(lax.bitcast_convert_type(x, np.int32), np.int32(0x7FFFFFFF))
-    largest = jnp.max(magnitude, axis=over, keepdims=True)  # of floats, as of their bits
+    largest = jnp.max(magnitude, over, keepdims=True, initial=0)  # of floats, as of their bits
     exponent = lax.convert_element_type(largest >> np.int32(23), np.int64) - 126  # |x| < 2**it
     inverse = _power_of_two(bits - exponent)
     wide = lax.convert_element_type(x, np.float64)

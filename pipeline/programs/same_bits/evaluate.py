@@ -146,8 +146,10 @@ def _is_float(variable: Any) -> bool:
 
 def _has_rule(equation: Any) -> bool:
     """Whether an operation is one that a rule takes: in float32, and of powers whole ones alone."""
-    if equation.primitive.name == "pow" and _is_float(equation.invars[1]):
-        return False
+    if equation.primitive.name == "pow":
+        exponent = equation.invars[1].aval.dtype
+        if not (jnp.issubdtype(exponent, jnp.integer) and np.can_cast(exponent, np.int32)):
+            return False
     floats = [v for v in (*equation.invars, *equation.outvars) if _is_float(v)]
     return equation.primitive.name in RULES and all(v.aval.dtype == np.float32 for v in floats)
 

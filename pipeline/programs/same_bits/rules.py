@@ -14,10 +14,11 @@ Rule = Callable[[Arithmetic, list[Any], dict[str, Any]], list[Any]]
 ONE_WAY = {
     "abs", "add", "all_gather", "and", "argmax", "argmin", "bitcast_convert_type",
     "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy",
-    "dynamic_slice", "dynamic_update_slice", "eq", "floor", "gather", "ge", "gt", "is_finite",
-    "le", "lt", "max", "min", "ne", "neg", "pad", "reduce_and", "reduce_max", "reduce_min",
-    "reduce_or", "reshape", "rev", "round", "scatter", "select_n", "sharding_constraint", "sign",
-    "slice", "sort", "split", "squeeze", "stop_gradient", "sub", "top_k", "transpose",
+    "dynamic_slice", "dynamic_update_slice", "eq", "floor", "gather", "ge", "gt", "iota",
+    "is_finite", "le", "lt", "max", "min", "ne", "neg", "pad", "reduce_and", "reduce_max",
+    "reduce_min", "reduce_or", "reduce_precision", "reshape", "rev", "round", "scatter",
+    "scatter-max", "scatter-min", "select_n", "sharding_constraint", "sign", "slice", "sort",
+    "split", "squeeze", "stack", "stop_gradient", "sub", "tile", "top_k", "transpose", "unstack",
 }  # fmt: skip
 
 

@@ -152,6 +152,67 @@ def test_every_merge_consists_of_operations_that_are_rounded_in_one_way(name):
     assert without_rule(function, *arguments) == set()
 
 
+def by_rules(function, *arguments):
+    """A function's results by rules, and by themselves in NumPy's float64."""
+    assert without_rule(lambda *rest: function(jnp, *rest[:-1]), *arguments, STEP) == set()
+    found = jax.jit(same_bits(lambda *rest: function(jnp, *rest[:-1])))(*arguments, STEP)
+    wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in map(np.asarray, arguments)]
+    return found, function(np, *wide)
+
+
+def test_operations_of_two_take_a_number_beside_an_array():
+    """Of an array and a number, in either order, of two of each; and of numbers known before."""
+    x, y, n = abs(normal(2, 3, 5)) + 0.5, abs(normal(3, 5, seed=1)) + 0.5, np.arange(-7, 8)
+    names = ["add", "subtract", "multiply", "divide", "maximum", "minimum", "greater", "less_equal"]
+
+    def all_of(np, x, y, n, small):
+        pairs = {"arrays": (x[0], y), "left": (x[0, 0, 0], y), "right": (x[1], y[1, 1])}
+        pairs |= {"numbers": (x[0, 0, 0], y[0, 1]), "2.5 left": (2.5, y), "2.5 right": (y, 2.5)}
+        powers = {"arrays": (y, n), "left": (y[0, 0], n), "right": (y, n[1, 0])}
+        powers |= {"numbers": (y[0, 0], n[1, 0]), "bytes": (y[0, 0], small), "known": (y, 3)}
+        found = {name: [getattr(np, name)(*pair) for pair in pairs.values()] for name in names}
+        scalars = [np.clip(x[0], y[0, 0], 2.0), np.where(y[0, 0] > 0, x[0], y[0, 1])]
+        stacked = [np.stack([x[0], y]), np.tile(y, (2, 1))]
+        return found | {
+            "power": [np.power(*pair) for pair in powers.values()],
+            "chosen": [*scalars, *stacked],
+        }
+
+    numbers = n.reshape(3, 5).astype(np.int32)
+    found, expected = by_rules(all_of, x, y, numbers, np.arange(5, dtype=np.uint8))
+    for name in expected:
+        for one, wide in zip(found[name], expected[name], strict=True):
+            assert one.shape == np.shape(wide), name
+            np.testing.assert_allclose(one, wide, rtol=2e-6, err_msg=name)
+
+
+def test_reductions_over_no_elements_are_what_numpy_has():
+    def all_of(np, rows, columns):
+        return {
+            "sum": [np.sum(rows, axis=1), np.sum(rows, axis=0), np.sum(rows)],
+            "dot": [
+                rows @ columns,
+                columns.T @ rows.T,
+                columns @ columns.T,
+                np.dot(rows[0], rows[1]),
+            ],
+            "largest": [np.max(rows, axis=1, initial=0.0), np.min(rows, axis=0)],
+            "kept": [np.any(rows > 0, axis=1), np.sort(rows, axis=1), np.square(rows)],
+        }
+
+    found, expected = by_rules(all_of, np.zeros((3, 0), np.float32), np.zeros((0, 4), np.float32))
+    for name in expected:
+        for one, wide in zip(found[name], expected[name], strict=True):
+            np.testing.assert_array_equal(one, wide, err_msg=name)
+            assert one.shape == np.shape(wide), name
+
+
+def test_a_power_of_an_exponent_that_int32_does_not_hold_is_named():
+    exponents = np.arange(6, dtype=np.uint32)
+    assert without_rule(lambda x, n, step: x**n, normal(6), exponents, STEP) == {"pow"}
+    assert without_rule(lambda x, step: jnp.prod(x), normal(6), STEP) == {"reduce_prod"}
+
+
 SEVERAL = [  # of each kind of operation some; `make soak` takes all
     "adamw", "ada_distro_of_layers", "decoupled_cgad", "diloco_sign", "distro_rms",
     "muon_of_layers", "rate_cosine", "rule_centered_clip", "rule_rda", "sparseloco",
