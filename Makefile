@@ -109,10 +109,12 @@ clean:
 # One marker file per set of packages; pip is asked again only when these files change.
 $(VENV)/installed%: pyproject.toml $(VENV)/constraints.txt
 	$(PIP) -e '.$(EXTRA$*)'
+	$(COMPILE)
 	touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/constraints.txt
 	$(PIP) -e '.$(EXTRA)'
+	$(COMPILE)
 	touch $@
 
 # With a GPU, a line of constraints-gpu.txt stands for that of constraints.txt with the same name.
@@ -122,7 +124,9 @@ $(VENV)/constraints.txt: constraints.txt constraints-gpu.txt
 	$(if $(GPU),echo $(CUDA) > $(VENV)/cuda)
 	awk -F== '!($$1 in seen) { seen[$$1]; print }' $(if $(GPU),constraints-gpu.txt) constraints.txt > $@
 
-PIP := python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
+PIP := python -m pip install -q --no-compile --disable-pip-version-check -c $(VENV)/constraints.txt
+# On all cores, which pip does not, and without packages' own tests; a few files are for other Pythons.
+COMPILE := @python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib >/dev/null 2>&1 || true
 ON := $(if $(GPU),$(COMMA)cuda$(CUDA))
 EXTRA := [engines$(ON)]
 EXTRA-docs := [docs]

@@ -1,5 +1,6 @@
 """Requests to stop: SIGTERM, as engines and clusters send it, Ctrl-C, and the end of an engine."""
 
+import atexit
 import os
 import signal
 import sys
@@ -23,8 +24,10 @@ def end_on_request() -> None:
     """Have this process end at once on SIGTERM and Ctrl-C, with one line, but not if ignored.
 
     Whatever a stage does may be killed. An exception instead would be lost in a callback of JAX,
-    or take XLA's compiler down with it.
+    or take XLA's compiler down with it. In the interpreter's last moments, when all is done and
+    Python takes its handlers away, Ctrl-C is ignored.
     """
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     for number in _obeyed():
         signal.signal(number, _end)
 

@@ -39,6 +39,22 @@ def test_ctrl_c_that_a_job_in_the_background_ignores_stays_ignored():
     assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
+AT_THE_END = """
+import os, signal, sys
+from pipeline.stage import signals
+signals.end_on_request()
+class Last:
+    def __del__(self, kill=os.kill, me=os.getpid()):
+        kill(me, signal.SIGINT)
+sys.last = Last()
+"""
+
+
+def test_ctrl_c_in_the_interpreters_last_moments_does_not_end_what_is_done_without_a_word():
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], cwd=PROJECT)
+    assert done.returncode == 0
+
+
 def test_a_trainer_in_the_background_ignores_ctrl_c_while_it_trains_too():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
