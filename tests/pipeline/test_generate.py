@@ -167,3 +167,15 @@ def test_a_token_that_the_model_does_not_have_ends_no_text(folder, tmp_path):
 def test_a_share_that_is_none_is_refused(lockstep, folder):
     with pytest.raises(LockstepError, match="--top-p is 0.0, expected a number above 0"):
         lockstep(folder, "def", "--top-p", 0)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "said"),
+    [(True, "a\\x1b]0;pwned\\x07\n\tb"), (False, "a\x1b]0;pwned\x07\n\tb")],
+)
+def test_what_a_model_wrote_steers_no_terminal_and_is_as_it_is_in_a_pipe(
+    monkeypatch, capsys, terminal, said
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    generate._say("a\x1b]0;pwned\x07\n\tb")
+    assert capsys.readouterr().out == said
