@@ -33,7 +33,7 @@ ROUNDS = 200
 TRIES = 1000  # of a message that is to escape the draw
 PLANS = ("eject", "stop", "lie", "safe", "last")
 SWARMS = ((4, 2, 0), (8, 2, 0), (10, 4, 20), (32, 8, 10))  # peers, witnesses, verification percent
-SHARES = (0.1, 0.25, 0.34, 0.4)
+SHARES = (0.1, 0.25, 0.34, 0.4, 0.5, 0.6)
 FALSE = Claim("f" * 64, "f" * 64)
 
 
