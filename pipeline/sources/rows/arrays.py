@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataArrays, Limit
-from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile, signs
 from pipeline.sources.rows import array_files
 from pipeline.sources.rows.examples import Examples, same_rows, write_arrays
 from pipeline.sources.rows.writing import counts_of, most_rows, warnings_of
@@ -111,14 +111,20 @@ def _find(location: DataArrays, limit: Limit | None) -> ArrayData:
         raise LockstepError(
             f"{root}: found no file that ends in {', '.join(array_files.KINDS)}, expected some"
         )
-    whole = len(examples)
-    if most is not None and len(examples) == len(paths):
-        paths, examples = paths[:most], examples[:most]
-    given = {TRAIN: examples}
+    aside: list[Path] = []
+    given = {TRAIN: examples, HELD_OUT: []}
+    if len(examples) == len(paths):  # each file has examples, and not one array of all of them
+        named = signs.held_out_beside(path.name for path in paths)
+        given[TRAIN] = []
+        for path, one in zip(paths, examples, strict=True):
+            given[HELD_OUT if path.name in named else TRAIN].append(one)
+        aside = [path for path in paths if path.name in named]
+        paths = [path for path in paths if path.name not in named][:most]
+    whole, given[TRAIN] = len(given[TRAIN]), given[TRAIN][:most]
     if (root / HELD_OUT).is_dir():
-        aside, given[HELD_OUT] = array_files.in_folder(root / HELD_OUT)
-        paths = [*paths, *aside]
-    return ArrayData({p.relative_to(root).as_posix(): p for p in paths}, given, whole)
+        more = array_files.in_folder(root / HELD_OUT)
+        aside, given[HELD_OUT] = aside + more[0], given[HELD_OUT] + more[1]
+    return ArrayData({p.relative_to(root).as_posix(): p for p in [*paths, *aside]}, given, whole)
 
 
 def _sha256(files: dict[str, Path]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataFiles
-from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
+from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile, signs
 from pipeline.sources.rows.writing import (
     RowShards,
     counts_of,
@@ -121,8 +121,10 @@ def _choose(
 ) -> tuple[dict[Split, list[OpaqueFile]], int]:
     """Return the files of each split that a run reads, and the number of train files of all."""
     files, where, percent = _find(location), _where(location), location.held_out_percent
-    aside = [file for file in files if file.name.startswith(f"{HELD_OUT}/")]
-    train = [file for file in files if not file.name.startswith(f"{HELD_OUT}/")]
+    named = signs.held_out_beside(file.name for file in files)
+    named |= {file.name for file in files if file.name.startswith(f"{HELD_OUT}/")}
+    aside = [file for file in files if file.name in named]
+    train = [file for file in files if file.name not in named]
     counts_of({TRAIN: len(train), HELD_OUT: len(aside)}, percent, where)
     if percent is not None:
         held_out_N = held_out_rows(0, len(train), percent).tolist()

@@ -156,6 +156,15 @@ def test_a_folder_held_out_is_the_held_out_split(tmp_path):
     assert "expected one of the two" in refusal(fetch, tmp_path / "data", tmp_path / "b", 5.0)
 
 
+def test_a_file_named_as_one_to_train_on_but_for_its_split_is_held_out(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number, name in enumerate(("test", "train-0", "latest", "test-0")):
+        np.savez(tmp_path / "data" / f"{name}.npz", x=np.full(3 + number, number))
+    fetch(tmp_path / "data", tmp_path / "out")
+    assert set(read(tmp_path / "out")["x"].tolist()) == {0, 1, 2}
+    assert set(read(tmp_path / "out", "held_out")["x"].tolist()) == {3}
+
+
 def test_without_either_nothing_is_held_out_and_a_warning_says_so(tmp_path):
     (warning,) = fetch(save(tmp_path / "a.npz", some()), tmp_path / "out").warnings
     assert "so nothing is held out" in warning and str(tmp_path / "a.npz") in warning

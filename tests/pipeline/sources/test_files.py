@@ -93,6 +93,15 @@ def test_files_are_held_out_by_a_percentage_or_by_their_folder(root, tmp_path):
     assert "expected one of the two" in refusal(fetch, root, tmp_path / "c", "*", 20.0)
 
 
+def test_a_folder_named_as_one_to_train_on_but_for_its_split_is_held_out(tmp_path):
+    for name in ("train/001.png", "train/002.png", "test/117.png", "contest/1.png"):
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_bytes(name.encode())
+    fetch(tmp_path / "root", tmp_path / "out")
+    assert contents(*paths(tmp_path / "out", "held_out")) == [b"test/117.png"]
+    assert len(paths(tmp_path / "out")) == 3
+
+
 def test_files_are_permuted_as_tokens_are(root, tmp_path):
     fetch(root, tmp_path / "a", "*.tar")
     fetch(root, tmp_path / "b", "*.tar", shuffle=ShuffleSeeded(seed=SEED))
