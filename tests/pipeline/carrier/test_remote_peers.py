@@ -162,11 +162,15 @@ def test_a_process_that_asks_to_leave_is_let_go_after_what_it_sent(tmp_path):
 
 
 def at_random(seed: int, share: float) -> Fails:
-    rng = np.random.default_rng(seed)
+    rng, once = np.random.default_rng(seed), set[int]()
 
     def fails(peer: int, operation: str) -> str:
         if rng.random() >= share:
             return ""
+        if operation == "extract":  # who does not show its state a second time is ejected
+            if peer in once:
+                return ""
+            once.add(peer)
         return str(rng.choice(["before", "after", "leave"]))
 
     return fails
