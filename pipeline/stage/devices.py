@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FLAGS = "--xla_allow_excess_precision=false"
 DUMPS = "--xla_dump_"  # how flags begin that leave results alone
 FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
-INEXACT = ("fast_math", "fast_min_max", "excess_precision")  # in XLA's flags that leave bits open
+INEXACT = ("enable_fast_m", "allow_excess_precision")  # in XLA's flags that leave bits open
 READ_AT_IMPORT = ("JAX_", "JAX2TF_", "FLAX_", "CHECK_VMA", "EAGER_CONSTANT_", "NVIDIA_TF32_")
 STAY = (
     *("JAX_PLATFORM", "JAX_NUM_CPU_DEVICES", "JAX_CUDA_VISIBLE_", "JAX_ROCM_VISIBLE_"),
