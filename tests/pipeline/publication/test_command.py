@@ -8,7 +8,10 @@ import time
 import pytest
 
 from pipeline.__main__ import app
-from pipeline.publication import commands, layout
+from pipeline.errors import LockstepError, RequestError
+from pipeline.net.connection import NotFoundError
+from pipeline.net.retry import UnreachableError
+from pipeline.publication import commands, layout, outcome
 from pipeline.publication.checks import said as said_
 from pipeline.publication.checks.measured import Measured
 from pipeline.publication.outcome import VerifyOutcome
@@ -28,6 +31,27 @@ def test_the_command_says_why_and_exits_with_one(folder, capsys):
     code, said = print_of(capsys, "verify", str(folder), "--json")
     said = json.loads(said)
     assert (code, said["verified"], said["claims"]) == (1, False, {})
+
+
+def test_each_outcome_has_a_status_of_its_own_and_the_page_says_which():
+    assert len({one.status for one in VerifyOutcome}) == len(VerifyOutcome) == 5
+    page = (PROJECT / "docs/how-to/read-an-audit.md").read_text()
+    for one in VerifyOutcome:
+        assert f"\n| {one.status} | `{one.word}:` | " in page
+        assert f"{one.status}  {one.word}: " in outcome.table()
+
+
+@pytest.mark.parametrize(
+    "error, due",
+    [
+        (RequestError("x"), VerifyOutcome.NOT_ASKED),
+        (NotFoundError("x"), VerifyOutcome.NOT_FETCHED),
+        (UnreachableError("x"), VerifyOutcome.NOT_FETCHED),
+        (LockstepError("x"), VerifyOutcome.CONTRADICTED),
+    ],
+)
+def test_a_request_a_network_and_a_contradiction_are_told_apart(error, due):
+    assert commands._outcome(error) is due
 
 
 def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published):
