@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from pipeline.errors import LockstepError, brief
+from pipeline.errors import LockstepError, RequestError, brief
 from pipeline.runfile.strict_json import once
 from pipeline.runfile.table import Table
 
@@ -23,6 +23,10 @@ MOST = 1000  # capabilities of a worker, and lines of its environment
 
 class WorkerError(LockstepError):
     """A worker, or a command in its place, did not do what it was asked for."""
+
+
+class NoWorkerError(WorkerError, RequestError):
+    """A worker did not start: of what it was to compute nothing is known."""
 
 
 class MessageError(Exception):

@@ -22,7 +22,13 @@ from typing import NoReturn
 from pipeline.errors import LockstepError
 from pipeline.workload.process import messages
 from pipeline.workload.process.child_group import ChildGroup, environment_of
-from pipeline.workload.process.messages import MessageError, RefusedError, WorkerError, WorkerHello
+from pipeline.workload.process.messages import (
+    MessageError,
+    NoWorkerError,
+    RefusedError,
+    WorkerError,
+    WorkerHello,
+)
 
 PYTHON = Path(__file__).parents[1] / "python"  # what a worker may import of ours
 LOG = "worker.log"
@@ -109,7 +115,7 @@ class WorkerProcess:
             try:
                 group = ChildGroup.start(line, folder, environment, folder / LOG)
             except LockstepError as error:
-                raise WorkerError(f"{command.name}: start: {error}") from None
+                raise NoWorkerError(f"{command.name}: start: {error}") from None
             try:
                 connection = _accepted(command, group, listener, deadline)
             except BaseException:
@@ -276,11 +282,11 @@ def _accepted(
             strangers += 1
         elif ended:
             what = f"the worker {_ending(group)}, expected it to connect"
-            raise WorkerError(f"{command.name}: start: {what}")
+            raise NoWorkerError(f"{command.name}: start: {what}")
         if left <= 0:
             others = f", and {strangers} others did" * bool(strangers)
             what = f"did not connect in {command.start_seconds:g} s{others}, expected it to"
-            raise WorkerError(f"{command.name}: start: {what}")
+            raise NoWorkerError(f"{command.name}: start: {what}")
 
 
 def _ending(group: ChildGroup) -> str:

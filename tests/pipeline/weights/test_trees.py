@@ -1,5 +1,9 @@
 """Trees come back as they were saved, or not at all."""
 
+import json
+import os
+import tracemalloc
+
 import jax
 import numpy as np
 import pytest
@@ -76,4 +80,24 @@ def test_a_dtype_that_numpy_lacks_is_refused_and_eight_bits_are_not(tmp_path):
     whole = (tmp_path / "tree").read_bytes()
     (tmp_path / "tree").write_bytes(whole.replace(b"F8_E4M3", b"F8_E8M0"))
     with pytest.raises(LockstepError, match="tree: x is F8_E8M0, expected BOOL, U8"):
+        load_nested(tmp_path / "tree")
+
+
+def test_a_tensor_of_another_shape_is_refused_before_its_bytes_are_read(tmp_path):
+    """A stranger's file may be as large as the disk allows."""
+    path, size = tmp_path / "tree", 2**32
+    said = {"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    header = json.dumps(said).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + size)  # sparse: no disk is taken
+    tracemalloc.start()
+    with pytest.raises(LockstepError, match="tensor a is uint8.*, expected float32"):
+        load_tree(path, {"a": np.ones(2, np.float32)})
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+def test_words_beside_the_arrays_are_refused_since_nobody_reads_them(tmp_path):
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "tree", metadata={"verified_by": "me"})
+    with pytest.raises(LockstepError, match="tree: metadata {'verified_by': 'me'}, expected none"):
         load_nested(tmp_path / "tree")

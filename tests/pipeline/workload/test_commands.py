@@ -346,7 +346,10 @@ def test_what_nobody_could_repeat_is_not_published(changes, message, tmp_path):
 def test_verify_takes_the_readers_python(published, monkeypatch):
     monkeypatch.setattr(tiny, "_made", {})  # programs have a worker
     done = json.loads(lockstep("verify", published, "--json", "--worker-python", "/nowhere/python"))
-    assert not done["verified"] and "/nowhere/python: No such file or directory" in done["reason"]
+    assert (
+        done["outcome"] == "cannot be asked"
+        and "/nowhere/python: No such file or directory" in done["reason"]
+    )
 
 
 def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeypatch):
