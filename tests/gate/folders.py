@@ -295,7 +295,7 @@ ROWS = [
         _lines("gz"),
         "a.jsonl.gz",
         _download(_corpus),
-        ONLY_BOMB | {BOMB: UNPACKS},
+        ONLY_BOMB | {SPARSE: "zeros after its end", BOMB: UNPACKS},
     ),
     FolderRow(
         "`download`, `Text`: lines packed by zstd",

@@ -25,6 +25,7 @@ JSON_LINES = {
     ".jsonl.zst": "zstd",
     ".json.zst": "zstd",
 }
+PADDING = 2**16  # zeros after gzip data, as tapes have them
 AT_ONCE = 256  # lines between two looks at how far the file is read
 WINDOW = "requires too much memory"  # what zstd says of a window of over 2**27 bytes
 
@@ -96,10 +97,24 @@ class Lines:
                 yield number, line
 
 
+class _Packed:
+    """A gzip file, after whose end are few zeros: the library reads them one by one, for ever."""
+
+    def __init__(self, raw: BinaryIO):
+        self._raw, self._zeros = raw, 0
+
+    def read(self, size: int) -> bytes:
+        data = self._raw.read(size)
+        self._zeros = self._zeros + 1 if data == b"\0" else 0
+        if self._zeros > PADDING:
+            raise gzip.BadGzipFile(f"over {PADDING} zeros after its end")
+        return data
+
+
 def _unpacked(raw: BinaryIO, name: str, packing: str) -> AbstractContextManager[BinaryIO]:
     openers: dict[str, Callable[[], AbstractContextManager]] = {
         "": lambda: raw,
-        "gzip": lambda: gzip.GzipFile(fileobj=raw),
+        "gzip": lambda: gzip.GzipFile(fileobj=_Packed(raw)),
         "zstd": lambda: _zstd(raw, name),
     }
     return openers[packing]()
