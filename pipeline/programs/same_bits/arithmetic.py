@@ -55,6 +55,21 @@ class Arithmetic:
         """Return x * y, rounded."""
         return self.apart(lax.mul(x, y))
 
+    def over(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Return x / y, rounded.
+
+        XLA multiplies by the reciprocal of a divisor that is one number, in some programs and not
+        in others. So the divisor takes some bits of x, and `zero` leaves none of them.
+        """
+        x, y = _alike(x, y)
+        integer = f"int{8 * x.dtype.itemsize}"
+        with jax.enable_x64(True):
+            zero = lax.convert_element_type(self.zero, integer)
+            bits, others = (lax.bitcast_convert_type(z, integer) for z in (y, x))
+            others = lax.bitwise_and(others, lax.broadcast(zero, others.shape))
+            y = lax.bitcast_convert_type(lax.bitwise_or(bits, others), y.dtype)
+        return self.apart(lax.div(x, y))
+
     def total(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         """Return the sum over some axes, in an order that the shape alone decides.
 
@@ -100,7 +115,7 @@ class Arithmetic:
         """Return x to an exponent that is known now, by products."""
         if exponent < 0:
             one = lax.full_like(x, 1)
-            return self.apart(lax.div(one, self.integer_power(x, -exponent)))
+            return self.over(one, self.integer_power(x, -exponent))
         power = None
         for bit in bin(exponent)[2:] if exponent else "":
             power = x if power is None else self.times(power, power)
@@ -120,7 +135,7 @@ class Arithmetic:
             return jnp.where(is_set, taken, power), self.times(square, square)
 
         power, _ = lax.fori_loop(0, 32, step, (lax.full_like(x, 1), x))
-        return jnp.where(exponent < 0, self.apart(lax.div(lax.full_like(x, 1), power)), power)
+        return jnp.where(exponent < 0, self.over(lax.full_like(x, 1), power), power)
 
     def cosine(self, x: jax.Array) -> jax.Array:
         """Return the cosine of float32 numbers of moderate size, such as those of a schedule.

@@ -47,6 +47,10 @@ def _pow(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) ->
     return [arithmetic.power(*inputs)]
 
 
+def _div(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
+    return [arithmetic.over(*inputs)]
+
+
 def _cos(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
     return [arithmetic.cosine(inputs[0])]
 
@@ -57,12 +61,12 @@ def _exp(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) ->
 
 def _rsqrt(arithmetic: Arithmetic, inputs: list[Any], settings: dict[str, Any]) -> list[Any]:
     root: jax.Array = arithmetic.apart(lax.sqrt(inputs[0]))
-    return [arithmetic.apart(lax.div(lax.full_like(root, 1), root))]
+    return [arithmetic.over(lax.full_like(root, 1), root)]
 
 
 RULES: dict[str, Rule] = {
     "mul": _apart(lax.mul),
-    "div": _apart(lax.div),
+    "div": _div,
     "square": _apart(lax.square),
     "sqrt": _apart(lax.sqrt),
     "rsqrt": _rsqrt,

@@ -44,6 +44,19 @@ def test_a_product_that_is_kept_apart_is_rounded_before_it_is_added():
     np.testing.assert_array_equal(found, a * b + c)  # NumPy rounds twice
 
 
+def test_a_quotient_is_rounded_once_whatever_the_divisor():
+    x, y = normal(2, 4096)
+
+    def function(x, y, one, step):
+        return x / y, x / one, x / 3.1, one / x, x / one / y[0]
+
+    one = np.float32(2.7)
+    found = jax.jit(same_bits(function))(x, y, one, STEP)
+    expected = x / y, x / one, x / np.float32(3.1), one / x, x / one / y[0]
+    for quotient, in_numpy in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(quotient, in_numpy)
+
+
 def test_numbers_kept_apart_twice_stay_apart():
     a, b, c = normal(3, 4096)
 
