@@ -148,6 +148,7 @@ class Counted(NamedTuple):
       applied: Those that were merged.
       late: Those that came too late, or never.
       silent: How often a peer was silent in a round.
+      withheld: How often a peer withheld the state that its check needs.
       ejected: Peers that were ejected.
       empty_rounds: Rounds in which nothing was applied.
     """
@@ -156,6 +157,7 @@ class Counted(NamedTuple):
     applied: int
     late: int
     silent: int
+    withheld: int
     ejected: list[int]
     empty_rounds: int
 
@@ -167,6 +169,7 @@ def _count(audited: Audited) -> Counted:
         sum(len(entry.decision.applied) for entry in rounds),
         sum(len(entry.decision.late) for entry in rounds),
         sum(len(entry.evidence.silent) for entry in rounds),
+        sum(len(entry.evidence.withheld) for entry in rounds),
         sorted({peer for entry in rounds for peer in entry.decision.ejected}),
         sum(not entry.decision.applied for entry in rounds),
     )
@@ -180,6 +183,7 @@ def _left_out(audited: Audited) -> PublicClaim:
         f"{counted.applied} applied",
         f"{counted.late} late or lost",
         f"peers silent {counted.silent} times",
+        f"states withheld {counted.withheld} times",
         f"{len(counted.ejected)} peers ejected",
         f"nothing applied in {counted.empty_rounds} of {len(audited.transcript.rounds)} rounds",
     ]

@@ -46,7 +46,8 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
             "stated by the author, not proven",
             "  - who published it",
             "  - who was late or silent: 12 messages sent, 12 applied, 0 late or lost, peers "
-            "silent 0 times, 0 peers ejected, nothing applied in 0 of 6 rounds",
+            "silent 0 times, states withheld 0 times, 0 peers ejected, nothing applied in 0 of 6 "
+            "rounds",
             "  - the work in 3 of 4 windows",
             "  - that the held-out split has 12 sequences",
             "  - that the author's audit replayed 4 windows",
