@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pipeline import runfile
+from pipeline.programs.held_out import spread
 from pipeline.stage.artifacts import read_json
 from pipeline.stage.keys import Keys
 from pipeline.transcript.transcript import Transcript
@@ -56,8 +58,9 @@ def test_an_honest_run_learns_is_accepted_and_loads_in_transformers(
     assert metrics["held_out_loss"] < metrics["held_out_loss_before"] - 0.5
     assert verdict["accepted"] and verdict["method"] == "bitwise"
     model = AutoModelForCausalLM.from_pretrained(root / "data/export", dtype=torch.float32)
-    tokens = np.fromfile(root / "data/shards/held_out/00000.ds", "<u2")[: 4 * 16].reshape(4, 16)
-    tokens = torch.tensor(tokens.astype(np.int64))
+    tokens = np.fromfile(root / "data/shards/held_out/00000.ds", "<u2")
+    rows = tokens[: tokens.size // 16 * 16].reshape(-1, 16).astype(np.int64)
+    tokens = torch.tensor(rows[spread(len(rows), 4, runfile.load(run_file).peers.seed)])
     with torch.no_grad():
         loss = model(input_ids=tokens, labels=tokens).loss.item()
     evaluated = read_json(root / "metrics/evaluate.json")

@@ -136,7 +136,7 @@ class HeldOutLosses(Observer):
     def _measured(self, step: int) -> tuple[int, int, float]:
         measure, size = self.peers.measure, self.run.peers.micro_batch
         loss = held_out.mean_loss(measure, self.rows_NW, size)
-        return step, step * self.tokens, round(loss, 4)
+        return step, step * self.tokens, round(loss.mean, 4)
 
 
 def text(extent: Extent, work: Path) -> Path:

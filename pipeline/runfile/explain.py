@@ -111,11 +111,12 @@ def _is_short_by_errors(one: Any, error: ValidationError) -> bool:
 
 
 def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:
-    """Whether an error is an unknown key beside a known one of nearly the same name."""
+    """Whether an error is an unknown key, and a known one of nearly the same name is not there."""
     if error["type"] != "extra_forbidden":
         return False
     path, _ = _locate(error["loc"], document, missing=False)
-    return bool(_near(path[-1], _known(path, document, root)))
+    _, table = _locate(path[:-1], document, missing=False)
+    return bool(_near(path[-1], [key for key in _known(path, document, root) if key not in table]))
 
 
 def _known(path: tuple, document: Any, root: type[BaseModel]) -> list[str]:

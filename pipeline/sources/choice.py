@@ -19,8 +19,8 @@ from pipeline.net.remote import Origin
 from pipeline.runfile.data import Limit
 from pipeline.sources import HELD_OUT, HELD_OUT_TOKENS, TRAIN, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.listing import EXTENSIONS, Listing, LocationFile
-from pipeline.sources.signs import HELD_OUT_SPLITS, split_of
 from pipeline.tokens.shards import Split, count_tokens
+from pipeline.tokens.signs import HELD_OUT_SPLITS, split_of
 
 
 class ChosenFile(NamedTuple):

@@ -30,7 +30,6 @@ from pipeline.sources import (
     FetchOptions,
     Survey,
     SurveyedFile,
-    signs,
 )
 from pipeline.sources.choice import max_tokens
 from pipeline.sources.text import (
@@ -45,6 +44,7 @@ from pipeline.sources.text.given_tokenizer import CorpusTokenizer
 from pipeline.stage.artifacts import listing_sha256, sha256_file
 from pipeline.stage.given_files import check_unchanged, expand
 from pipeline.stage.progress import Progress
+from pipeline.tokens import signs
 from pipeline.tokens.shards import ShardFile, Split
 
 MAKES_TOKENS = True

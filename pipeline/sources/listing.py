@@ -18,8 +18,9 @@ from pipeline.net.remote import Origin
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, DataLocal, TokenSize
 from pipeline.runfile.serde_enum import variant_name
 from pipeline.runfile.table import Table
-from pipeline.sources import TOKENIZER, FetchOptions, signs
+from pipeline.sources import TOKENIZER, FetchOptions
 from pipeline.stage.given_files import check_file, check_name, stamp
+from pipeline.tokens import signs
 from pipeline.tokens.shards import Part
 from pipeline.tokens.tokenizer_files import KINDS, TOKENIZER_FILES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.errors import LockstepError
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataLocal
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, signs
+from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN
 from pipeline.sources.listing import (
     EXTENSIONS,
     Listing,
@@ -20,6 +20,7 @@ from pipeline.sources.listing import (
     token_files,
 )
 from pipeline.stage.given_files import expand, walk
+from pipeline.tokens import signs
 from pipeline.tokens.tokenizer_files import KINDS
 
 PATH = "model.LLM.data_location.Local"

@@ -15,11 +15,12 @@ from pipeline.net import remote, store
 from pipeline.net.remote import Origin
 from pipeline.net.store import Stored, Transfer
 from pipeline.net.web import PIECE_BYTES
-from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions, signs
+from pipeline.sources import HELD_OUT, TOKENIZER, TRAIN, Fetched, FetchOptions
 from pipeline.sources.choice import ChosenFile, choose, is_by_default
 from pipeline.sources.listing import Listing, LocationFile
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import listing_sha256
+from pipeline.tokens import signs
 from pipeline.tokens.ids import check_file_ids
 from pipeline.tokens.shards import ShardFile, shard_path
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older, load_tokenizer, vocab_size

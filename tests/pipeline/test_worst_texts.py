@@ -41,6 +41,7 @@ NOT_WRITTEN_HERE = {
     "pipeline/errors.py: '|'.join(map(re.escape, longest)) or '(?!)'",
     "pipeline/tasks/task_trust.py: pattern",  # of a task's own template
     "pipeline/weights/tensor_names.py: model.ignored",
+    "pipeline/tokens/signs.py: f'(?<![a-z]){split}(?![a-z])'",  # of a word of ours
 }
 
 

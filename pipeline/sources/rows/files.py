@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import LockstepError
 from pipeline.runfile.data import DataFiles
-from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile, signs
+from pipeline.sources import HELD_OUT, TRAIN, Fetched, FetchOptions, Survey, SurveyedFile
 from pipeline.sources.rows.writing import (
     RowShards,
     counts_of,
@@ -34,6 +34,7 @@ from pipeline.stage.given_files import (
     walk,
 )
 from pipeline.stage.progress import Progress
+from pipeline.tokens import signs
 from pipeline.tokens.rows import FILES, WORD, FileRows
 from pipeline.tokens.shards import Split
 

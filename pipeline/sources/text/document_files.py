@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import LockstepError, brief
-from pipeline.sources import signs
 from pipeline.sources.parquet import pyarrow_for
 from pipeline.sources.text.documents import unreadable
 from pipeline.sources.text.line_files import JSON_LINES, Lines
 from pipeline.stage.given_files import check_unpacked
+from pipeline.tokens import signs
 
 if TYPE_CHECKING:
     from pyarrow import Schema

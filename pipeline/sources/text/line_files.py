@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import LockstepError, brief
-from pipeline.sources import signs
 from pipeline.sources.parquet import pyarrow_for
 from pipeline.sources.text.documents import unreadable
 from pipeline.stage.given_files import LEAST_UNPACKED, check_unpacked
+from pipeline.tokens import signs
 
 # Endings of JSON lines -> how their bytes are packed.
 JSON_LINES = {

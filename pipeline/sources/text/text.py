@@ -41,7 +41,6 @@ from pipeline.sources import (
     FetchOptions,
     Survey,
     SurveyedFile,
-    signs,
 )
 from pipeline.sources.choice import first_far, max_tokens
 from pipeline.sources.corpus import TRAINED_CHARACTERS, most_tokens
@@ -54,6 +53,7 @@ from pipeline.sources.text.text_sources import files_of
 from pipeline.sources.token_files import fetch_files
 from pipeline.stage.artifacts import listing_sha256, sha256_file
 from pipeline.stage.given_files import unchanged
+from pipeline.tokens import signs
 from pipeline.tokens.shards import Part, ShardFile, Split
 
 AnyText: TypeAlias = DataText | DataWeightedText

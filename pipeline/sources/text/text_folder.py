@@ -8,11 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 
 from pipeline.errors import LockstepError
-from pipeline.sources import signs
 from pipeline.sources.text.documents import Source, unreadable
 from pipeline.sources.text.json_lines import ENDINGS, JsonLines
 from pipeline.sources.text.text_file import TextFile
 from pipeline.stage.given_files import is_inside, stamp, walk
+from pipeline.tokens import signs
 
 HEAD_BYTES = 8000  # a NUL in the first bytes marks a binary file, as in git
 PATH = "model.LLM.data_location.Corpus.path"

@@ -98,25 +98,23 @@ def test_ready_runs_are_in_time():
             assert plan_of(run, config).late is None, path
 
 
-def test_the_command_check_refuses_it(tmp_path):
-    run_file = tmp_path / "run.toml"
-    tiny.write_run(run_file, tiny.run_document("nowhere"))
+def test_the_command_check_refuses_it(tmp_path, capsys):
+    run_file, data = tmp_path / "run.toml", tiny.write_data(tmp_path / "tokens")
+    tiny.write_run(run_file, tiny.run_document(data))
     command_line.check(run_file, tmp_path)
-    tiny.write_run(
-        run_file,
-        tiny.run_document("nowhere", links__upload_mbps=0.001, config__max_round_train_time=1),
-    )
-    with pytest.raises(LockstepError, match="or nothing is trained"):
+    late = {"links__upload_mbps": 0.001, "config__max_round_train_time": 1}
+    tiny.write_run(run_file, tiny.run_document(data, **late))
+    with pytest.raises(LockstepError, match="would fail by 1 "):
         command_line.check(run_file, tmp_path)
+    assert "or nothing is trained" in capsys.readouterr().out
 
 
 def test_the_command_check_does_not_judge_by_the_model_of_another_run(tmp_path):
     checkpoint = {"Hub": {"repo_id": "owner/name", "revision": "0" * 40}}
     changes = {"model__LLM__checkpoint": checkpoint, "links__upload_mbps": 0.001}
     run_file = tmp_path / "run.toml"
-    tiny.write_run(
-        run_file, tiny.run_document("nowhere", config__max_round_train_time=1, **changes)
-    )
+    data = tiny.write_data(tmp_path / "tokens")
+    tiny.write_run(run_file, tiny.run_document(data, config__max_round_train_time=1, **changes))
     config = tmp_path / "data" / "init" / "hf" / "config.json"
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps(MODEL))

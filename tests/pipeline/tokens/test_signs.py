@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from pipeline import runfile, sources
 from pipeline.runfile.data import DataLocal
-from pipeline.sources import signs
+from pipeline.tokens import signs
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources import corpora
